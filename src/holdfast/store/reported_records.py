@@ -15,8 +15,7 @@ from holdfast.codec.pack import check_without_key
 from holdfast.errors import Outcome
 from holdfast.store.core import StoreParts
 from holdfast.store.verify import read_copy
-from holdfast.tiers.base import Place
-from holdfast.tiers.unverified_records import header_of_record
+from holdfast.tiers.base import Place, header_of_record
 
 CHECK_S = 1.0
 """Longest time for which one report is checked, in seconds; the rest of it is ignored."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
-from holdfast.blocks.envelope import read_header
 from holdfast.blocks.namespace import Namespace, namespace_of
-from holdfast.errors import FormatError, Outcome
+from holdfast.errors import Outcome
 from holdfast.tiers.base import (
     NOWHERE,
     DroppedBlock,
@@ -20,6 +18,7 @@ from holdfast.tiers.base import (
     TierGet,
     TierPut,
     TierUsage,
+    header_of_record,
 )
 from holdfast.tiers.unverified_records import UnverifiedRecords, check_again
 
@@ -58,8 +57,8 @@ class MemoryTier:
                     oldest = next(iter(self._records))
                     record = self._records.pop(oldest)
                     del self._sizes[oldest]
-                    with contextlib.suppress(FormatError):
-                        header, _ = read_header(record)
+                    header = header_of_record(record)
+                    if header is not None:
                         dropped.append(DroppedBlock(header.key, oldest, namespace_of(header)))
                 if sum(self._sizes.values()) + size > self._capacity_bytes:
                     places.append(NOWHERE)
@@ -94,10 +93,9 @@ class MemoryTier:
     def survivors(self) -> Iterator[SurvivingRecord]:
         """Yield the records of the constructor's dict that were not deleted since."""
         for place in self._initial:
-            try:
-                yield SurvivingRecord(read_header(self._records[place])[0], place)
-            except (FormatError, KeyError):
-                continue
+            header = header_of_record(self._records.get(place, b""))
+            if header is not None:
+                yield SurvivingRecord(header, place)
 
     def usage(self) -> TierUsage:
         used = sum(self._sizes.values())
@@ -114,10 +112,8 @@ class MemoryTier:
         if record is None or len(record) != len(get.into):
             return Outcome.MISS
         get.into[:] = record
-        try:
-            return Outcome.OK if read_header(record)[0].key == get.key else Outcome.MISS
-        except FormatError:
-            return Outcome.OK
+        header = header_of_record(record)
+        return Outcome.OK if header is None or header.key == get.key else Outcome.MISS
 
 
 class SharedMemoryTier:
@@ -180,9 +176,8 @@ class SharedMemoryTier:
         if not self._is_reachable():
             self._moved[2] += 1
             return Outcome.GONE
-        try:
-            header, _ = read_header(put.record)
-        except FormatError:
+        header = header_of_record(put.record)
+        if header is None:
             return Outcome.CORRUPT
         namespace = namespace_of(header)
         _, held = self.records.get((namespace, header.key), (NOWHERE, b""))

@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, NewType, Protocol, runtim
 
 import msgspec
 
-from holdfast.blocks.envelope import Header
+from holdfast.blocks.envelope import Header, read_header
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace
-from holdfast.errors import Outcome
+from holdfast.errors import FormatError, Outcome
 
 Place = NewType("Place", int)
 """Location of a record on a tier: a number >= 0 with a meaning to this tier only."""
@@ -299,6 +299,14 @@ class HealthReporting(Protocol):
     def member_health(self) -> list[dict[str, Any]]:
         """Return each member's `target`, breaker `phase`, `ejected` and `latency_s`; no I/O."""
         ...
+
+
+def header_of_record(record: memoryview | bytes) -> Header | None:
+    """Return a record's header; None if this build cannot parse it."""
+    try:
+        return read_header(record)[0]
+    except FormatError:
+        return None
 
 
 def is_away(tier: Tier) -> bool:

@@ -12,12 +12,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from holdfast.blocks.envelope import SEAL_NONE, Header, read_header
+from holdfast.blocks.envelope import SEAL_NONE, Header
 from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import check_without_key
-from holdfast.errors import FormatError, Outcome
-from holdfast.tiers.base import TierGet
+from holdfast.errors import Outcome
+from holdfast.tiers.base import TierGet, header_of_record
 
 UNVERIFIED_MAX = 4_096
 """Most records marked unverified at a time."""
@@ -92,11 +92,3 @@ def check_again(
             elif found is Outcome.UNREADABLE:
                 unverified.add(get.namespace, get.key, header_of_record(get.into))
     return damaged
-
-
-def header_of_record(record: memoryview) -> Header | None:
-    """Return a record's header; None if this build cannot parse it."""
-    try:
-        return read_header(record)[0]
-    except FormatError:
-        return None

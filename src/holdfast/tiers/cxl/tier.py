@@ -17,10 +17,10 @@ from typing import ClassVar, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from holdfast.blocks.envelope import read_header, record_bytes
+from holdfast.blocks.envelope import record_bytes
 from holdfast.blocks.namespace import Namespace, namespace_of
 from holdfast.buffers import ALIGNMENT, align_up
-from holdfast.errors import FormatError, Outcome
+from holdfast.errors import Outcome
 from holdfast.tiers.base import (
     NOWHERE,
     DroppedBlock,
@@ -30,6 +30,7 @@ from holdfast.tiers.base import (
     TierGet,
     TierPut,
     TierUsage,
+    header_of_record,
 )
 from holdfast.tiers.cxl.medium import SYS, CxlConfig, open_arena
 from holdfast.tiers.gate import MediumGate
@@ -149,10 +150,7 @@ class CxlTier:
     # Copies, made without the lock; numpy releases the GIL while it copies.
 
     def _write(self, put: TierPut) -> Outcome:
-        try:
-            header, _ = read_header(put.record)
-        except FormatError:
-            header = None
+        header = header_of_record(put.record)
         whole = header is not None and record_bytes(header.payload_bytes) == len(put.record)
         with self._lock:
             if self._reserved.get(put.place) != len(put.record):

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from holdfast.blocks.envelope import read_header
 from holdfast.blocks.namespace import Namespace, namespace_digest, namespace_of
 from holdfast.clock import Clock, SystemClock
-from holdfast.errors import ConfigError, FormatError, Outcome
+from holdfast.errors import ConfigError, Outcome
 from holdfast.limits import MIB
 from holdfast.tiers.base import (
     AnsweringTier,
@@ -29,6 +28,7 @@ from holdfast.tiers.base import (
     TierGet,
     TierPut,
     TierUsage,
+    header_of_record,
 )
 from holdfast.tiers.gate import MediumGate
 from holdfast.tiers.mooncake.client import ClientRequest, ClientSettings, RecordSpan
@@ -97,16 +97,16 @@ class MooncakeTier(AnsweringTier):
         outcomes = [Outcome.GONE] * len(batch)
         items = []
         for number, put in enumerate(batch):
-            try:
-                header, _ = read_header(put.record)
-                namespace = namespace_of(header)
-                items.append(_Item(number, self._name(namespace, header.key), put.record))
-                if self._unverified.is_replaced_by(namespace, header):
-                    # Mooncake does not overwrite a record.
-                    self.delete([TierGet(put.place, header.key, put.record, namespace)])
-                    self._unverified.unmark(namespace, header.key)
-            except FormatError:
+            header = header_of_record(put.record)
+            if header is None:
                 outcomes[number] = Outcome.CORRUPT
+                continue
+            namespace = namespace_of(header)
+            items.append(_Item(number, self._name(namespace, header.key), put.record))
+            if self._unverified.is_replaced_by(namespace, header):
+                # Mooncake does not overwrite a record.
+                self.delete([TierGet(put.place, header.key, put.record, namespace)])
+                self._unverified.unmark(namespace, header.key)
         deadline = Deadline.within(self.options.deadline_s)
         pieces = self._pieces(items, outcomes, Outcome.FULL)
         self._parallel(pieces, lambda piece: self._write(piece, outcomes, deadline))

@@ -6,12 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from holdfast.blocks.envelope import read_header
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace, namespace_of
-from holdfast.errors import FormatError
-from holdfast.tiers.base import Place, TierGet, TierPut, segment_place
-from holdfast.tiers.unverified_records import header_of_record
+from holdfast.tiers.base import Place, TierGet, TierPut, header_of_record, segment_place
 
 
 class SegmentBatch(NamedTuple):
@@ -61,9 +58,8 @@ def segment_of(place: Place) -> bytes:
 
 def names_of(records: Sequence[memoryview]) -> tuple[Namespace | None, list[bytes]]:
     """Return the keys of records, and their namespace if they have one in common."""
-    try:
-        headers = [read_header(record)[0] for record in records]
-    except FormatError:
+    headers = [header for header in map(header_of_record, records) if header is not None]
+    if len(headers) < len(records):
         return None, []
     namespaces = {namespace_of(header) for header in headers}
     return (namespaces.pop() if len(namespaces) == 1 else None), [header.key for header in headers]

@@ -16,10 +16,9 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from holdfast.blocks.envelope import read_header
 from holdfast.blocks.namespace import Namespace, namespace_digest, namespace_of
 from holdfast.clock import Clock, SystemClock
-from holdfast.errors import ConfigError, FormatError, Outcome
+from holdfast.errors import ConfigError, Outcome
 from holdfast.limits import SEGMENT_BLOCKS
 from holdfast.tiers.base import (
     AnsweringTier,
@@ -29,6 +28,7 @@ from holdfast.tiers.base import (
     TierPut,
     TierUsage,
     chain_segments,
+    header_of_record,
 )
 from holdfast.tiers.gate import MediumGate
 from holdfast.tiers.transfer_counts import TransferCounts
@@ -101,11 +101,11 @@ class ValkeyTier(AnsweringTier):
             options.user, options.password_file, options.database, _tls_context(options)
         )
         login_commands(login)  # raises now for a password that no connection can use
-        self._map: ServerCluster | SingleServer
-        if options.cluster:
-            self._map = ServerCluster(endpoints, login, clock)
-        else:
-            self._map = SingleServer(endpoints[0], login, clock)
+        self._map = (
+            ServerCluster(endpoints, login, clock)
+            if options.cluster
+            else SingleServer(endpoints[0], login, clock)
+        )
         self._prefix = options.prefix.encode()
         self._gate = MediumGate()
         self._unverified = UnverifiedRecords()
@@ -121,20 +121,16 @@ class ValkeyTier(AnsweringTier):
         that only other hosts have. A record of another length, or one that this host has marked
         unverified, is replaced.
         """
-        names: list[bytes] = []
+        names: dict[int, bytes] = {}
         replaced: dict[bytes, tuple[Namespace, bytes]] = {}
-        keyed: list[int] = []
         for number, put in enumerate(batch):
-            try:
-                header, _ = read_header(put.record)
-                namespace = namespace_of(header)
-                names.append(self._name(put.place, namespace, header.key))
-                keyed.append(number)
-                unverified = self._unverified.is_replaced_by(namespace, header)
-                if unverified or names[-1] in self._wrong_length:
-                    replaced[names[-1]] = namespace, header.key
-            except FormatError:
-                names.append(b"")
+            header = header_of_record(put.record)
+            if header is None:
+                continue
+            namespace = namespace_of(header)
+            name = names[number] = self._name(put.place, namespace, header.key)
+            if name in self._wrong_length or self._unverified.is_replaced_by(namespace, header):
+                replaced[name] = namespace, header.key
         deadline = Deadline.within(self.options.deadline_s)
         call = _BatchCall([put.place for put in batch])
 
@@ -145,12 +141,12 @@ class ValkeyTier(AnsweringTier):
                 stored = Outcome.OK if reply in (b"OK", None) else Outcome.GONE
                 call.record(number, server, reply, stored)
 
-        self._run(call, keyed, store, deadline)
+        self._run(call, [*names], store, deadline)
         outcomes = [call.outcomes.get(number, Outcome.CORRUPT) for number in range(len(batch))]
-        for name, put, outcome in zip(names, batch, outcomes, strict=True):
-            if outcome is Outcome.OK:
-                self._counts.add(written_bytes=len(put.record))
-            if outcome is Outcome.OK and name in replaced:
+        for number, name in names.items():
+            if outcomes[number] is Outcome.OK:
+                self._counts.add(written_bytes=len(batch[number].record))
+            if outcomes[number] is Outcome.OK and name in replaced:
                 self._unverified.unmark(*replaced[name])
                 self._wrong_length.discard(name)
         return outcomes
