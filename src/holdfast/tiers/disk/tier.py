@@ -34,6 +34,7 @@ from holdfast.tiers.base import (
     TierGet,
     TierPut,
     TierUsage,
+    header_of_record,
 )
 from holdfast.tiers.disk.extent_io import ByteSpan, Extents, transfer
 from holdfast.tiers.disk.file import DiskConfig, check_superblock, open_file
@@ -256,11 +257,10 @@ class DiskTier:
         """Write the generation into a record; CORRUPT if it is no record of the reserved length."""
         if self.read_only:
             return Outcome.FULL
-        try:
-            header, _ = read_header(put.record)
-        except FormatError:
+        header = header_of_record(put.record)
+        if header is None or record_bytes(header.payload_bytes) != len(put.record):
             return Outcome.CORRUPT
-        if not record_bytes(header.payload_bytes) == len(put.record) == claim.nbytes:
+        if len(put.record) != claim.nbytes:
             return Outcome.CORRUPT
         stamp(put.record, claim.life.generation)
         return Outcome.OK
