@@ -20,6 +20,7 @@ from typing import NamedTuple
 from holdfast.buffers import keep_from_dumps
 from holdfast.errors import ConfigError
 from holdfast.limits import GIB
+from holdfast.probe import kernel_text
 from holdfast.tiers.host import ArenaMemory, PrivateArena
 
 SYS = Path("/sys")
@@ -114,9 +115,11 @@ def _refused(config: CxlConfig, error: OSError) -> str:
 
 def _check_node(config: CxlConfig, system: Path) -> tuple[int, int]:
     """Return the total and the free bytes of a node."""
-    at, nodes = f"{config.setting}.node", system / "devices/system/node"
-    present = sorted(int(path.name[4:]) for path in nodes.glob("node[0-9]*"))
-    memory_only = [node for node in present if not _text(nodes / f"node{node}/cpulist")]
+    at = f"{config.setting}.node"
+    nodes = (system / "devices/system/node").glob("node[0-9]*")
+    processors = {int(node.name[4:]): kernel_text(f"{node}/cpulist") for node in nodes}
+    present = sorted(processors)
+    memory_only = [node for node in present if not processors[node]]
     known = ", ".join(map(str, memory_only)) or "this machine has none"
     remedy = f"choose a node without processors ({known}), or any for ordinary memory"
     if config.node not in present:
@@ -125,13 +128,15 @@ def _check_node(config: CxlConfig, system: Path) -> tuple[int, int]:
             f"{', '.join(map(str, present)) or '(none)'}; {remedy}"
         )
     if config.node not in memory_only:
-        processors = _text(nodes / f"node{config.node}/cpulist")
         raise ConfigError(
-            f"{at}: node {config.node} has the processors {processors}, so its memory is ordinary "
-            f"host memory; {remedy}"
+            f"{at}: node {config.node} has the processors {processors[config.node]}, so its memory "
+            f"is ordinary host memory; {remedy}"
         )
-    meminfo = _text(nodes / f"node{config.node}/meminfo")
-    total, free = _kilobytes(meminfo, "MemTotal"), _kilobytes(meminfo, "MemFree")
+    meminfo = f"{system}/devices/system/node/node{config.node}/meminfo"
+    total, free = (
+        1024 * int(kernel_text(meminfo, f"Node {config.node} {field}").removesuffix("kB") or 0)
+        for field in ("MemTotal", "MemFree")
+    )
     if config.capacity_bytes > free:
         raise ConfigError(
             f"{config.setting}.capacity: {_gib(config.capacity_bytes)} requested, node "
@@ -150,7 +155,8 @@ def _check_device(config: CxlConfig, system: Path) -> int:
             f"{at}: {path!r} cannot be found: {error.strerror}; daxctl list shows the DAX devices"
         ) from error
     facts = system / "bus/dax/devices" / Path(path).name
-    if not stat.S_ISCHR(mode) or not _text(facts / "size").isdigit():
+    size, align = kernel_text(f"{facts}/size"), kernel_text(f"{facts}/align")
+    if not stat.S_ISCHR(mode) or not size.isdigit():
         raise ConfigError(
             f"{at}: {path!r} is not a DAX device; name a /dev/daxX.Y, as shown by daxctl list"
         )
@@ -158,13 +164,12 @@ def _check_device(config: CxlConfig, system: Path) -> int:
         raise ConfigError(
             f"{at}: {path!r} is not readable and writable for user {os.geteuid()}; chown it"
         )
-    nbytes = int(_text(facts / "size"))
+    nbytes = int(size)
     if config.capacity_bytes > nbytes:
         raise ConfigError(
             f"{config.setting}.capacity: {_gib(config.capacity_bytes)} requested, {path!r} has "
             f"{_gib(nbytes)}; lower it"
         )
-    align = _text(facts / "align")
     if align.isdigit() and int(align) and config.capacity_bytes % int(align):
         raise ConfigError(
             f"{config.setting}.capacity: {config.capacity_bytes} bytes is not a multiple of the "
@@ -188,22 +193,5 @@ def _bind(memory: mmap.mmap, node: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def _kilobytes(meminfo: str, name: str) -> int:
-    """Return the bytes of a line like `Node N MemTotal:  16777216 kB`; 0 if there is none."""
-    for line in meminfo.splitlines():
-        words = line.split()
-        if f"{name}:" in words:
-            return 1024 * int(words[words.index(f"{name}:") + 1])
-    return 0
-
-
 def _gib(nbytes: int) -> str:
     return f"{nbytes / GIB:.4g} GiB"
-
-
-def _text(path: Path) -> str:
-    """Return the text of a file in sysfs; empty if the file cannot be read."""
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
