@@ -9,7 +9,6 @@ import logging
 import random
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
 
 import msgspec
 
@@ -34,13 +33,6 @@ _log = logging.getLogger(__name__)
 
 class LocalTimeoutError(TimeoutError):
     """The time ran out on this side, which is no failure of the server."""
-
-
-class ServerHealth(NamedTuple):
-    """Health of a server; `trouble` is the text of the last error, empty if there is none."""
-
-    phase: BreakerPhase
-    trouble: str
 
 
 class ServerBackoff:
@@ -106,7 +98,8 @@ class ServerBackoff:
         with self._lock:
             return self._breaker.phase() is not BreakerPhase.OPEN
 
-    def health(self) -> ServerHealth:
-        """Return the server's health."""
+    def health(self) -> dict[str, str]:
+        """Return the breaker's `phase`, and as `state` the last error, or "active"."""
         with self._lock:
-            return ServerHealth(self._breaker.phase(), self._trouble or self._refusal)
+            state = self._trouble or self._refusal or "active"
+            return {"state": state, "phase": str(self._breaker.phase())}

@@ -53,7 +53,7 @@ def test_a_call_after_its_deadline_is_no_failure_of_the_server(silent):
     server = ValkeyServer(silent, RespLogin(), SystemClock())
     for _ in range(10):
         assert server.call(lambda _: None, Deadline.within(-1)) is Outcome.LATE
-    assert server.backoff.health() == (BreakerPhase.CLOSED, "")
+    assert server.backoff.health() == {"state": "active", "phase": BreakerPhase.CLOSED}
     server.close()
 
 
@@ -65,7 +65,7 @@ def test_a_silent_server_leaves_time_to_request_the_map_from_the_next(
     server = cluster.server(b"tag", Deadline.within(4.0))
     assert server is not None
     assert server.endpoint == answering
-    assert server.backoff.health() == (BreakerPhase.CLOSED, "")
+    assert server.backoff.health() == {"state": "active", "phase": BreakerPhase.CLOSED}
     cluster.close()
 
 

@@ -161,10 +161,8 @@ class MooncakeTier(AnsweringTier):
 
     def describe(self) -> dict[str, Any]:
         """Return the master's address and health."""
-        phase, trouble = self._backoff.health()
-        master = self.options.master
-        member = {"id": "master", "address": master, "state": trouble or "active", "share": 1.0}
-        return {"tier": self.name, "members": [{**member, "phase": str(phase), "tiers": []}]}
+        member = {"id": "master", "address": self.options.master, "share": 1.0, "tiers": []}
+        return {"tier": self.name, "members": [member | self._backoff.health()]}
 
     def usage(self) -> TierUsage:
         """Return the bytes read and written and the failures; the store's usage is unknown."""

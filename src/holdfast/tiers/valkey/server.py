@@ -53,9 +53,7 @@ class ValkeyServer:
     def describe(self) -> dict[str, Any]:
         """Return the server's name, address and health."""
         name = "{}:{}".format(*self.endpoint)
-        phase, trouble = self.backoff.health()
-        state = trouble or "active"
-        return {"id": name, "address": f"{TCP}{name}", "state": state, "phase": str(phase)}
+        return {"id": name, "address": f"{TCP}{name}", **self.backoff.health()}
 
     def close(self) -> None:
         """Close idle connections; a call in progress closes its own; later calls are GONE."""
