@@ -21,7 +21,7 @@ def test_counts_are_bounds_and_the_frequent_are_kept(hits, capacity):
     for number in hits:
         sketch.hit(name(number))
     actual = collections.Counter(map(name, hits))
-    kept = {count.segment_id: count for count in sketch.top(capacity)}
+    kept = sketch._counts
     assert len(kept) <= capacity
     for segment_id, count in kept.items():
         assert count.hits - count.error <= actual[segment_id] <= count.hits
@@ -38,7 +38,7 @@ def test_a_hot_head_is_found_among_many_cold_ones():
         sketch.hit(name(number))
         if chance.random() < 0.3:
             sketch.hit(hot)
-    assert sketch.top(1)[0].segment_id == hot
+    assert max(sketch._counts, key=lambda each: sketch._counts[each].hits) == hot
     assert sketch.is_hot(hot)
     assert not any(sketch.is_hot(name(number)) for number in range(5_000))
 
@@ -50,9 +50,10 @@ def test_what_was_hot_yesterday_makes_room():
     assert sketch.is_hot(name(1))
     clock.advance(60)
     assert not sketch.is_hot(name(1))
-    assert sketch.top(1)[0].hits == 50
+    assert sketch._counts[name(1)].hits == 50
     clock.advance(60 * 10)
-    assert sketch.top(9) == []
+    assert not sketch.is_hot(name(1))
+    assert sketch._counts == {}
     assert not sketch.hit(name(1))
 
 

@@ -24,7 +24,6 @@ HOT_HITS = 60
 class SegmentCount(NamedTuple):
     """A segment's hits: at least `hits - error`, at most `hits`."""
 
-    segment_id: bytes
     hits: int
     error: int
 
@@ -66,17 +65,11 @@ class HotSegments:
             count = self._counts.get(segment_id)
             return count is not None and count.hits - count.error >= self._hot_hits
 
-    def top(self, most: int) -> list[SegmentCount]:
-        """Return the segments with the most hits, the hottest first."""
-        with self._lock:
-            self._halve()
-            return heapq.nlargest(most, self._counts.values(), key=lambda count: count.hits)
-
     def _admit(self, segment_id: bytes) -> SegmentCount:
         """Replace the coldest segment by a new one, with the old count as the error."""
         if len(self._counts) < self._capacity:
             heapq.heappush(self._heap, (0, segment_id))
-            return SegmentCount(segment_id, 0, 0)
+            return SegmentCount(0, 0)
         while True:
             hits, coldest = self._heap[0]
             actual = self._counts[coldest].hits
@@ -85,7 +78,7 @@ class HotSegments:
             heapq.heapreplace(self._heap, (actual, coldest))
         del self._counts[coldest]
         heapq.heapreplace(self._heap, (hits, segment_id))
-        return SegmentCount(segment_id, hits, hits)
+        return SegmentCount(hits, hits)
 
     def _halve(self) -> None:
         now_s = self._clock.now()
@@ -93,10 +86,10 @@ class HotSegments:
         if not times:
             return
         self._halved_s += times * self._half_life_s
-        halved = (
-            count._replace(hits=count.hits >> times, error=count.error >> times)
-            for count in self._counts.values()
-        )
-        self._counts = {count.segment_id: count for count in halved if count.hits}
-        self._heap = [(count.hits, count.segment_id) for count in self._counts.values()]
+        self._counts = {
+            segment_id: SegmentCount(hits >> times, error >> times)
+            for segment_id, (hits, error) in self._counts.items()
+            if hits >> times
+        }
+        self._heap = [(count.hits, segment_id) for segment_id, count in self._counts.items()]
         heapq.heapify(self._heap)
