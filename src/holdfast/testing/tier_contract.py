@@ -22,7 +22,6 @@ from typing import ClassVar
 
 import pytest
 
-from holdfast.blocks.namespace import Namespace
 from holdfast.blocks.namespace import namespace_of as namespace_of_header
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
@@ -152,20 +151,22 @@ class TierContract:
         assert NOWHERE not in again
 
     def test_what_is_dropped_is_named_and_the_rest_stays(self, tier: LocalTier) -> None:
-        blocks = Blocks(300_000)
-        held: dict[bytes, tuple[int, Place]] = {}
+        both = Blocks(300_000), Blocks(300_000, seed=1)
+        held: dict[Place, tuple[Blocks, int]] = {}
         for number in range(3 * self.capacity_bytes // 300_000):
+            blocks, each = both[number % 2], number // 2
             found = blocks.reserve(tier)
             for dropped in found.dropped:
-                assert held.pop(dropped.key)[1] == dropped.place
+                was, gone = held.pop(dropped.place)
+                assert (dropped.namespace, dropped.key) == (was.namespace, was.key(gone))
             if found.places == [NOWHERE]:
                 break
-            assert tier.write([TierPut(found.places[0], blocks.record(number))]) == [Outcome.OK]
-            held[blocks.key(number)] = (number, found.places[0])
+            assert tier.write([TierPut(found.places[0], blocks.record(each))]) == [Outcome.OK]
+            held[found.places[0]] = blocks, each
         assert tier.usage().records == len(held)
         assert len(held) * 300_000 >= tier.usage().capacity_bytes // 2
-        numbers, places = zip(*held.values(), strict=True)
-        assert blocks.load(tier, numbers, places) == [Outcome.OK] * len(held)
+        for place, (blocks, each) in held.items():
+            assert blocks.load(tier, [each], [place]) == [Outcome.OK]
 
     def test_the_same_key_in_two_namespaces_is_two_records(self, tier: LocalTier) -> None:
         mine, theirs = Blocks(65_000), Blocks(65_000, seed=1)
@@ -174,20 +175,6 @@ class TierContract:
         tier.free(here[:1])
         assert mine.load(tier, range(1, 4), here[1:]) == [Outcome.OK] * 3
         assert theirs.load(tier, range(4), there) == [Outcome.OK] * 4
-
-    def test_what_is_dropped_is_named_with_its_namespace(self, tier: LocalTier) -> None:
-        blocks = [Blocks(300_000), Blocks(300_000, seed=1)]
-        held: dict[Place, tuple[Namespace, bytes]] = {}
-        for number in range(3 * self.capacity_bytes // 300_000):
-            one = blocks[number % 2]
-            found = one.reserve(tier)
-            for dropped in found.dropped:
-                assert held.pop(dropped.place) == (dropped.namespace, dropped.key)
-            if found.places == [NOWHERE]:
-                break
-            record = one.record(number // 2)
-            assert tier.write([TierPut(found.places[0], record)]) == [Outcome.OK]
-            held[found.places[0]] = one.namespace, one.key(number // 2)
 
     def test_usage_adds_up(self, tier: LocalTier) -> None:
         blocks = Blocks(65_000)
