@@ -14,13 +14,7 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, Outcome
-from holdfast.tiers.breaker import (
-    BreakerOptions,
-    BreakerPhase,
-    CallEnding,
-    CallTicket,
-    CircuitBreaker,
-)
+from holdfast.tiers.breaker import BreakerOptions, BreakerPhase, CallEnding, CircuitBreaker
 from holdfast.wire.remote.stream import Deadline
 
 LIMITS = BreakerOptions(failures=2, stall_s=10.0, pause_s=0.1, pause_max_s=5.0, probes=1)
@@ -58,34 +52,28 @@ class ServerBackoff:
             ticket = self._breaker.begin()
         if ticket is None:
             return Outcome.GONE
+        ending, outcome, trouble = CallEnding.CANCELLED, Outcome.LATE, ""
         try:
             trouble = work()
+            ending, outcome = CallEnding.ERROR if trouble else CallEnding.OK, Outcome.OK
         except LocalTimeoutError:
-            self._end(ticket, CallEnding.CANCELLED)
-            return Outcome.LATE
+            pass
         except TimeoutError as error:
-            self._end(ticket, CallEnding.ERROR, f"late: {error}")
-            return Outcome.LATE
+            ending, trouble = CallEnding.ERROR, f"late: {error}"
         except (OSError, EOFError, HoldfastError, msgspec.MsgspecError) as error:
-            self._end(ticket, CallEnding.ERROR, str(error) or type(error).__name__)
-            return Outcome.GONE
-        except BaseException:
-            self._end(ticket, CallEnding.CANCELLED)
-            raise
-        self._end(ticket, CallEnding.ERROR if trouble else CallEnding.OK, trouble)
-        return Outcome.OK
-
-    def _end(self, ticket: CallTicket, ending: CallEnding, trouble: str = "") -> None:
-        """Record how a call ended; `trouble` is the text of an error."""
-        with self._lock:
-            self._breaker.end(ticket, ending)
-            before = self._trouble
-            if ending is not CallEnding.CANCELLED:
-                self._trouble = trouble
+            ending, outcome = CallEnding.ERROR, Outcome.GONE
+            trouble = str(error) or type(error).__name__
+        finally:
+            with self._lock:
+                self._breaker.end(ticket, ending)
+                before = self._trouble
+                if ending is not CallEnding.CANCELLED:
+                    self._trouble = trouble
         if trouble and not before:
             _log.warning("%s is gone: %s", self._name, trouble[:_LOGGED_CHARS_MAX])
         elif before and ending is CallEnding.OK:
             _log.info("%s answers again", self._name)
+        return outcome
 
     def record_refusal(self, words: str) -> None:
         """Record an error reply of the server; repeated equal texts are logged once."""
