@@ -26,7 +26,6 @@ class MemoryExtents:
     """An `Extents` over a bytearray: `image` is its content, `log` its writes and flushes."""
 
     direct = True
-    why = "memory"
 
     def __init__(self, image: bytes | bytearray) -> None:
         self.image = bytearray(image)

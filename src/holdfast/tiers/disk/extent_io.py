@@ -31,13 +31,11 @@ _log = logging.getLogger(__name__)
 class Extents(Protocol):
     """A byte range on a medium. Offsets and lengths are multiples of 4 KiB. Thread-safe.
 
-    `size` is its length in bytes. `direct` is whether reads and writes bypass the page cache, `why`
-    is the reason in words.
+    `size` is its length in bytes, `direct` whether reads and writes bypass the page cache.
     """
 
     size: int
     direct: bool
-    why: str
 
     def read(self, offset: int, views: Sequence[memoryview]) -> None:
         """Fill all views from `offset` on; raise OSError on an error or a short read."""
@@ -71,12 +69,13 @@ class FileExtents:
     """
 
     def __init__(self, path: Path, lock_fd: int) -> None:
-        self._fd, self.direct, self.why = _open(path)
+        self._fd, refusal = _open(path)
+        self.direct = not refusal
         self._lock_fd = lock_fd
         self._opened_in = os.getpid()
         self.size = os.fstat(self._fd).st_size
-        if not self.direct:
-            _log.warning("disk tier %s uses the page cache: %s", path, self.why)
+        if refusal:
+            _log.warning("disk tier %s uses the page cache: %s", path, refusal)
 
     def read(self, offset: int, views: Sequence[memoryview]) -> None:
         _check_complete(self._aligned(os.preadv, offset, views), views)
@@ -259,8 +258,8 @@ def _too_large(path: Path, requested: int, free: int, setting: str) -> ConfigErr
     )
 
 
-def _open(path: Path) -> tuple[int, bool, str]:
-    """Return the descriptor, whether I/O is direct, and the reason; reads one sector as a test.
+def _open(path: Path) -> tuple[int, str]:
+    """Return the descriptor, and why I/O is not direct, if so; reads one sector as a test.
 
     An error in this sector is no evidence against direct I/O: there are two superblocks.
     """
@@ -269,15 +268,14 @@ def _open(path: Path) -> tuple[int, bool, str]:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return os.open(path, os.O_RDWR), False, f"direct I/O refused: {error.strerror}"
+        return os.open(path, os.O_RDWR), f"direct I/O refused: {error.strerror}"
     try:
         os.preadv(fd, [aligned_buffer(ALIGNMENT)], 0)
     except OSError as error:
-        if error.errno not in {errno.EINVAL, errno.EOPNOTSUPP}:
-            return fd, True, "direct I/O"
-        os.close(fd)
-        return os.open(path, os.O_RDWR), False, f"direct read refused: {error.strerror}"
-    return fd, True, "direct I/O"
+        if error.errno in {errno.EINVAL, errno.EOPNOTSUPP}:
+            os.close(fd)
+            return os.open(path, os.O_RDWR), f"direct read refused: {error.strerror}"
+    return fd, ""
 
 
 def _check_complete(done: int, views: Sequence[memoryview]) -> None:
