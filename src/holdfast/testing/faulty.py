@@ -73,8 +73,13 @@ class FaultyTier:
             if fault in {InjectedFault.GONE_WRITE, InjectedFault.FULL_WRITE}:
                 outcomes[i] = Outcome.GONE if fault is InjectedFault.GONE_WRITE else Outcome.FULL
                 self.inner.free([put.place])
-            else:
-                passed.append((i, TierPut(put.place, self._damaged(put.record, fault))))
+                continue
+            record = put.record
+            if fault is not None:
+                record = aligned_buffer(len(put.record))
+                record[:] = put.record
+                self._strike(fault, record, HEADER_BYTES)  # a damaged header would not be written
+            passed.append((i, TierPut(put.place, record)))
         done = self.inner.write([put for _, put in passed])
         for (i, put), outcome in zip(passed, done, strict=True):
             outcomes[i] = outcome
@@ -97,19 +102,27 @@ class FaultyTier:
                     self._seen[self._random.randrange(8)] = bytes(record)
             if fault is InjectedFault.GONE_READ:
                 outcomes[i] = Outcome.GONE
-            elif fault is InjectedFault.DELAY_READ:
-                time.sleep(self._delay_s)
-            elif fault is InjectedFault.SHORT_READ:
-                start = self._number(len(record))
-                record[start:] = b"\xa5" * (len(record) - start)
-            elif fault is InjectedFault.FLIP_READ:
-                record[self._number(len(record))] ^= 1 << self._number(8)
-            elif fault is InjectedFault.ZEROED_SECTOR_READ:
-                start = self._number(len(record) // _SECTOR) * _SECTOR
-                record[start : start + _SECTOR] = bytes(_SECTOR)
-            elif fault is not None:  # stale or misdirected: a valid record of another block
-                record[:] = self._other(len(record))
+            elif fault is not None:
+                self._strike(fault, record)
         return outcomes
+
+    def _strike(self, fault: InjectedFault, record: memoryview, start: int = 0) -> None:
+        """Delay a read or a write, or damage its record from byte `start` on."""
+        at, bit = start + self._number(len(record) - start), self._number(8)
+        match fault:
+            case InjectedFault.DELAY_READ | InjectedFault.DELAY_WRITE:
+                time.sleep(self._delay_s)
+            case InjectedFault.SHORT_READ:
+                record[at:] = b"\xa5" * (len(record) - at)
+            case InjectedFault.TRUNCATED_WRITE:
+                record[at:] = bytes(len(record) - at)
+            case InjectedFault.FLIP_READ | InjectedFault.FLIP_WRITE:
+                record[at] ^= 1 << bit
+            case InjectedFault.ZEROED_SECTOR_READ:
+                sector = at // _SECTOR * _SECTOR
+                record[sector : sector + _SECTOR] = bytes(_SECTOR)
+            case _:  # stale or misdirected: bytes of another block
+                record[start:] = self._other(len(record))[start:]
 
     def _draw(self, kind: str) -> InjectedFault | None:
         with self._lock:
@@ -122,25 +135,6 @@ class FaultyTier:
     def _number(self, below: int) -> int:
         with self._lock:
             return self._random.randrange(below)
-
-    def _damaged(self, record: memoryview, fault: InjectedFault | None) -> memoryview:
-        """Return the record to write: itself, or a damaged copy with a valid header."""
-        if fault is None or fault is InjectedFault.DELAY_WRITE:
-            if fault:
-                time.sleep(self._delay_s)
-            return record
-        copy = aligned_buffer(len(record))
-        copy[:] = record
-        body = len(copy) - HEADER_BYTES
-        if fault is InjectedFault.FLIP_WRITE:
-            copy[HEADER_BYTES + self._number(body)] ^= 1 << self._number(8)
-        elif fault is InjectedFault.TRUNCATED_WRITE:
-            start = HEADER_BYTES + self._number(body)
-            copy[start:] = bytes(len(copy) - start)
-        else:  # misdirected: this header with the payload of another record
-            other = self._other(len(copy))
-            copy[HEADER_BYTES:] = other[HEADER_BYTES:]
-        return copy
 
     def _other(self, nbytes: int) -> bytes:
         with self._lock:
