@@ -266,8 +266,7 @@ class PoolHealth:
         return [target for name, target in self._targets.items() if name in self._listed]
 
     def _is_well(self, target: TargetStatistics) -> bool:
-        out = self._ejected(target) or target.on_probation
-        return not out and target.breaker.phase() is BreakerPhase.CLOSED
+        return self._is_judged(target) and not target.on_probation
 
     def _needs_probe(self, target: TargetStatistics) -> bool:
         phase = target.breaker.phase()
@@ -284,18 +283,10 @@ class PoolHealth:
             return
         self._reviewed_s = now_s
         members = self._members()
-        out = sum(
-            self._ejected(target) or target.breaker.phase() is not BreakerPhase.CLOSED
-            for target in members
-        )
+        out = sum(not self._is_judged(target) for target in members)
         room = ejected_max(len(members)) - out
-        tried = [
-            target
-            for target in self._targets.values()
-            if target.on_probation
-            and target.fresh >= self._options.samples
-            and self._is_judged(target)
-        ]
+        judged = filter(self._is_judged, self._targets.values())
+        tried = [t for t in judged if t.on_probation and t.fresh >= self._options.samples]
         for target in self._outliers():
             if room <= 0 and not self._gives_way(target):
                 break
@@ -320,25 +311,26 @@ class PoolHealth:
     def _outliers(self) -> list[TargetStatistics]:
         """Return outliers among the targets with enough answers, the worst first."""
         judged = [target for target in self._members() if self._is_judged(target)]
-        found = {id(target): target for kind in CallKind for target in self._slow(judged, kind)}
+        found = dict.fromkeys(target for kind in CallKind for target in self._slow(judged, kind))
         known = [target for target in judged if target.fresh >= self._options.samples]
         if len(known) >= COMPARED_MIN:
-            found |= {id(target): target for target in known if self._failing(target)}
-        return sorted(found.values(), key=lambda t: (t.failure_share, t.slowest_s()), reverse=True)
+            found |= dict.fromkeys(filter(self._failing, known))
+        return sorted(found, key=lambda t: (t.failure_share, t.slowest_s()), reverse=True)
 
     def _slow(self, judged: Sequence[TargetStatistics], kind: CallKind) -> list[TargetStatistics]:
         """Return the targets whose answers of a kind take much longer than the others'."""
-        options, seconds = self._options, dict[int, float]()
+        options = self._options
         margin_s = options.read_margin_s if kind is CallKind.READ else options.slow_margin_s
-        for target in judged:
-            answers = target.answers.get(kind)
-            if answers is not None and answers.fresh >= options.samples:
-                seconds[id(target)] = answers.latency_s or 0.0
+        seconds = {
+            target: target.answers[kind].latency_s or 0.0
+            for target in judged
+            if kind in target.answers and target.answers[kind].fresh >= options.samples
+        }
         if len(seconds) < COMPARED_MIN:
             return []
         median_s = statistics.median_low(seconds.values())
         slow_s = max(options.slow_factor * median_s, median_s + margin_s)
-        return [target for target in judged if seconds.get(id(target), 0.0) > slow_s]
+        return [target for target, latency_s in seconds.items() if latency_s > slow_s]
 
     def _failing(self, target: TargetStatistics) -> bool:
         return target.failure_share > self._options.failure_share_max
