@@ -97,12 +97,9 @@ class DiskTier:
             self._readers = workers(config.reader_threads, f"{self.name}-read")
             undo.callback(self._readers.shutdown)
             self._writers = workers(config.writer_threads, f"{self.name}-write")
-            undo.pop_all()
-        try:
+            undo.callback(self._writers.shutdown)
             self._open()
-        except BaseException:
-            self._release()
-            raise
+            undo.pop_all()
         self.direct = self._extents.direct
 
     def _open(self) -> None:
@@ -213,7 +210,9 @@ class DiskTier:
             self._regions.close_open()
         self._write_footers()
         self._save_snapshot()
-        self._release()
+        self._readers.shutdown()
+        self._writers.shutdown()
+        self._extents.close()
 
     def give_up_copy(self) -> None:
         self._extents.close()
@@ -420,11 +419,6 @@ class DiskTier:
         _logger.warning("tier %s: %d records failed: %s", self.name, len(errors), errors[0])
         if newly:
             _logger.error("tier %s is read-only now: %d failures", self.name, self._failures)
-
-    def _release(self) -> None:
-        self._readers.shutdown()
-        self._writers.shutdown()
-        self._extents.close()
 
 
 def _aligned(blob: bytes) -> memoryview:
