@@ -57,7 +57,7 @@ from holdfast.tiers.pool.segment_batch import (
 from holdfast.tiers.pool.target_statistics import CallKind
 from holdfast.tiers.transfer_counts import TransferCounts
 from holdfast.tiers.unverified_records import UnverifiedRecords
-from holdfast.wire.remote.client import FoundBlocks, HeldCount, TargetClient
+from holdfast.wire.remote.client import FoundBlocks, HeldCount, ReceivedRecords, TargetClient
 from holdfast.workers import workers
 
 HOT_COPIES = 2
@@ -387,18 +387,16 @@ class PoolTier(AnsweringTier):
             sum(map(len, into)),
             CallKind.READ,
         )
-        if got is None or got.outcome in (Outcome.GONE, Outcome.LATE, Outcome.UNSENT):
-            failed = Outcome.GONE if got is None else _late_if_unsent(got.outcome)
-            for index in left[got.blocks if got else 0 :]:
-                outcomes[index] = failed
-        if got is None:
-            return left
-        for index in left[: got.blocks]:
+        blocks, outcome, _ = got or ReceivedRecords(0, Outcome.GONE)
+        for index in left[:blocks]:
             outcomes[index] = Outcome.OK
-        if got.blocks < len(left) and outcomes[left[got.blocks]] is not Outcome.OK:
-            missed = got.outcome is Outcome.OK
-            outcomes[left[got.blocks]] = Outcome.MISS if missed else _late_if_unsent(got.outcome)
-        return left[got.blocks :]
+        left = left[blocks:]
+        if outcome in (Outcome.GONE, Outcome.LATE, Outcome.UNSENT):
+            for index in left:
+                outcomes[index] = _late_if_unsent(outcome)
+        elif left:
+            outcomes[left[0]] = Outcome.MISS if outcome is Outcome.OK else outcome
+        return left
 
     def _ask(
         self,
