@@ -62,13 +62,11 @@ class _BatchCall:
     def __init__(self, places: Sequence[Place]) -> None:
         self.places = places
         self.outcomes: dict[int, Outcome] = {}
-        self.answered: set[int] = set()
         self.moved: dict[int, tuple[str, HostPort]] = {}
         """Items with a MOVED reply: its text, and the address of the server that sent it."""
 
     def record(self, number: int, server: ValkeyServer, reply: Reply, outcome: Outcome) -> None:
         """Record a server's reply for one item: it means `outcome`, unless it is an error."""
-        self.answered.add(number)
         self.outcomes[number] = outcome
         if not isinstance(reply, RespErrorReply):
             return
@@ -305,7 +303,7 @@ class ValkeyTier(AnsweringTier):
         def visit(server_and_part: tuple[ValkeyServer, list[int]]) -> None:
             server, part = server_and_part
             ended = server.call(lambda connection: work(server, connection, part), deadline)
-            call.outcomes.update({n: ended for n in part if n not in call.answered})
+            call.outcomes.update({n: ended for n in part if n not in call.outcomes})
 
         parallel(visit, [*parts.items()], self._threads)
 
