@@ -20,6 +20,7 @@ from holdfast.tiers.base import (
     TierUsage,
     header_of_record,
 )
+from holdfast.tiers.transfer_counts import TransferCounts
 from holdfast.tiers.unverified_records import UnverifiedRecords, check_again
 
 Name: TypeAlias = tuple[Namespace, bytes]
@@ -130,7 +131,7 @@ class SharedMemoryTier:
         """False simulates a dead remote side."""
         self._closed = False
         self._unverified = UnverifiedRecords()
-        self._moved = [0, 0, 0]
+        self._counts = TransferCounts()
 
     def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
         """Store a copy of each record under the namespace and key in its header."""
@@ -163,7 +164,7 @@ class SharedMemoryTier:
 
     def usage(self) -> TierUsage:
         """Return the bytes moved and the failures; the content belongs to all tiers of the dict."""
-        return TierUsage(0, 0, 0, *self._moved)
+        return self._counts.usage()
 
     def close(self) -> None:
         """Return GONE from every later call."""
@@ -174,14 +175,14 @@ class SharedMemoryTier:
 
     def _write(self, put: TierPut) -> Outcome:
         if not self._is_reachable():
-            self._moved[2] += 1
+            self._counts.add(failures=1)
             return Outcome.GONE
         header = header_of_record(put.record)
         if header is None:
             return Outcome.CORRUPT
         namespace = namespace_of(header)
         _, held = self.records.get((namespace, header.key), (NOWHERE, b""))
-        self._moved[1] += len(put.record)
+        self._counts.add(written_bytes=len(put.record))
         if len(held) == len(put.record) and not self._unverified.is_replaced_by(namespace, header):
             return Outcome.OK
         self.records[namespace, header.key] = (put.place, bytes(put.record))
@@ -190,11 +191,11 @@ class SharedMemoryTier:
 
     def _read(self, get: TierGet) -> Outcome:
         if not self._is_reachable():
-            self._moved[2] += 1
+            self._counts.add(failures=1)
             return Outcome.GONE
         place, record = self.records.get((get.namespace, get.key), (NOWHERE, b""))
         if place != get.place or len(record) != len(get.into):
             return Outcome.MISS
         get.into[:] = record
-        self._moved[0] += len(record)
+        self._counts.add(read_bytes=len(record))
         return Outcome.OK
