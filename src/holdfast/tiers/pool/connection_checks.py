@@ -49,13 +49,13 @@ class CheckedTarget(NamedTuple):
 
 
 def check_members(
-    members: Sequence[Member], connect: Callable[[Member], TargetClient], within_s: float = CHECK_S
+    members: Sequence[Member], connect: Callable[[Member], TargetClient]
 ) -> list[CheckedTarget]:
     """Check members at once, each over a connection of its own."""
     if not members:
         return []
     with ThreadPoolExecutor(min(len(members), _AT_ONCE), "holdfast-check") as threads:
-        return list(threads.map(lambda member: check_member(member, connect, within_s), members))
+        return list(threads.map(lambda member: check_member(member, connect, CHECK_S), members))
 
 
 def check_member(
