@@ -20,7 +20,7 @@ from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.testing.payloads import payload_of
-from holdfast.tiers.cxl.medium import CxlConfig
+from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.cxl.tier import CxlTier
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.tier import DiskTier
@@ -117,7 +117,7 @@ def disk(folder):
 BELOW = {
     "memory": lambda folder: MemoryTier(64 * MIB),
     "disk": disk,
-    "cxl": lambda folder: CxlTier(CxlConfig(16 * MIB)),
+    "cxl": lambda folder: CxlTier(CxlOptions(capacity=16 * MIB)),
     "shared": lambda folder: SharedMemoryTier({}),
 }
 

@@ -21,7 +21,7 @@ from holdfast.sim.tier_order import FifoOrder, LruOrder
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
-from holdfast.tiers.cxl.medium import CxlConfig
+from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.cxl.tier import CxlTier
 
 RECORD_BYTES = 4096
@@ -128,7 +128,7 @@ def test_a_simulation_fetches_from_each_tier_what_a_store_does(
     trace = first(shipped(name), requests)
     tiers = []
     if "cxl" in lower:
-        tiers.append(CxlTier(CxlConfig(lower["cxl"] * RECORD_BYTES)))
+        tiers.append(CxlTier(CxlOptions(capacity=lower["cxl"] * RECORD_BYTES)))
     tiers.append(MemoryTier(lower["disk"] * RECORD_BYTES, name="disk"))
     one = ReplayedStore(host, POLICIES[policy], tiers)
     stored = served_by_a_store(trace, one)

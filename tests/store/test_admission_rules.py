@@ -4,7 +4,7 @@ from holdfast.policy.admit import Admission, AlwaysAdmit
 from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
-from holdfast.tiers.cxl.medium import CxlConfig
+from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.cxl.tier import CxlTier
 from holdfast_bench.campaigns.contexts import Contexts, chain_of
 
@@ -31,7 +31,7 @@ class Listening(Admission):
 
 
 def store_with(rule, cxl_bytes=16 * MIB):
-    lower = [CxlTier(CxlConfig(cxl_bytes)), MemoryTier(64 * MIB, name="disk")]
+    lower = [CxlTier(CxlOptions(capacity=cxl_bytes)), MemoryTier(64 * MIB, name="disk")]
     options = StoreOptions(rules={1: TierRules(lambda _: rule)})
     store = Store(MIB, lower, {"default": b"s" * 32}, options)
     store.start()

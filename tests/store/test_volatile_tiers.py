@@ -14,7 +14,7 @@ from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import payload_of
-from holdfast.tiers.cxl.medium import CxlConfig
+from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.cxl.tier import CxlTier
 from holdfast_bench.campaigns.contexts import Contexts, chain_of
 
@@ -38,7 +38,7 @@ class Ladder:
 
     def __init__(self, disk=None, cxl_bytes=16 * MIB, rule=None):
         self.disk = disk or MemoryTier(64 * MIB, name="disk")
-        self.cxl = CxlTier(CxlConfig(cxl_bytes))
+        self.cxl = CxlTier(CxlOptions(capacity=cxl_bytes))
         rules = {2: TierRules(lambda _: rule)} if rule else {}
         options = StoreOptions(rules=rules)
         self.store = Store(MIB, [self.cxl, self.disk], {"default": b"s" * 32}, options)

@@ -6,7 +6,7 @@ from holdfast.errors import Outcome
 from holdfast.testing.faulty import EVERY_FAULT, FaultyTier, InjectedFault
 from holdfast.testing.tier_contract import Blocks, TierContract
 from holdfast.tiers.base import TierGet, TierPut
-from holdfast.tiers.cxl.medium import CxlConfig
+from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.cxl.tier import CxlTier
 
 BLOCKS = Blocks(20_000)
@@ -21,12 +21,12 @@ class TestWithoutFaults(TierContract):
     """With an empty plan it is the tier it wraps."""
 
     def make_tier(self, folder, capacity_bytes):
-        return FaultyTier(CxlTier(CxlConfig(capacity_bytes)), 0, {})
+        return FaultyTier(CxlTier(CxlOptions(capacity=capacity_bytes)), 0, {})
 
 
 def run(seed, plan, turns=60):
     """Outcomes of writing and reading blocks, CORRUPT where an OK does not verify."""
-    tier = FaultyTier(CxlTier(CxlConfig(16 << 20)), seed, plan, delay_s=0)
+    tier = FaultyTier(CxlTier(CxlOptions(capacity=16 << 20)), seed, plan, delay_s=0)
     written, read = [], []
     for number in range(turns):
         [place] = BLOCKS.reserve(tier).places
@@ -80,7 +80,7 @@ def test_one_seed_is_one_story():
 
 
 def test_the_callers_record_is_not_damaged():
-    tier = FaultyTier(CxlTier(CxlConfig(16 << 20)), 3, {InjectedFault.FLIP_WRITE: 1.0})
+    tier = FaultyTier(CxlTier(CxlOptions(capacity=16 << 20)), 3, {InjectedFault.FLIP_WRITE: 1.0})
     record = BLOCKS.record(0)
     before = bytes(record[16:])
     [place] = BLOCKS.reserve(tier).places
@@ -90,7 +90,7 @@ def test_the_callers_record_is_not_damaged():
 
 
 def test_a_stale_read_is_another_whole_record():
-    tier = FaultyTier(CxlTier(CxlConfig(16 << 20)), 3, {})
+    tier = FaultyTier(CxlTier(CxlOptions(capacity=16 << 20)), 3, {})
     places = BLOCKS.save(tier, range(4))
     BLOCKS.load(tier, range(4), places)
     tier._plan = {InjectedFault.STALE_READ: 1.0}

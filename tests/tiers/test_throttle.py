@@ -6,7 +6,7 @@ from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import namespace_of
 from holdfast.testing.tier_contract import TierContract
 from holdfast.tiers.base import Erasable, Lockable, TierGet
-from holdfast.tiers.cxl.medium import CxlConfig
+from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.cxl.tier import CxlTier
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.tier import DiskTier
@@ -19,7 +19,7 @@ class TestThrottledTier(TierContract):
     """With a very high rate limit it behaves like the tier it wraps."""
 
     def make_tier(self, folder, capacity_bytes):
-        return ThrottledTier(CxlTier(CxlConfig(capacity_bytes)), 1e12)
+        return ThrottledTier(CxlTier(CxlOptions(capacity=capacity_bytes)), 1e12)
 
 
 class Clock:

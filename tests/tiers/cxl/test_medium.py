@@ -11,7 +11,8 @@ from holdfast.errors import ConfigError, Outcome
 from holdfast.testing.tier_contract import Blocks
 from holdfast.tiers.base import TierPut
 from holdfast.tiers.cxl import medium
-from holdfast.tiers.cxl.medium import CxlConfig, DaxArena, NodeArena, describe, open_arena
+from holdfast.tiers.cxl.kind import CxlOptions
+from holdfast.tiers.cxl.medium import DaxArena, NodeArena, describe, open_arena
 from holdfast.tiers.cxl.tier import CxlTier
 
 GIB = 1 << 30
@@ -37,62 +38,65 @@ def system(tmp_path):
     return tmp_path
 
 
-def refused(config, system):
+def refused(options, system):
     with pytest.raises(ConfigError) as caught:
-        open_arena(config, system)
+        open_arena(options, "tiers.1", system)
     return str(caught.value)
 
 
 def test_a_node_without_processors_is_described(system):
-    assert describe(CxlConfig(GIB, node=1), system) == "node 1 of 512 GiB, 256 GiB free"
+    assert (
+        describe(CxlOptions(capacity=GIB, node=1), "tiers.1", system)
+        == "node 1 of 512 GiB, 256 GiB free"
+    )
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("options", "words"),
     [
         (
-            CxlConfig(GIB, node=7),
+            CxlOptions(capacity=GIB, node=7),
             "tiers.1.node: node 7 does not exist; this machine has the nodes 0, 1; choose a node",
         ),
         (
-            CxlConfig(GIB, node=0),
+            CxlOptions(capacity=GIB, node=0),
             "tiers.1.node: node 0 has the processors 0-31, so its memory is ordinary host memory; ",
         ),
         (
-            CxlConfig(300 * GIB, node=1),
+            CxlOptions(capacity=300 * GIB, node=1),
             "tiers.1.capacity: 300 GiB requested, node 1 has 256 GiB free of 512 GiB; lower it",
         ),
         (
-            CxlConfig(GIB, device="/dev/dax9.9", setting="tiers.2"),
-            "tiers.2.device: '/dev/dax9.9' cannot be found: No such file or directory; daxctl",
+            CxlOptions(capacity=GIB, device="/dev/dax9.9"),
+            "tiers.1.device: '/dev/dax9.9' cannot be found: No such file or directory; daxctl",
         ),
         (
-            CxlConfig(GIB, device="/dev/zero"),
+            CxlOptions(capacity=GIB, device="/dev/zero"),
             "tiers.1.device: '/dev/zero' is not a DAX device; name a /dev/daxX.Y",
         ),
         (
-            CxlConfig(9 * GIB, device="/dev/null"),
+            CxlOptions(capacity=9 * GIB, device="/dev/null"),
             "tiers.1.capacity: 9 GiB requested, '/dev/null' has 8 GiB; lower it",
         ),
         (
-            CxlConfig(GIB + 4096, device="/dev/null"),
+            CxlOptions(capacity=GIB + 4096, device="/dev/null"),
             "is not a multiple of the alignment of '/dev/null', 2097152 bytes; lower it by 4096",
         ),
     ],
 )
-def test_impossible_options_are_refused_with_value_limit_and_remedy(system, config, words):
-    assert words in refused(config, system)
+def test_impossible_options_are_refused_with_value_limit_and_remedy(system, options, words):
+    assert words in refused(options, system)
 
 
 def test_a_device_without_permission_is_refused(system, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
-    words = refused(CxlConfig(GIB, device="/dev/null"), system)
+    words = refused(CxlOptions(capacity=GIB, device="/dev/null"), system)
     assert "'/dev/null' is not readable and writable for user" in words
     assert words.endswith("chown it")
 
 
 def test_a_device_that_cannot_be_mapped_is_refused(system):
-    words = refused(CxlConfig(GIB, device="/dev/null"), system)
+    words = refused(CxlOptions(capacity=GIB, device="/dev/null"), system)
     assert "tiers.1.device: '/dev/null' cannot be mapped: No such device; stop" in words
 
 
@@ -102,13 +106,13 @@ def test_a_node_that_the_process_may_not_use_is_refused(system):
     absent = next(number for number in range(1, 64) if number not in there)
     nodes = system / "devices/system/node"
     (nodes / "node1").rename(nodes / f"node{absent}")
-    words = refused(CxlConfig(MIB, node=absent), system)
+    words = refused(CxlOptions(capacity=MIB, node=absent), system)
     assert f"tiers.1.node: memory cannot be bound to node {absent}: " in words
 
 
 def test_an_architecture_without_a_known_system_call_is_refused(system, monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "pdp11")
-    assert "number of mbind unknown on pdp11" in refused(CxlConfig(MIB, node=1), system)
+    assert "number of mbind unknown on pdp11" in refused(CxlOptions(capacity=MIB, node=1), system)
 
 
 def test_memory_is_bound_before_it_is_touched():
@@ -133,9 +137,9 @@ def test_a_mapped_device_holds_records(tmp_path, monkeypatch):
     file = tmp_path / "dax0.0"
     file.write_bytes(bytes(4 * MIB))
     monkeypatch.setattr(
-        "holdfast.tiers.cxl.tier.open_arena", lambda config, _: DaxArena(config.device, 4 * MIB)
+        "holdfast.tiers.cxl.tier.open_arena", lambda options, _: DaxArena(options.device, 4 * MIB)
     )
-    tier = CxlTier(CxlConfig(4 * MIB, device=str(file)))
+    tier = CxlTier(CxlOptions(capacity=4 * MIB, device=str(file)))
     blocks = Blocks(60_000)
     places = blocks.save(tier, range(20))
     assert blocks.load(tier, range(20), places) == [Outcome.OK] * 20

@@ -8,7 +8,7 @@ import pytest
 from holdfast.errors import Outcome
 from holdfast.testing.tier_contract import Blocks, TierContract
 from holdfast.tiers.base import NOWHERE, DroppedBlock, TierPut, Volatile
-from holdfast.tiers.cxl.medium import CxlConfig
+from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.cxl.tier import CxlTier
 
 MIB = 1 << 20
@@ -16,12 +16,12 @@ MIB = 1 << 20
 
 class TestCxlTier(TierContract):
     def make_tier(self, folder, capacity_bytes):
-        return CxlTier(CxlConfig(capacity_bytes))
+        return CxlTier(CxlOptions(capacity=capacity_bytes))
 
 
 @pytest.fixture
 def tier():
-    made = CxlTier(CxlConfig(4 * MIB))
+    made = CxlTier(CxlOptions(capacity=4 * MIB))
     yield made
     made.close()
 

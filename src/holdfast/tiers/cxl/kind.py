@@ -10,7 +10,7 @@ from holdfast.errors import ConfigError
 from holdfast.finding import Finding, problem
 from holdfast.limits import MIB
 from holdfast.tiers.base import Tier
-from holdfast.tiers.cxl.medium import ANY_NODE, CxlConfig, describe
+from holdfast.tiers.cxl.medium import describe
 from holdfast.tiers.kind import Admit, TierContext, TierKind, TierSection
 from holdfast.tiers.option_checks import check_at_least
 
@@ -50,21 +50,16 @@ def open_cxl(options: CxlOptions, context: TierContext) -> Tier:
     """Map the memory. Raises ConfigError if there is too little."""
     from holdfast.tiers.cxl.tier import CxlTier
 
-    return CxlTier(_memory(options, context))
+    return CxlTier(options, context.at, context.name)
 
 
 def examine_cxl(options: CxlOptions, context: TierContext) -> Iterator[Finding]:
     """Check the NUMA node or the device, without mapping its memory."""
     found = f"cxl, {options.capacity}"
     try:
-        yield Finding(context.at, found, describe(_memory(options, context)), ok=True)
+        yield Finding(context.at, found, describe(options, context.at), ok=True)
     except ConfigError as error:
         yield problem(context.at, found, str(error))
-
-
-def _memory(options: CxlOptions, context: TierContext) -> CxlConfig:
-    node = options.node if isinstance(options.node, int) else ANY_NODE
-    return CxlConfig(options.capacity, node, options.device, setting=context.at, name=context.name)
 
 
 KIND = TierKind(options=CxlOptions, open=open_cxl, check=check_cxl, examine=examine_cxl)

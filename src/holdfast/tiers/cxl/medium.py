@@ -15,7 +15,7 @@ import os
 import platform
 import stat
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from holdfast.buffers import keep_from_dumps
 from holdfast.errors import ConfigError
@@ -23,29 +23,16 @@ from holdfast.limits import GIB
 from holdfast.probe import kernel_text
 from holdfast.tiers.host import ArenaMemory, PrivateArena
 
-SYS = Path("/sys")
-ANY_NODE = -1
-"""Memory on any node that the kernel chooses, as fast as the host's; for trials of the tier."""
+if TYPE_CHECKING:
+    from holdfast.tiers.cxl.kind import CxlOptions
 
+SYS = Path("/sys")
 _MBIND = {"x86_64": 237, "aarch64": 235}
 """Number of the system call `mbind`, by architecture."""
 
 _MPOL_BIND = 2
 _NODES_MAX = 1_024
 _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
-
-
-class CxlConfig(NamedTuple):
-    """Location and size of a tier's memory: `device` if it is given, else `node`.
-
-    `setting` is the tier's key path in the configuration, for error messages.
-    """
-
-    capacity_bytes: int
-    node: int = ANY_NODE
-    device: str = ""
-    setting: str = "tiers.1"
-    name: str = "cxl"
 
 
 class NodeArena(PrivateArena):
@@ -69,37 +56,38 @@ class DaxArena(ArenaMemory):
         self.view = memoryview(self._memory)
 
 
-def describe(config: CxlConfig, system: Path = SYS) -> str:
+def describe(options: CxlOptions, at: str, system: Path = SYS) -> str:
     """Return a description of the memory, without allocating it.
 
-    Raises ConfigError for a node or device that does not exist, is unsuitable or is too small.
+    `at` is the tier's key path in the configuration, for error messages. Raises ConfigError for a
+    node or device that does not exist, is unsuitable or is too small.
     """
-    if config.device:
-        nbytes = _check_device(config, system)
-        return f"{config.device} of {_gib(nbytes)}"
-    if config.node == ANY_NODE:
+    if options.device:
+        nbytes = _check_device(options, at, system)
+        return f"{options.device} of {_gib(nbytes)}"
+    if not isinstance(options.node, int):
         return "ordinary memory of any node: no faster and no larger than without it"
-    total, free = _check_node(config, system)
-    return f"node {config.node} of {_gib(total)}, {_gib(free)} free"
+    total, free = _check_node(options, options.node, at, system)
+    return f"node {options.node} of {_gib(total)}, {_gib(free)} free"
 
 
-def open_arena(config: CxlConfig, system: Path = SYS) -> PrivateArena | DaxArena:
+def open_arena(options: CxlOptions, at: str, system: Path = SYS) -> PrivateArena | DaxArena:
     """Allocate the memory, or raise ConfigError without allocating any."""
-    describe(config, system)
-    if config.node == ANY_NODE and not config.device:
-        return PrivateArena(config.capacity_bytes)
+    describe(options, at, system)
     try:
-        if config.device:
-            return DaxArena(config.device, config.capacity_bytes)
-        return NodeArena(config.capacity_bytes, config.node)
+        if options.device:
+            return DaxArena(options.device, options.capacity)
+        if isinstance(options.node, int):
+            return NodeArena(options.capacity, options.node)
     except OSError as error:
-        raise ConfigError(_refused(config, error)) from error
+        raise ConfigError(_refused(options, at, error)) from error
+    return PrivateArena(options.capacity)
 
 
-def _refused(config: CxlConfig, error: OSError) -> str:
-    if config.device:
+def _refused(options: CxlOptions, at: str, error: OSError) -> str:
+    if options.device:
         return (
-            f"{config.setting}.device: {config.device!r} cannot be mapped: {error.strerror}; stop "
+            f"{at}.device: {options.device!r} cannot be mapped: {error.strerror}; stop "
             "its other users, or give a capacity in multiples of its alignment"
         )
     remedy = "see dmesg"
@@ -107,74 +95,72 @@ def _refused(config: CxlConfig, error: OSError) -> str:
         remedy = "this process may not use the node: see cpuset.mems of its cgroup"
     if error.errno in (errno.EPERM, errno.ENOSYS):
         remedy = "permit mbind in the container's seccomp profile (Docker: --cap-add SYS_NICE)"
-    return (
-        f"{config.setting}.node: memory cannot be bound to node {config.node}: "
-        f"{error.strerror}; {remedy}"
-    )
+    return f"{at}.node: memory cannot be bound to node {options.node}: {error.strerror}; {remedy}"
 
 
-def _check_node(config: CxlConfig, system: Path) -> tuple[int, int]:
+def _check_node(options: CxlOptions, node: int, at: str, system: Path) -> tuple[int, int]:
     """Return the total and the free bytes of a node."""
-    at = f"{config.setting}.node"
     nodes = (system / "devices/system/node").glob("node[0-9]*")
-    processors = {int(node.name[4:]): kernel_text(f"{node}/cpulist") for node in nodes}
+    processors = {int(path.name[4:]): kernel_text(f"{path}/cpulist") for path in nodes}
     present = sorted(processors)
-    memory_only = [node for node in present if not processors[node]]
+    memory_only = [number for number in present if not processors[number]]
     known = ", ".join(map(str, memory_only)) or "this machine has none"
     remedy = f"choose a node without processors ({known}), or any for ordinary memory"
-    if config.node not in present:
+    if node not in present:
         raise ConfigError(
-            f"{at}: node {config.node} does not exist; this machine has the nodes "
+            f"{at}.node: node {node} does not exist; this machine has the nodes "
             f"{', '.join(map(str, present)) or '(none)'}; {remedy}"
         )
-    if config.node not in memory_only:
+    if node not in memory_only:
         raise ConfigError(
-            f"{at}: node {config.node} has the processors {processors[config.node]}, so its memory "
+            f"{at}.node: node {node} has the processors {processors[node]}, so its memory "
             f"is ordinary host memory; {remedy}"
         )
-    meminfo = f"{system}/devices/system/node/node{config.node}/meminfo"
+    meminfo = f"{system}/devices/system/node/node{node}/meminfo"
     total, free = (
-        1024 * int(kernel_text(meminfo, f"Node {config.node} {field}").removesuffix("kB") or 0)
+        1024 * int(kernel_text(meminfo, f"Node {node} {field}").removesuffix("kB") or 0)
         for field in ("MemTotal", "MemFree")
     )
-    if config.capacity_bytes > free:
+    if options.capacity > free:
         raise ConfigError(
-            f"{config.setting}.capacity: {_gib(config.capacity_bytes)} requested, node "
-            f"{config.node} has {_gib(free)} free of {_gib(total)}; lower it, or free the node"
+            f"{at}.capacity: {_gib(options.capacity)} requested, node "
+            f"{node} has {_gib(free)} free of {_gib(total)}; lower it, or free the node"
         )
     return total, free
 
 
-def _check_device(config: CxlConfig, system: Path) -> int:
+def _check_device(options: CxlOptions, at: str, system: Path) -> int:
     """Return the bytes of a device."""
-    at, path = f"{config.setting}.device", config.device
+    path = options.device
     try:
         mode = Path(path).stat().st_mode
     except OSError as error:
         raise ConfigError(
-            f"{at}: {path!r} cannot be found: {error.strerror}; daxctl list shows the DAX devices"
+            f"{at}.device: {path!r} cannot be found: {error.strerror}; daxctl list shows the DAX "
+            "devices"
         ) from error
     facts = system / "bus/dax/devices" / Path(path).name
     size, align = kernel_text(f"{facts}/size"), kernel_text(f"{facts}/align")
     if not stat.S_ISCHR(mode) or not size.isdigit():
         raise ConfigError(
-            f"{at}: {path!r} is not a DAX device; name a /dev/daxX.Y, as shown by daxctl list"
+            f"{at}.device: {path!r} is not a DAX device; name a /dev/daxX.Y, as shown by daxctl "
+            "list"
         )
     if not os.access(path, os.R_OK | os.W_OK):
         raise ConfigError(
-            f"{at}: {path!r} is not readable and writable for user {os.geteuid()}; chown it"
+            f"{at}.device: {path!r} is not readable and writable for user {os.geteuid()}; chown it"
         )
     nbytes = int(size)
-    if config.capacity_bytes > nbytes:
+    if options.capacity > nbytes:
         raise ConfigError(
-            f"{config.setting}.capacity: {_gib(config.capacity_bytes)} requested, {path!r} has "
+            f"{at}.capacity: {_gib(options.capacity)} requested, {path!r} has "
             f"{_gib(nbytes)}; lower it"
         )
-    if align.isdigit() and int(align) and config.capacity_bytes % int(align):
+    if align.isdigit() and int(align) and options.capacity % int(align):
         raise ConfigError(
-            f"{config.setting}.capacity: {config.capacity_bytes} bytes is not a multiple of the "
+            f"{at}.capacity: {int(options.capacity)} bytes is not a multiple of the "
             f"alignment of {path!r}, {align} bytes; "
-            f"lower it by {config.capacity_bytes % int(align)}"
+            f"lower it by {options.capacity % int(align)}"
         )
     return nbytes
 

@@ -11,7 +11,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
 import msgspec
@@ -32,7 +31,8 @@ from holdfast.tiers.base import (
     TierUsage,
     header_of_record,
 )
-from holdfast.tiers.cxl.medium import SYS, CxlConfig, open_arena
+from holdfast.tiers.cxl.kind import CxlOptions
+from holdfast.tiers.cxl.medium import open_arena
 from holdfast.tiers.gate import MediumGate
 from holdfast.tiers.host import HostBudget, HostTier
 
@@ -56,11 +56,11 @@ class CxlTier:
 
     volatile: ClassVar[Literal[True]] = True
 
-    def __init__(self, config: CxlConfig, system: Path = SYS) -> None:
-        self.name = config.name
-        arena = open_arena(config, system)
+    def __init__(self, options: CxlOptions, at: str = "tiers.1", name: str = "cxl") -> None:
+        self.name = name
+        arena = open_arena(options, at)
         self._memory = np.frombuffer(arena.view, np.uint8)
-        self._slots = HostTier(HostBudget(config.capacity_bytes), arena)
+        self._slots = HostTier(HostBudget(options.capacity), arena)
         self._lock = threading.Lock()
         self._gate = MediumGate()
         self._reserved: dict[Place, int] = {}
