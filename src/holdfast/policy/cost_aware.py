@@ -65,10 +65,10 @@ class _WorthBucket:
 class CostAware:
     """Orders leaves by the time of their last or expected use; evicts the furthest from now.
 
-    38 bytes a row and 24 for each distinct last use; O(log leaves) an eviction. As in `LeafLru`,
-    uses and hints are recorded at the last row of a chain, and passed to the parent when a child is
-    removed. The columns read most are lists: arrays take half the memory, but create an object on
-    every read.
+    38 bytes a row and 24 for each distinct last use; O(log leaves) an eviction. Uses and hints are
+    recorded at the last row of a chain, and passed to the parent when a child is removed, so the
+    cost of a use does not depend on the length of the chain. The columns read most are lists:
+    arrays take half the memory, but create an object on every read.
     """
 
     def __init__(self) -> None:
