@@ -67,7 +67,7 @@ class Lirs(QueuePolicy):
         """Yield leaves outside the low set, which shrinks if there are none."""
         queues, full = self._queues, self._tree.rows
         self._was_full = True
-        while queues.lengths[_LOW] > full - full // _HIGH_SHARE:
+        while queues.length(_LOW) > full - full // _HIGH_SHARE:
             queues.append(_HIGH, queues.first(_LOW))
         return super().victims(now_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
+from collections import OrderedDict
 from collections.abc import Generator, Hashable, Iterator, Sequence
 
 from holdfast.policy.tree import PrefixTree
@@ -15,68 +16,41 @@ _QUEUES = 4
 
 
 class RowQueues:
-    """Four queues of rows; a row is in at most one of them. 9 bytes a row, O(1) a call.
-
-    Queues are numbered from 0. Each is a circular doubly linked list of nodes: node `i` is the head
-    of queue `i`, and node `4 + r` is row `r`.
-    """
+    """Four queues of rows, numbered from 0; a row is in at most one of them. O(1) a call."""
 
     def __init__(self) -> None:
-        self._after = array("i", range(_QUEUES))
-        self._before = array("i", range(_QUEUES))
+        self._queues = [OrderedDict[int, None]() for _ in range(_QUEUES)]
         self.where = bytearray()
-        """[row] the queue it is in, counted from 1; 0 or no entry: none."""
-        self.lengths = [0] * _QUEUES
-        """Number of rows in each queue."""
+        """[row] the queue it is in, counted from 1; 0: none. The prefix tree extends it."""
+
+    def length(self, queue: int) -> int:
+        """Return the number of rows in a queue."""
+        return len(self._queues[queue])
 
     def queue_of(self, row: int) -> int:
-        """Return the queue that a row is in; -1 if it is in none."""
-        return self.where[row] - 1 if row < len(self.where) else -1
+        """Return the queue that a row of the tree is in; -1 if it is in none."""
+        return self.where[row] - 1
 
     def first(self, queue: int) -> int:
         """Return the row at the front of a queue; -1 if it is empty."""
-        node = self._after[queue]
-        return node - _QUEUES if node >= _QUEUES else -1
+        return next(iter(self._queues[queue]), -1)
 
     def append(self, queue: int, row: int) -> None:
         """Move a row to the end of a queue from the queue it is in, if any."""
-        self._link(queue, row, end=queue)
+        self.leave(row)
+        self._queues[queue][row] = None
+        self.where[row] = queue + 1
 
     def prepend(self, queue: int, row: int) -> None:
         """Move a row to the front of a queue from the queue it is in, if any."""
-        self.leave(row)
-        self._link(queue, row, end=self._after[queue])
+        self.append(queue, row)
+        self._queues[queue].move_to_end(row, last=False)
 
     def leave(self, row: int) -> None:
         """Remove a row from its queue, if it is in one."""
-        queue = self.queue_of(row)
-        if queue >= 0:
-            self._unlink(_QUEUES + row)
+        if self.where[row]:
+            del self._queues[self.where[row] - 1][row]
             self.where[row] = 0
-            self.lengths[queue] -= 1
-
-    def _link(self, queue: int, row: int, end: int) -> None:
-        """Insert a row before node `end` of a queue."""
-        where, lengths, before, after = self.where, self.lengths, self._before, self._after
-        node = _QUEUES + row
-        if row >= len(where):
-            missing = row + 1 - len(where)
-            missing += len(where) >> 3
-            where.extend(bytes(missing))
-            after.frombytes(bytes(4 * missing))
-            before.frombytes(bytes(4 * missing))
-        elif where[row]:
-            self._unlink(node)
-            lengths[where[row] - 1] -= 1
-        last = before[end]
-        before[node], after[node] = last, end
-        after[last] = before[end] = node
-        where[row] = queue + 1
-        lengths[queue] += 1
-
-    def _unlink(self, node: int) -> None:
-        before, after = self._before[node], self._after[node]
-        self._after[before], self._before[after] = after, before
 
 
 class QueuePolicy(ABC):
@@ -88,8 +62,8 @@ class QueuePolicy(ABC):
     """
 
     def __init__(self, column: array[int] | bytearray) -> None:
-        self._tree = PrefixTree(column)
         self._queues = RowQueues()
+        self._tree = PrefixTree(column, self._queues.where)
         self._names: list[Hashable] = []
 
     @abstractmethod

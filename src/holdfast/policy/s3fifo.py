@@ -77,8 +77,8 @@ class S3Fifo(QueuePolicy):
             row = queues.first(READY)
             if row >= 0:
                 return row
-            small = queues.lengths[_SMALL]
-            if small and (small >= full // _SMALL_SHARE or not queues.lengths[_MAIN]):
+            small = queues.length(_SMALL)
+            if small and (small >= full // _SMALL_SHARE or not queues.length(_MAIN)):
                 row = queues.first(_SMALL)
                 if uses[row] < _USES_TO_STAY:
                     return row
