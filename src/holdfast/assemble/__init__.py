@@ -12,7 +12,7 @@ from holdfast.config import Config, HostOptions, tier_kind
 from holdfast.keys.audit import AuditLog
 from holdfast.plan.planner import BestCut, FetchHeld
 from holdfast.policy.choice import POLICIES
-from holdfast.store.call_threads import CallThreads, DirectCalls
+from holdfast.store.call_threads import DirectCalls
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.tiers.base import Tier
@@ -23,7 +23,7 @@ ESTIMATES_FILE = "learnt.json"
 """Name of the file with the saved estimates, in the folder of the first disk tier."""
 
 
-def open_store(config: Config, calls: CallThreads | None = None) -> Store:
+def open_store(config: Config, calls: DirectCalls | None = None) -> Store:
     """Open every tier and start the store; the caller closes it.
 
     `calls`: the threads that run the store's calls; by default the callers' own. Raises

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from holdfast.errors import StoreClosedError
 
@@ -54,51 +54,35 @@ class CallHandle(Generic[T]):
     def take(self) -> list[T]:
         """Return the value, in a list, and end the duty to undo; empty if it was undone."""
         self.guard = None
-        try:
-            return [self.given.pop()]
-        except IndexError:
-            return []
-
-
-class CallThreads(Protocol):
-    """Where the calls of a store's users run."""
-
-    def run(self, work: Callable[[], T], handle: CallHandle[T] | None = None) -> T:
-        """Return what `work` returns, or raise what it raises; note it in the handle first."""
-
-    def give_up(self, handle: CallHandle[T]) -> None:
-        """Undo what a handle holds now, not only when the handle is deleted.
-
-        Empty-handed while its call is under way: then the worker undoes it afterwards.
-        """
-
-    def close(self, timeout_s: float) -> None:
-        """Take no more calls and wait for those under way, at most `timeout_s`; 0: not at all."""
-
-    def give_up_copy(self) -> None:
-        """Take no more calls, in a forked child, where there are no workers."""
+        return _taken(self.given)
 
 
 class DirectCalls:
-    """Runs every call in the caller's thread.
+    """Runs the calls of a store's users in their own threads.
 
     For callers that no exception interrupts: a node, whose event loop takes signals.
     """
 
     def run(self, work: Callable[[], T], handle: CallHandle[T] | None = None) -> T:
+        """Return what `work` returns, or raise what it raises; note it in the handle first."""
         result = work()
         if handle is not None:
             handle.given.append(result)
         return result
 
     def give_up(self, handle: CallHandle[T]) -> None:
-        _undo(handle.given, handle.undo)
+        """Undo what a handle holds now, not only when the handle is deleted.
+
+        Empty-handed while its call is under way: then the worker undoes it afterwards.
+        """
+        for value in _taken(handle.given):
+            handle.undo(value)
 
     def close(self, timeout_s: float) -> None:
-        """Nothing to end: the threads are the callers'."""
+        """Take no more calls and wait for those under way, at most `timeout_s`; 0: not at all."""
 
     def give_up_copy(self) -> None:
-        """Nothing to end: the threads are the callers'."""
+        """Take no more calls, in a forked child, where there are no workers."""
 
 
 class _Guard(weakref.ref[CallHandle[Any]]):
@@ -122,7 +106,7 @@ class _Call:
         self.error: BaseException | None = None
 
 
-class OwnThreadCalls:
+class OwnThreadCalls(DirectCalls):
     """Runs calls on worker threads. There is always a worker that waits for the next call."""
 
     def __init__(self) -> None:
@@ -135,10 +119,7 @@ class OwnThreadCalls:
 
     def run(self, work: Callable[[], T], handle: CallHandle[T] | None = None) -> T:
         if threading.get_ident() in self._idents:
-            result = work()
-            if handle is not None:
-                handle.given.append(result)
-            return result
+            return super().run(work, handle)
         if self._closed:
             raise StoreClosedError(_CLOSED)
         guard = None
@@ -159,7 +140,7 @@ class OwnThreadCalls:
 
     def give_up(self, handle: CallHandle[T]) -> None:
         with contextlib.suppress(StoreClosedError):  # nothing is left to undo then
-            self.run(partial(_undo, handle.given, handle.undo))
+            self.run(partial(super().give_up, handle))
 
     def close(self, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
@@ -212,7 +193,8 @@ class OwnThreadCalls:
     def _do(self, item: _Call | _Guard) -> None:
         if isinstance(item, _Guard):
             try:
-                _undo(item.given, item.undo)
+                for value in _taken(item.given):
+                    item.undo(value)
             except Exception:  # noqa: BLE001  # no caller waits for this
                 _log.exception("what an interrupted call held could not be given back")
             return
@@ -228,9 +210,9 @@ class OwnThreadCalls:
             self._do(guard)
 
 
-def _undo(given: list[T], undo: Callable[[T], object]) -> None:
+def _taken(given: list[T]) -> list[T]:
+    """Take what is left of what a call handed out; of several threads, one gets it."""
     try:
-        value = given.pop()
+        return [given.pop()]
     except IndexError:
-        return
-    undo(value)
+        return []

@@ -16,7 +16,7 @@ from holdfast.plan.planner import BestCut, Planner
 from holdfast.policy.admit import Admission, AlwaysAdmit
 from holdfast.policy.base import EvictionPolicy
 from holdfast.policy.cost_aware import CostAware
-from holdfast.store.call_threads import CallThreads, DirectCalls
+from holdfast.store.call_threads import DirectCalls
 
 SavedSeconds: TypeAlias = Callable[[int], float]
 """Returns how many seconds sooner so many bytes come from a tier than from the next slower one."""
@@ -62,5 +62,5 @@ class StoreOptions:
     scrub_every_s: float = 0.0
     scrub_bytes_per_s: int = 0
     estimates_file: Path | None = None
-    calls: CallThreads = field(default_factory=DirectCalls)
+    calls: DirectCalls = field(default_factory=DirectCalls)
     clock: Clock = field(default_factory=SystemClock)
