@@ -67,7 +67,7 @@ def test_what_was_not_there_is_forgotten_in_the_end() -> None:
         assert asking.begin((1, str(number).encode()), 0.0) is None
         asking.end((1, str(number).encode()), 0, 0.0)
     assert asking.begin((1, b"0"), 0.0) is None, "the oldest no went first"
-    assert asking.begin((1, b"100"), 0.0).is_set()
+    assert asking.begin((1, b"100"), 0.0).done()
     assert asking.begin((2, b"100"), 0.0) is None, "another tier may have it"
 
 
@@ -76,19 +76,19 @@ def test_a_missing_answer_is_remembered_as_one() -> None:
     assert asking.begin((1, b"k"), 0.0) is None
     waiting = asking.begin((1, b"k"), 0.0)
     asking.end((1, b"k"), 0, 0.0, Outcome.GONE)
-    assert waiting.is_set()
-    assert waiting.outcome is Outcome.GONE
-    assert asking.begin((1, b"k"), 0.0).outcome is Outcome.GONE
+    assert waiting.done()
+    assert waiting.result() is Outcome.GONE
+    assert asking.begin((1, b"k"), 0.0).result() is Outcome.GONE
     assert asking.begin((1, b"k"), NO_S) is None
     asking.end((1, b"k"), 0, NO_S)
-    assert asking.begin((1, b"k"), NO_S).outcome is Outcome.OK, "now it is a no"
+    assert asking.begin((1, b"k"), NO_S).result() is Outcome.OK, "now it is a no"
 
 
 def test_who_asks_along_waits_for_the_answer() -> None:
     asking = InflightLookups()
     assert asking.begin((1, b"k"), 0.0) is None
     waiting = asking.begin((1, b"k"), 0.0)
-    assert not waiting.is_set()
+    assert not waiting.done()
     asking.end((1, b"k"), 3, 0.0)
-    assert waiting.is_set()
+    assert waiting.done()
     assert asking.begin((1, b"k"), 0.0) is None, "a yes is in the index now"

@@ -197,7 +197,8 @@ def _ask(
             return Outcome.OK
         other = table.inflight_lookups.begin(name, now_s)
     if other is not None:
-        return other.outcome if other.wait(within_s) else Outcome.LATE
+        wait([other], timeout=within_s)
+        return other.result() if other.done() else Outcome.LATE
     try:
         tier, asked = table.shared[number], keys[:readable]
         try:

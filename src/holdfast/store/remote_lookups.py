@@ -8,9 +8,9 @@ asks the tier again. State only: call under the store's lock.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import TypeAlias
 
 from holdfast.blocks.namespace import Namespace
@@ -56,22 +56,6 @@ class RemoteLookups:
         return [self._rows.popitem(last=False)[0] for _ in range(excess)]
 
 
-class InflightLookup(threading.Event):
-    """A lookup in flight or just answered; the event is set once `outcome` is known.
-
-    `outcome` is OK if the tier answered, whether it holds the block or not.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.outcome = Outcome.LATE
-
-    def tell(self, outcome: Outcome) -> None:
-        """Set the outcome and wake the waiting callers."""
-        self.outcome = outcome
-        self.set()
-
-
 class InflightLookups:
     """Lookups in flight, and recent misses: equal lookups share one question to a tier.
 
@@ -80,28 +64,29 @@ class InflightLookups:
     """
 
     def __init__(self) -> None:
-        self._under_way: dict[Name, InflightLookup] = {}
+        self._under_way: dict[Name, Future[Outcome]] = {}
         self._noes: OrderedDict[Name, tuple[float, Outcome]] = OrderedDict()
 
-    def begin(self, name: Name, now_s: float) -> InflightLookup | None:
-        """Return None if the caller must ask the tier and call `end`, else the lookup to wait for.
+    def begin(self, name: Name, now_s: float) -> Future[Outcome] | None:
+        """Return None if the caller must ask the tier and call `end`, else the outcome to wait for.
 
-        A returned lookup is already set if the tier missed, or did not answer, within `NO_S`.
+        The outcome is OK if the tier answers, whether it holds the block or not. It is there
+        already if the tier missed, or did not answer, within `NO_S`.
         """
         under_way = self._under_way.get(name)
         if under_way is not None:
             return under_way
         no_s, outcome = self._noes.get(name, (-NO_S, Outcome.OK))
         if now_s - no_s < NO_S:
-            told = InflightLookup()
-            told.tell(outcome)
+            told: Future[Outcome] = Future()
+            told.set_result(outcome)
             return told
-        self._under_way[name] = InflightLookup()
+        self._under_way[name] = Future()
         return None
 
     def end(self, name: Name, found: int, now_s: float, outcome: Outcome = Outcome.OK) -> None:
         """Finish a lookup and wake the waiting callers; `found` is the number of blocks held."""
-        self._under_way.pop(name).tell(outcome)
+        self._under_way.pop(name).set_result(outcome)
         self._noes.pop(name, None)
         if not found:
             self._noes[name] = now_s, outcome
