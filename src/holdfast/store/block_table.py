@@ -290,6 +290,11 @@ class BlockTable:
             self.free_place(tier, place)
         self._drop_if_unused(row)
 
+    def remove_copies(self, row: int) -> None:
+        """Remove a row's copies from all tiers, which drops the row if it is not in use."""
+        for tier in self.index.tiers(row):
+            self.remove_copy(row, tier)
+
     def evict_for(self, host: HostTier, rows: Iterable[int]) -> list[Place]:
         """Evict rows from this host tier; return their slots.
 
@@ -416,8 +421,8 @@ class BlockTable:
                 for row in rows:
                     state = self.state(row)
                     stays = state.is_in_use or not self.shared.keys() >= set(state.tiers)
-                    for tier in () if stays else state.tiers:  # removing the last drops the row
-                        self.remove_copy(row, tier)
+                    if not stays:
+                        self.remove_copies(row)
             if not rows:
                 return
 

@@ -17,14 +17,14 @@ from typing import Any
 from holdfast.errors import RefusedError
 from holdfast.keys.keyring import KeyRing
 from holdfast.limits import RECLAIM_S
-from holdfast.store.block_table import HOST, BlockTable
+from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
 from holdfast.store.unreadable import (
     UnreadableCount,
-    count_domain,
-    count_sealed,
+    count_copies,
     delete_elsewhere,
     held_elsewhere,
+    sealed_with,
     sweep_retired,
     uncounted,
     visit_domain,
@@ -66,7 +66,9 @@ def would_retire(store: StoreParts, name: str) -> dict[str, Any]:
     ring.check_retirable(name)
     old = ring.epochs(name)[:-1]
     complete = store.recovery.wait(0)
-    found = count_sealed(store, domain, frozenset(old)).as_data()
+    found = count_copies(
+        store, domain, partial(sealed_with, store.table, old.__contains__)
+    ).as_data()
     return {
         "domain": name,
         "retired": len(old),
@@ -101,7 +103,7 @@ def retire(store: StoreParts, name: str, *, allow_loss: bool = False) -> dict[st
 def would_erase(store: StoreParts, name: str) -> dict[str, Any]:
     """Return what `erase` would destroy; raises RefusedError if it would."""
     ring, domain = _erasable(store, name), store.domain(name)[1]
-    result = count_domain(store, domain)
+    result = count_copies(store, domain, store.table.index.tiers)
     return {
         "domain": name,
         "epochs": len(ring.epochs(name)),
@@ -137,10 +139,15 @@ def erase(store: StoreParts, name: str) -> dict[str, Any]:
 
 def forget_domain(store: StoreParts, domain: bytes) -> UnreadableCount:
     """End a domain's leases and reservations, forget its blocks on all tiers; return the count."""
-    result = UnreadableCount(store.table)
-    with store.table.lock:
+    table, result = store.table, UnreadableCount(store.table)
+
+    def forget(row: int) -> None:
+        result.add(row, table.index.tiers(row))
+        table.remove_copies(row)
+
+    with table.lock:
         _end(store, domain)
-    visit_domain(store, domain, lambda row: _forget(store.table, row, result))
+    visit_domain(store, domain, forget)
     return result
 
 
@@ -234,11 +241,3 @@ def _erasable(store: StoreParts, name: str) -> KeyRing:
             "erased; set keyring, the same on every node of the pool"
         )
     return ring
-
-
-def _forget(table: BlockTable, row: int, result: UnreadableCount) -> None:
-    """Remove a row from all tiers and count it."""
-    held = table.index.tiers(row)
-    result.add(row, held)
-    for tier in held:
-        table.remove_copy(row, tier)

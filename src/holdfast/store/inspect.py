@@ -139,18 +139,16 @@ def drop(store: StoreParts, fingerprint: str) -> dict[str, Any]:
             f"everything with {EVERYTHING!r}"
         )
 
-    def wanted(namespace: Namespace) -> bool:
-        return fingerprint in (EVERYTHING, namespace.fingerprint.hex())
+    dropped = 0
 
-    table, dropped = store.table, 0
-    with table.lock:
-        rows = table.rows_where(wanted)
-    for row in rows:
-        with table.lock:
-            if table.index.keys[row] is not None and wanted(table.index.namespace(row)):
-                dropped += 1
-                for tier in table.index.tiers(row):
-                    table.remove_copy(row, tier)
+    def forget_row(row: int) -> None:
+        nonlocal dropped
+        dropped += 1
+        store.table.remove_copies(row)
+
+    store.table.for_each_row(
+        lambda namespace: fingerprint in (EVERYTHING, namespace.fingerprint.hex()), forget_row
+    )
     return {"dropped": dropped}
 
 
@@ -162,6 +160,5 @@ def forget(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> in
             row = table.index.find(namespace, key)
             if row >= 0 and table.index.fastest(row) >= 0:
                 forgotten += 1
-                for tier in table.index.tiers(row):
-                    table.remove_copy(row, tier)
+                table.remove_copies(row)
     return forgotten

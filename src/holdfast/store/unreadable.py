@@ -85,28 +85,15 @@ def held_elsewhere(store: StoreParts, domain: bytes) -> dict[SharedTier, list[Ti
         }
 
 
-def count_domain(store: StoreParts, domain: bytes) -> UnreadableCount:
-    """Count every block of a domain that the index holds, and its copies."""
-    result, index = UnreadableCount(store.table), store.table.index
-
-    def count(row: int) -> None:
-        if held := index.tiers(row):
-            result.add(row, held)
-
-    visit_domain(store, domain, count)
-    return result
-
-
-def count_sealed(store: StoreParts, domain: bytes, epochs: Collection[int]) -> UnreadableCount:
-    """Count the blocks that would lose copies with the data keys of these epochs.
-
-    Copies on shared tiers are not counted.
-    """
+def count_copies(
+    store: StoreParts, domain: bytes, tiers_of: Callable[[int], Collection[int]]
+) -> UnreadableCount:
+    """Count the blocks of a domain that have copies on the tiers which `tiers_of` names by row."""
     result = UnreadableCount(store.table)
 
     def count(row: int) -> None:
-        if gone := _sealed_with(store.table, row, epochs.__contains__):
-            result.add(row, gone)
+        if tiers := tiers_of(row):
+            result.add(row, tiers)
 
     visit_domain(store, domain, count)
     return result
@@ -125,7 +112,7 @@ def sweep_retired(store: StoreParts, ring: KeyRing, domain: bytes) -> Unreadable
     retired = partial(table.sealing.is_retired, domain)
 
     def forget(row: int) -> None:
-        local = _sealed_with(table, row, retired)
+        local = sealed_with(table, retired, row)
         if local:
             result.add(row, local)
         shared = [number for number in table.shared if table.is_on(row, number)]
@@ -169,7 +156,7 @@ def delete_elsewhere(store: StoreParts, elsewhere: Mapping[SharedTier, Sequence[
                 tier.delete(batch[at : at + _DELETES_AT_ONCE])
 
 
-def _sealed_with(table: BlockTable, row: int, gone: Callable[[int], bool]) -> list[int]:
+def sealed_with(table: BlockTable, gone: Callable[[int], bool], row: int) -> list[int]:
     """Return this store's own tiers whose copy of a row is sealed with one of certain epochs."""
     return [
         tier
