@@ -7,46 +7,45 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.fairness.fair_queue import (
-    DEFAULT_TERMS,
     IDLE_AGES,
     MIN_SHARE,
     WINDOW_S,
-    DomainTerms,
     FairQueue,
+    Priority,
+    WorkItem,
 )
-
-BEFOREHAND = DomainTerms(credit=0.0)
 
 
 class Device:
-    """Does one piece of work after the other, `speed` a second, for flows that ask at times."""
+    """Does one piece of work after the other, `speed` a second, for domains that ask at times."""
 
     def __init__(self, speed: float = 1.0) -> None:
-        self.queue: FairQueue[tuple[str, float]] = FairQueue()
+        self.queue: FairQueue[None] = FairQueue()
         self.speed = speed
         self.now = 0.0
         self.log: list[tuple[float, str, float]] = []
         """When it was done, whose it was, and how much."""
 
-    def put(self, flow: str, cost: float, terms: DomainTerms = DEFAULT_TERMS) -> None:
+    def put(self, work_item: WorkItem) -> None:
         self.queue.advance(self.now)
-        self.queue.put(flow, cost, (flow, cost), terms)
+        self.queue.put(work_item, None)
 
     def step(self) -> bool:
         self.queue.advance(self.now)
-        work_item = self.queue.take()
-        if work_item is None:
+        found = self.queue.take()
+        if found is None:
             return False
-        self.now += work_item[1][1] / self.speed
-        self.log.append((self.now, *work_item[1]))
+        work_item, _ = found
+        self.now += work_item.cost / self.speed
+        self.log.append((self.now, work_item.domain, work_item.cost))
         return True
 
-    def flood(self, until: float, *flows: tuple[str, float, DomainTerms]) -> None:
+    def flood(self, until: float, *flows: WorkItem) -> None:
         """Work until then, with those flows never short of work."""
         while self.now < until:
-            for flow, cost, terms in flows:
-                while len(self.queue._waiting.get(flow, ())) < 2:
-                    self.put(flow, cost, terms)
+            for work_item in flows:
+                while len(self.queue._waiting.get(work_item.flow, ())) < 2:
+                    self.put(work_item)
             self.step()
 
     def served(self, since: float = 0.0) -> Counter[str]:
@@ -69,29 +68,29 @@ def taken(queue: FairQueue[str]) -> str:
 
 def test_who_may_not_go_waits_without_holding_others_up() -> None:
     queue: FairQueue[str] = FairQueue()
-    queue.put("full", 1.0, "first")
-    queue.put("other", 5.0, "second")
-    assert queue.take(lambda flow: flow != "full") == ("other", "second")
-    assert queue.take(lambda flow: flow != "full") is None
+    queue.put(WorkItem("full", 1.0), "first")
+    queue.put(WorkItem("other", 5.0), "second")
+    assert queue.take(lambda flow: flow[0] != "full") == (WorkItem("other", 5.0), "second")
+    assert queue.take(lambda flow: flow[0] != "full") is None
     assert len(queue) == 1
     assert queue.earliest() == 0.0
-    assert queue.earliest(lambda flow: flow != "full") == float("inf")
-    assert queue.take() == ("full", "first")
+    assert queue.earliest(lambda flow: flow[0] != "full") == float("inf")
+    assert queue.take() == (WorkItem("full", 1.0), "first")
 
 
 def test_a_flood_does_not_delay_a_trickle() -> None:
     queue: FairQueue[str] = FairQueue()
     for _ in range(50):
-        queue.put("flood", 1.0, "flood")
-    queue.put("victim", 1.0, "victim")
+        queue.put(WorkItem("flood", 1.0), "flood")
+    queue.put(WorkItem("victim", 1.0), "victim")
     assert "victim" in [taken(queue) for _ in range(2)]
 
 
 def test_weights_divide_the_device() -> None:
     queue: FairQueue[str] = FairQueue()
     for _ in range(60):
-        queue.put("a", 1.0, "a", DomainTerms(3.0))
-        queue.put("b", 1.0, "b", DomainTerms(1.0))
+        queue.put(WorkItem("a", 1.0, 3.0), "a")
+        queue.put(WorkItem("b", 1.0, 1.0), "b")
     first = [taken(queue) for _ in range(40)]
     assert 29 <= first.count("a") <= 31
 
@@ -99,9 +98,9 @@ def test_weights_divide_the_device() -> None:
 def test_large_work_counts_as_what_it_is() -> None:
     queue: FairQueue[str] = FairQueue()
     for _ in range(20):
-        queue.put("large", 8.0, "large")
+        queue.put(WorkItem("large", 8.0), "large")
     for _ in range(160):
-        queue.put("small", 1.0, "small")
+        queue.put(WorkItem("small", 1.0), "small")
     first = [taken(queue) for _ in range(45)]
     assert 4 <= first.count("large") <= 6
 
@@ -109,10 +108,10 @@ def test_large_work_counts_as_what_it_is() -> None:
 def test_what_is_done_out_of_turn_counts_for_who_waits_as_well() -> None:
     queue: FairQueue[str] = FairQueue()
     for _ in range(20):
-        queue.put("a", 1.0, "a")
-        queue.put("b", 1.0, "b")
+        queue.put(WorkItem("a", 1.0), "a")
+        queue.put(WorkItem("b", 1.0), "b")
     for _ in range(6):
-        queue.charge("a", 1.0)
+        queue.charge(WorkItem("a", 1.0))
     order = [taken(queue) for _ in range(16)]
     assert order[:6] == ["b"] * 6
     assert 4 <= order.count("a") <= 6
@@ -121,15 +120,15 @@ def test_what_is_done_out_of_turn_counts_for_who_waits_as_well() -> None:
 def test_what_was_of_no_use_is_not_counted() -> None:
     queue: FairQueue[str] = FairQueue()
     for _ in range(20):
-        queue.put("a", 1.0, "a")
-        queue.put("b", 1.0, "b")
+        queue.put(WorkItem("a", 1.0), "a")
+        queue.put(WorkItem("b", 1.0), "b")
     order = []
     for _ in range(16):
         work_item = queue.take()
         assert work_item is not None
         order.append(work_item[1])
         if work_item[1] == "a" and order.count("a") <= 6:
-            queue.refund("a", 1.0, 1.0)
+            queue.refund(work_item[0], 1.0)
     assert order.count("a") - 6 <= order.count("b") <= order.count("a") - 5
 
 
@@ -137,10 +136,10 @@ def test_what_was_of_no_use_is_not_counted() -> None:
 def test_everything_comes_once_and_a_flow_in_its_order(work: list[tuple[int, float]]) -> None:
     queue: FairQueue[tuple[int, int]] = FairQueue()
     for number, (flow, cost) in enumerate(work):
-        queue.put(flow, cost, (flow, number))
+        queue.put(WorkItem(flow, cost), (flow, number))
     came = []
     while (work_item := queue.take()) is not None:
-        assert work_item[0] == work_item[1][0]
+        assert work_item[0].domain == work_item[1][0]
         came.append(work_item[1])
     assert sorted(number for _, number in came) == list(range(len(work)))
     for flow in range(6):
@@ -151,7 +150,7 @@ def test_everything_comes_once_and_a_flow_in_its_order(work: list[tuple[int, flo
 def test_flows_that_ended_are_forgotten() -> None:
     device = Device()
     for flow in range(1_000):
-        device.put(str(flow), 0.1)
+        device.put(WorkItem(str(flow), 0.1))
         device.step()
     assert len(device.queue._position) < 200
     assert len(device.queue._last_served) < 200
@@ -162,24 +161,24 @@ def test_flows_that_ended_are_forgotten() -> None:
 
 def test_who_comes_seldom_goes_first_until_a_window_of_the_device_is_spent() -> None:
     device = Device()
-    device.flood(3 * WINDOW_S, ("flood", 0.01, DomainTerms()))
-    assert device.queue.credit("victim") == pytest.approx(WINDOW_S, rel=0.05)
+    device.flood(3 * WINDOW_S, WorkItem("flood", 0.01))
+    assert device.queue.credit(WorkItem("victim")) == pytest.approx(WINDOW_S, rel=0.05)
     begun = device.now
-    device.flood(
-        begun + 2 * WINDOW_S, ("flood", 0.01, DomainTerms()), ("victim", 0.01, DomainTerms())
-    )
+    device.flood(begun + 2 * WINDOW_S, WorkItem("flood", 0.01), WorkItem("victim", 0.01))
     spent = [at for at, flow, _ in device.log if flow == "victim"][: round(WINDOW_S / 0.01 * 0.95)]
     assert spent[-1] - begun == pytest.approx(0.95 * WINDOW_S / (1 - MIN_SHARE), rel=0.02)
-    device.flood(device.now + 2.0, ("flood", 0.01, DomainTerms()), ("victim", 0.01, DomainTerms()))
+    device.flood(device.now + 2.0, WorkItem("flood", 0.01), WorkItem("victim", 0.01))
     last = device.served(since=device.now - 2.0)
     assert last["victim"] == pytest.approx(last["flood"], rel=0.03)
 
 
 def test_what_nobody_waits_for_has_no_credit() -> None:
     device = Device()
-    device.flood(WINDOW_S, ("flood", 0.01, DomainTerms()))
+    device.flood(WINDOW_S, WorkItem("flood", 0.01))
     begun = device.now
-    device.flood(begun + 1.0, ("flood", 0.01, DomainTerms()), ("ahead", 0.01, BEFOREHAND))
+    device.flood(
+        begun + 1.0, WorkItem("flood", 0.01), WorkItem("ahead", 0.01, 16.0, Priority.PREFETCH)
+    )
     late = device.served(since=begun)
     assert late["ahead"] == pytest.approx(late["flood"], rel=0.05)
 
@@ -189,11 +188,11 @@ def test_who_used_an_idle_device_owes_nobody_anything() -> None:
     device = Device()
     for _ in range(20):
         for _ in range(16):
-            device.put("victim", 0.01)
+            device.put(WorkItem("victim", 0.01))
         while device.step():
             pass
         device.now += WINDOW_S / IDLE_AGES
-    assert device.queue.credit("flood") <= 0.17
+    assert device.queue.credit(WorkItem("flood")) <= 0.17
 
 
 @given(
@@ -207,7 +206,7 @@ def test_who_all_flood_are_served_by_share_once_credit_is_spent(
     shares: list[float], costs: list[float], head_start_s: float
 ) -> None:
     device = Device()
-    flows = [(str(i), costs[i], DomainTerms(share)) for i, share in enumerate(shares)]
+    flows = [WorkItem(str(i), costs[i], share) for i, share in enumerate(shares)]
     device.flood(head_start_s, flows[0])
     weights = sum(shares)
     # What the first had alone the others have now in proportion to their own weight.
@@ -220,9 +219,9 @@ def test_who_all_flood_are_served_by_share_once_credit_is_spent(
     total = sum(served.values())
     # What went round meanwhile is nobody's by weight: a light flow may have had more than its own.
     ahead = MIN_SHARE * spend_s / seconds
-    for flow, _, terms in flows:
-        wanted = terms.share / weights
-        assert wanted * 0.97 - ahead <= served[flow] / total <= wanted * 1.03 + ahead
+    for flow in flows:
+        wanted = flow.share / weights
+        assert wanted * 0.97 - ahead <= served[flow.domain] / total <= wanted * 1.03 + ahead
 
 
 @given(
@@ -235,14 +234,14 @@ def test_a_flood_always_gets_its_least_whatever_others_do(
     asks: list[tuple[int, float, float]], head_start_s: float
 ) -> None:
     device = Device()
-    flood = ("flood", 0.05, DomainTerms())
+    flood = WorkItem("flood", 0.05)
     device.flood(head_start_s, flood)
     since, others = device.now, {flow for flow, _, _ in asks} | {0}
     for flow, cost, pause_s in asks:
-        device.put(str(flow), cost)
+        device.put(WorkItem(str(flow), cost))
         device.flood(device.now + pause_s, flood)
     for _ in range(100):
-        device.flood(device.now + 0.1, flood, ("0", 0.05, DomainTerms()))
+        device.flood(device.now + 0.1, flood, WorkItem("0", 0.05))
         passed_s = device.now - since
         least = MIN_SHARE / len(others) * passed_s - 0.7  # of two of the largest pieces
         assert device.served(since)["flood"] >= least
@@ -256,14 +255,14 @@ def test_credit_is_never_more_than_another_of_its_weight_was_served_in_a_window(
     pauses: list[float], share: float
 ) -> None:
     device = Device()
-    flood = ("flood", 0.02, DomainTerms())
+    flood = WorkItem("flood", 0.02)
     for pause_s in pauses:
         device.flood(device.now + pause_s, flood)
-        credit = device.queue.credit("victim", DomainTerms(share))
+        credit = device.queue.credit(WorkItem("victim", share=share))
         served = device.served(device.now - WINDOW_S)
         assert credit <= share * (served["flood"] + 0.02) + 1e-9
         assert credit <= served.total() + 0.02 + 1e-9
-        device.put("victim", 0.1, DomainTerms(share))
+        device.put(WorkItem("victim", 0.1, share))
 
 
 @given(
@@ -276,15 +275,15 @@ def test_a_light_tenant_at_an_equal_share_hardly_notices_fifty_times_its_load(
 ) -> None:
     """Several floods, one light tenant: from its first piece to its last, the floor aside."""
     device, piece_s = Device(), fetch_s / 16
-    floods = [(f"flood{i}", piece_s, DomainTerms()) for i in range(tenants)]
+    floods = [WorkItem(f"flood{i}", piece_s) for i in range(tenants)]
     device.flood(1.0, *floods)
     think_s = fetch_s * max(tenants, 1 / duty - 1)
     for _ in range(20):
         device.flood(device.now + think_s, *floods)
         begun = device.now
         for _ in range(16):
-            device.put("victim", piece_s)
-        while "victim" in device.queue._waiting:
+            device.put(WorkItem("victim", piece_s))
+        while WorkItem("victim").flow in device.queue._waiting:
             device.flood(device.now + 1e-9, *floods)
         took_s = device.log[-1][0] - begun
         assert took_s <= fetch_s * (1 / (1 - MIN_SHARE)) + 2 * piece_s

@@ -7,8 +7,9 @@ from concurrent.futures import wait
 
 import pytest
 
+from holdfast.fairness.fair_queue import Priority, WorkItem
 from holdfast.fairness.fair_threads import FairThreads
-from holdfast.fairness.work_slots import SEEN_S, Priority, WorkItem
+from holdfast.fairness.work_slots import SEEN_S
 
 FLOOD, VICTIM = b"flood", b"victim"
 

@@ -16,6 +16,7 @@ delays no other flow. Pure state: no clock, no threads.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -39,20 +40,39 @@ _MAX_IDLE_POSITIONS = 64
 T = TypeVar("T")
 
 
-class DomainTerms(NamedTuple):
-    """Scheduling terms of a flow: its weight, and the fraction of a window's credit it may have."""
+class Priority(float, enum.Enum):
+    """Whether a request waits for the read (demand) or may need it later (prefetch).
 
+    The value is the weight relative to other reads of the same domain. Prefetches get no credit. A
+    float enum, because the hash of a float is fast.
+    """
+
+    DEMAND = 1.0
+    PREFETCH = 1 / 16
+
+
+class WorkItem(NamedTuple):
+    """The domain, cost (in a unit common to all items), weight and priority of one work item."""
+
+    domain: bytes
+    cost: float = 1.0
     share: float = 1.0
-    credit: float = 1.0
+    priority: Priority = Priority.DEMAND
 
+    @property
+    def flow(self) -> Hashable:
+        """The queue that the item waits in: one per domain and priority."""
+        return self.domain, self.priority
 
-DEFAULT_TERMS = DomainTerms()
+    @property
+    def weight(self) -> float:
+        """Weight of the flow."""
+        return self.share * self.priority
 
 
 class _Work(NamedTuple, Generic[T]):
     number: int
-    cost: float
-    share: float
+    work_item: WorkItem
     item: T
 
 
@@ -64,16 +84,16 @@ def _any_flow(flow: Hashable) -> bool:
 class FairQueue(Generic[T]):
     """Work waiting for one device. Not thread-safe. `take` is linear in the waiting flows.
 
-    Costs are in any unit common to all flows, such as bytes.
+    Each work item stands for an item of the caller, which `take` returns with it.
     """
 
-    def __init__(self, window_s: float = WINDOW_S) -> None:
+    def __init__(self) -> None:
         self._waiting: dict[Hashable, deque[_Work[T]]] = {}
         self._position: dict[Hashable, float] = {}
         self._last_served: dict[Hashable, int] = {}
         self._now = 0.0
         self._highest = 0.0
-        self._history = _ServiceHistory(window_s)
+        self._history = _ServiceHistory()
         self._advanced_at: float | None = None
         self._numbers = 0
         self._deficit = 0.0
@@ -90,38 +110,40 @@ class FairQueue(Generic[T]):
         self._advanced_at = now
         self._history.age(passed_s if self._waiting else IDLE_AGES * passed_s)
 
-    def put(self, flow: Hashable, cost: float, item: T, terms: DomainTerms = DEFAULT_TERMS) -> None:
-        """Append work to a flow's queue."""
+    def put(self, work_item: WorkItem, item: T) -> None:
+        """Append work to its flow's queue."""
+        flow = work_item.flow
         if flow not in self._waiting:
-            self._position[flow] = self._start(flow, terms)
+            self._position[flow] = self._start(work_item)
             self._waiting[flow] = deque()
         self._numbers += 1
-        self._waiting[flow].append(_Work(self._numbers, cost, terms.share, item))
+        self._waiting[flow].append(_Work(self._numbers, work_item, item))
 
-    def take(self, eligible: Callable[[Hashable], bool] = _any_flow) -> tuple[Hashable, T] | None:
-        """Remove and return the next flow and its work; None if no eligible flow waits."""
+    def take(self, eligible: Callable[[Hashable], bool] = _any_flow) -> tuple[WorkItem, T] | None:
+        """Remove and return the next work; None if no eligible flow waits."""
         flows = list(filter(eligible, self._waiting))
         if not flows:
             return None
         self._now = max(self._now, min(map(self._position.__getitem__, self._waiting)))
         flow = self._next(flows)
         queued = self._waiting[flow]
-        work = queued.popleft()
+        _, work_item, item = queued.popleft()
         if not queued:
             del self._waiting[flow]
         self._numbers += 1
         self._last_served[flow] = self._numbers
-        self._serve(flow, work.cost, work.share)
-        return flow, work.item
+        self._serve(work_item)
+        return work_item, item
 
-    def charge(self, flow: Hashable, cost: float, terms: DomainTerms = DEFAULT_TERMS) -> None:
+    def charge(self, work_item: WorkItem) -> None:
         """Account for work that bypasses the queue: `put` and `take` in one."""
-        if flow not in self._waiting:
-            self._position[flow] = self._start(flow, terms)
-        self._serve(flow, cost, terms.share)
+        if work_item.flow not in self._waiting:
+            self._position[work_item.flow] = self._start(work_item)
+        self._serve(work_item)
 
-    def _serve(self, flow: Hashable, cost: float, share: float) -> None:
-        self._position[flow] = at = self._position[flow] + cost / share
+    def _serve(self, work_item: WorkItem) -> None:
+        flow, cost = work_item.flow, work_item.cost
+        self._position[flow] = at = self._position[flow] + cost / work_item.weight
         self._highest = max(self._highest, at)
         # With an empty queue, no flow has fallen behind another.
         if not self._waiting and self._highest > self._now:
@@ -139,9 +161,9 @@ class FairQueue(Generic[T]):
                 flow: n for flow, n in self._last_served.items() if flow in self._position
             }
 
-    def head(self, flow: Hashable) -> T:
+    def head(self, flow: Hashable) -> WorkItem:
         """Return the next work of a waiting flow, without removing it."""
-        return self._waiting[flow][0].item
+        return self._waiting[flow][0].work_item
 
     def withdraw(self, flow: Hashable, cancelled: Callable[[T], bool]) -> list[T]:
         """Remove and return the waiting work of a flow for which `cancelled` is true."""
@@ -153,30 +175,32 @@ class FairQueue(Generic[T]):
             self._waiting.pop(flow, None)
         return [work.item for work in queued if cancelled(work.item)]
 
-    def refund(self, flow: Hashable, cost: float, share: float) -> None:
+    def refund(self, work_item: WorkItem, cost: float) -> None:
         """Return the part `cost` of taken work that was not done to the flow."""
-        if flow in self._position:
-            self._position[flow] -= cost / share
+        if work_item.flow in self._position:
+            self._position[work_item.flow] -= cost / work_item.weight
 
     def earliest(self, eligible: Callable[[Hashable], bool] = _any_flow) -> float:
         """Return the lowest position, in virtual time, of eligible waiting flows; inf if none."""
         positions = (self._position[flow] for flow in filter(eligible, self._waiting))
         return min(positions, default=math.inf)
 
-    def credit(self, flow: Hashable, terms: DomainTerms = DEFAULT_TERMS) -> float:
+    def credit(self, work_item: WorkItem) -> float:
         """Return the cost of work that a flow could have served ahead of others now."""
-        waits = flow in self._waiting
-        position = self._position[flow] if waits else self._start(flow, terms)
-        return max(0.0, (self._now - position) * terms.share)
+        waits = work_item.flow in self._waiting
+        position = self._position[work_item.flow] if waits else self._start(work_item)
+        return max(0.0, (self._now - position) * work_item.weight)
 
-    def _start(self, flow: Hashable, terms: DomainTerms) -> float:
+    def _start(self, work_item: WorkItem) -> float:
         """Return the position of an arriving flow: its old one, or `now` less its credit.
 
         The credit is what a flow of its weight was served in the window, at most all work served.
         """
-        then, served = self._history.window()
-        behind = self._now - terms.credit * min(self._now - then, served / terms.share)
-        return max(self._position.get(flow, behind), behind)
+        behind = self._now
+        if work_item.priority is Priority.DEMAND:
+            then, served = self._history.window()
+            behind -= min(self._now - then, served / work_item.weight)
+        return max(self._position.get(work_item.flow, behind), behind)
 
     def _next(self, flows: list[Hashable]) -> Hashable:
         """Return the flow with the lowest position, or another one for its part of `MIN_SHARE`.
@@ -190,18 +214,17 @@ class FairQueue(Generic[T]):
             return first
         others = (flow for flow in flows if flow != first)
         other = min(others, key=lambda flow: self._last_served.get(flow, 0))
-        if self._deficit >= waiting[other][0].cost:
-            self._deficit -= waiting[other][0].cost
+        if self._deficit >= waiting[other][0].work_item.cost:
+            self._deficit -= waiting[other][0].work_item.cost
             return other
-        self._deficit += waiting[first][0].cost * MIN_SHARE / (1.0 - MIN_SHARE)
+        self._deficit += waiting[first][0].work_item.cost * MIN_SHARE / (1.0 - MIN_SHARE)
         return first
 
 
 class _ServiceHistory:
     """Virtual time one window ago and the work served since, in `_HISTORY_SLOTS` slots."""
 
-    def __init__(self, window_s: float) -> None:
-        self._window_s = window_s
+    def __init__(self) -> None:
         self._aged_s = 0.0
         self._served = 0.0
         self._slots = deque([(-math.inf, 0.0, 0.0)])
@@ -214,14 +237,14 @@ class _ServiceHistory:
         """Record served work and the virtual time; a slot keeps its latest values."""
         self._served += cost
         since_s = self._slots[-1][0]
-        if self._aged_s - since_s < self._window_s / _HISTORY_SLOTS:
+        if self._aged_s - since_s < WINDOW_S / _HISTORY_SLOTS:
             self._slots[-1] = (since_s, virtual, self._served)
         else:
             self._slots.append((self._aged_s, virtual, self._served))
 
     def window(self) -> tuple[float, float]:
         """Return the virtual time at the window's start, and the work served since."""
-        slots, begin_s = self._slots, self._aged_s - self._window_s
+        slots, begin_s = self._slots, self._aged_s - WINDOW_S
         while len(slots) > 1 and slots[1][0] <= begin_s:
             slots.popleft()
         _, virtual, served = slots[0]

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
-from holdfast.fairness.work_slots import WorkItem, WorkSlots
+from holdfast.fairness.fair_queue import WorkItem
+from holdfast.fairness.work_slots import WorkSlots
 
 T = TypeVar("T")
 

@@ -6,13 +6,11 @@ domains that arrive while other domains hold all usual slots.
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 from collections.abc import Callable, Hashable
-from functools import lru_cache
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
-from holdfast.fairness.fair_queue import DomainTerms, FairQueue
+from holdfast.fairness.fair_queue import FairQueue, Priority, WorkItem
 
 SEEN_S = 60.0
 """A domain that had work in this last period counts as active."""
@@ -20,50 +18,6 @@ SEEN_S = 60.0
 _MAX_SEEN_DOMAINS = 1_024
 
 T = TypeVar("T")
-
-
-class Priority(float, enum.Enum):
-    """Whether a request waits for the read (demand) or may need it later (prefetch).
-
-    A float enum, because the hash of a float is fast.
-    """
-
-    DEMAND = 1.0
-    PREFETCH = 1 / 16
-
-    @property
-    def weight(self) -> float:
-        """Weight relative to other reads of the same domain."""
-        return float(self)
-
-    @property
-    def credit(self) -> float:
-        """Fraction of the domain's credit that it may use: all for demand, none for prefetch."""
-        return float(self is Priority.DEMAND)
-
-
-class WorkItem(NamedTuple):
-    """The domain, cost (in a unit common to all items), weight and priority of one work item."""
-
-    domain: bytes
-    cost: float = 1.0
-    share: float = 1.0
-    priority: Priority = Priority.DEMAND
-
-    @property
-    def flow(self) -> Hashable:
-        """The queue that the item waits in: one per domain and priority."""
-        return self.domain, self.priority
-
-    @property
-    def terms(self) -> DomainTerms:
-        """Weight and credit in the fair queue."""
-        return _terms(self.share, self.priority)
-
-
-@lru_cache(maxsize=64)
-def _terms(share: float, priority: Priority) -> DomainTerms:
-    return DomainTerms(share * priority.weight, priority.credit)
 
 
 class WorkSlots(Generic[T]):
@@ -75,7 +29,7 @@ class WorkSlots(Generic[T]):
     def __init__(self, usual: int, spare: int) -> None:
         self._usual = usual
         self._most = usual + spare
-        self._queue: FairQueue[tuple[WorkItem, T]] = FairQueue()
+        self._queue: FairQueue[T] = FairQueue()
         self._running: Counter[bytes] = Counter()
         self._seen: dict[bytes, float] = {}
 
@@ -97,7 +51,7 @@ class WorkSlots(Generic[T]):
         """Queue work."""
         self._note_seen(work_item.domain, now)
         self._queue.advance(now)
-        self._queue.put(work_item.flow, work_item.cost, (work_item, item), work_item.terms)
+        self._queue.put(work_item, item)
 
     def begin(self, work_item: WorkItem, now: float) -> bool:
         """Start work if it need not wait, counting it as running; return whether it started."""
@@ -111,7 +65,7 @@ class WorkSlots(Generic[T]):
         """Account for work that bypasses the queue: no item waited, or it is too small to."""
         self._note_seen(work_item.domain, now)
         self._queue.advance(now)
-        self._queue.charge(work_item.flow, work_item.cost, work_item.terms)
+        self._queue.charge(work_item)
 
     def take(self, now: float) -> tuple[WorkItem, T] | None:
         """Return the next item that may start, counting it as running; None if none may.
@@ -127,25 +81,24 @@ class WorkSlots(Generic[T]):
             taken = queue.take(self._may_use_spare)
         else:
             taken = None
-        if taken is None:
-            return None
-        self._running[taken[1][0].domain] += 1
-        return taken[1]
+        if taken is not None:
+            self._running[taken[0].domain] += 1
+        return taken
 
     def withdraw(self, work_item: WorkItem, item: T) -> None:
         """Remove waiting work that was cancelled."""
-        self._queue.withdraw(work_item.flow, lambda entry: entry[1] is item)
+        self._queue.withdraw(work_item.flow, lambda waiting: waiting is item)
 
     def raise_priority(self, work_item: WorkItem, wanted: Callable[[T], bool], now: float) -> None:
         """Move waiting work that is `wanted` to demand priority."""
         demand = work_item._replace(priority=Priority.DEMAND)
-        for _, item in self._queue.withdraw(work_item.flow, lambda entry: wanted(entry[1])):
+        for item in self._queue.withdraw(work_item.flow, wanted):
             self.put(demand, item, now)
 
     def done(self, work_item: WorkItem, undone: float = 0.0) -> None:
         """End running work, and refund the part `undone` of its cost."""
         if undone:
-            self._queue.refund(work_item.flow, undone, work_item.terms.share)
+            self._queue.refund(work_item, undone)
         self._running[work_item.domain] -= 1
         if not self._running[work_item.domain]:
             del self._running[work_item.domain]
@@ -153,7 +106,7 @@ class WorkSlots(Generic[T]):
     def credit(self, work_item: WorkItem, now: float) -> float:
         """Return the cost of work that a domain could have served ahead of others now."""
         self._queue.advance(now)
-        return self._queue.credit(work_item.flow, work_item.terms)
+        return self._queue.credit(work_item)
 
     def shared(self, domain: bytes, now: float) -> bool:
         """Return whether other domains had work here in the last `SEEN_S` seconds."""
@@ -163,7 +116,7 @@ class WorkSlots(Generic[T]):
         """Remove and return all waiting work."""
         waiting = []
         while (taken := self._queue.take()) is not None:
-            waiting.append(taken[1][1])
+            waiting.append(taken[1])
         return waiting
 
     def _note_seen(self, domain: bytes, now: float) -> None:

@@ -10,9 +10,9 @@ from functools import partial
 
 from holdfast.blocks.namespace import Namespace, domain_id
 from holdfast.errors import ConfigError
+from holdfast.fairness.fair_queue import WorkItem
 from holdfast.fairness.fair_threads import FairThreads
 from holdfast.fairness.shares import UNBOUNDED
-from holdfast.fairness.work_slots import WorkItem
 from holdfast.index.residency import Residency
 from holdfast.policy.base import Weighing
 from holdfast.policy.per_domain import PerDomainEviction

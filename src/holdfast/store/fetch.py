@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import Outcome
-from holdfast.fairness.work_slots import Priority
+from holdfast.fairness.fair_queue import Priority
 from holdfast.index.residency import Coverage
 from holdfast.plan.planner import blocks_within
 from holdfast.store.block_table import HOST

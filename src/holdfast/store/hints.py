@@ -13,7 +13,7 @@ from itertools import takewhile
 from holdfast.blocks.key import unpack_keys
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import BlockError
-from holdfast.fairness.work_slots import Priority
+from holdfast.fairness.fair_queue import Priority
 from holdfast.plan.planner import PlanQuestion
 from holdfast.plan.prestage import begin_in_s
 from holdfast.policy.base import NEVER

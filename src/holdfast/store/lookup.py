@@ -16,7 +16,7 @@ from typing import NamedTuple
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import NotFollowed, Outcome
-from holdfast.fairness.work_slots import Priority, WorkItem
+from holdfast.fairness.fair_queue import Priority, WorkItem
 from holdfast.index.residency import Coverage
 from holdfast.plan.planner import Plan, PlanQuestion
 from holdfast.session import LOOK_S

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import Outcome
 from holdfast.failpoints import reach
+from holdfast.fairness.fair_queue import Priority, WorkItem
 from holdfast.fairness.fair_threads import FairThreads
-from holdfast.fairness.work_slots import Priority, WorkItem
 from holdfast.limits import MIB
 from holdfast.store.block_table import HOST, BlockTable, InflightRead
 from holdfast.store.estimates import Estimates

@@ -22,7 +22,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import NotFollowed, Outcome, StoreClosedError
-from holdfast.fairness.work_slots import Priority
+from holdfast.fairness.fair_queue import Priority
 from holdfast.policy.retention import Retention
 from holdfast.session import Session
 from holdfast.store import domains as domain_keys

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from holdfast.fairness.work_slots import WorkItem
+from holdfast.fairness.fair_queue import WorkItem
 from holdfast.node.remote import send_budget
 from holdfast.node.remote.send_budget import (
     MIN_COST_BYTES,

@@ -22,7 +22,7 @@ from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import BlockError, ConfigError, ProtocolError, RefusedError
-from holdfast.fairness.work_slots import WorkItem
+from holdfast.fairness.fair_queue import WorkItem
 from holdfast.limits import (
     CHAIN_BLOCKS_MAX,
     PAYLOAD_BYTES_MAX,

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
+from holdfast.fairness.fair_queue import WorkItem
 from holdfast.fairness.fair_threads import FairThreads
-from holdfast.fairness.work_slots import WorkItem
 
 FETCH_THREADS = 8
 SAVE_THREADS = 4

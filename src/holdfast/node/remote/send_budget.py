@@ -15,8 +15,8 @@ import threading
 import time
 from collections.abc import Sequence
 
-from holdfast.fairness.fair_queue import FairQueue
-from holdfast.fairness.work_slots import WorkItem, WorkSlots
+from holdfast.fairness.fair_queue import FairQueue, WorkItem
+from holdfast.fairness.work_slots import WorkSlots
 from holdfast.wire.remote.stream import Buffer, ProgressLimit, Stream, pieces
 
 PIECE_BYTES = 2 << 20
@@ -45,7 +45,7 @@ class SendBudget:
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._queue: FairQueue[tuple[WorkItem, threading.Event]] = FairQueue()
+        self._queue: FairQueue[threading.Event] = FairQueue()
         self._shares: dict[bytes, float] = {}
         self._held: dict[bytes, int] = {}
 
@@ -65,15 +65,14 @@ class SendBudget:
                 return True
             admitted = threading.Event()
             self._queue.advance(time.monotonic())
-            entry = work_item, admitted
-            self._queue.put(work_item.domain, work_item.cost, entry, work_item.terms)
+            self._queue.put(work_item, admitted)
             self._admit_waiting()
         if admitted.wait(timeout_s):
             return True
         with self._lock:
             if admitted.is_set():
                 return True
-            self._queue.withdraw(work_item.domain, lambda entry: entry[1] is admitted)
+            self._queue.withdraw(work_item.flow, lambda waiting: waiting is admitted)
             self._admit_waiting()
         return False
 
@@ -92,9 +91,9 @@ class SendBudget:
             return
         self._queue.advance(time.monotonic())
         while (
-            taken := self._queue.take(lambda domain: self._fits(self._queue.head(domain)[0]))
+            taken := self._queue.take(lambda flow: self._fits(self._queue.head(flow)))
         ) is not None:
-            work_item, admitted = taken[1]
+            work_item, admitted = taken
             self._count(work_item)
             admitted.set()
 

@@ -18,7 +18,7 @@ from holdfast.blocks.envelope import Header, read_header, record_bytes
 from holdfast.blocks.namespace import Namespace
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import HoldfastError, Outcome, ProtocolError, RefusedError
-from holdfast.fairness.work_slots import WorkItem
+from holdfast.fairness.fair_queue import WorkItem
 from holdfast.limits import (
     FRAME_BODY_BYTES_MAX,
     FRAME_PAYLOAD_BYTES_MAX,

@@ -24,9 +24,8 @@ from typing import NamedTuple
 
 from holdfast.cli.serve import gc_frozen
 from holdfast.errors import ConfigError
-from holdfast.fairness.fair_queue import WINDOW_S
+from holdfast.fairness.fair_queue import WINDOW_S, WorkItem
 from holdfast.fairness.shares import Quota
-from holdfast.fairness.work_slots import WorkItem
 from holdfast.limits import MIB
 from holdfast.node.local.threads import NodeThreads
 from holdfast.report import Row
