@@ -245,7 +245,7 @@ class BlockTable:
         elif known != place:
             self.free_place(tier, known)
         if known != place:
-            self.usage.note_write(tier, namespace.domain, row, column)
+            self.usage.note_write(tier, namespace.domain, row)
 
     def free_place(self, tier: int, place: Place) -> None:
         """Free a place on a lower tier; a shared tier keeps its records for other nodes."""
@@ -286,7 +286,7 @@ class BlockTable:
             else:
                 self.give_back(namespace, [place])
         else:
-            self.usage.subtract(tier, namespace.domain, namespace.record_bytes)
+            self.usage.subtract(tier, namespace.domain, namespace.record_bytes, row)
             self.free_place(tier, place)
         self._drop_if_unused(row)
 
@@ -320,7 +320,7 @@ class BlockTable:
         if row >= 0 and self.index.places[tier][row] == dropped.place:
             namespace = dropped.namespace
             self.rules.gave_up(row, tier)
-            self.usage.subtract(tier, namespace.domain, namespace.record_bytes)
+            self.usage.subtract(tier, namespace.domain, namespace.record_bytes, row)
             self.index.places[tier][row] = NOWHERE
             self.evictions[tier] += 1
             public = namespace.domain == self.public and tier not in self._volatile

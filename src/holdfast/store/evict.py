@@ -96,18 +96,16 @@ def evict_below(table: BlockTable, namespace: Namespace, tier: int, nbytes: int)
     """
     if nbytes > table.usage.quota(tier, namespace.domain).most_bytes:
         return False
-    column = table.index.places[tier]
-    for row, place in table.usage.oldest(tier, namespace.domain):
-        if table.usage.fits(tier, namespace.domain, nbytes):
-            table.usage.put_back(tier, namespace.domain, row, place)
+    while not (fits := table.usage.fits(tier, namespace.domain, nbytes)):
+        row = table.usage.oldest(tier, namespace.domain)
+        if row < 0:
             break
-        if column[row] == place:
-            table.remove_copy(row, tier)
-            table.evictions[tier] += 1
-            if table.index.places[HOST][row] >= 0:
-                # A rewrite would evict the blocks that replaced it.
-                table.queues.do_not_admit([row])
-    return table.usage.fits(tier, namespace.domain, nbytes)
+        table.remove_copy(row, tier)
+        table.evictions[tier] += 1
+        if table.is_on(row, HOST):
+            # A rewrite would evict the blocks that replaced it.
+            table.queues.do_not_admit([row])
+    return fits
 
 
 def _public_is_full(table: BlockTable, nbytes: int) -> bool:

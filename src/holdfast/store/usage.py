@@ -6,24 +6,13 @@ under the store's lock.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
 
 from holdfast.fairness.shares import NO_QUOTA, Quota, victim_domains
 
 OPEN_SHARE = 1 / 16
 """Share of memory that any domain may fill even if all of it is reserved."""
-
-_SPARE = 64
-"""Stale entries that a queue of blocks may always have."""
-
-
-class _WriteOrder:
-    """One domain's blocks on one tier in the order of their writes; some entries are stale."""
-
-    def __init__(self) -> None:
-        self.entries: deque[tuple[int, int]] = deque()
-        self.held = 0
 
 
 class DomainUsage:
@@ -40,14 +29,15 @@ class DomainUsage:
         self._quotas: list[dict[bytes, Quota]] = [{} for _ in range(tiers)]
         self._filling = Counter[bytes]()
         """Bytes of reserved, uncommitted slots by domain; they cannot be evicted."""
-        self._write_orders: list[dict[bytes, _WriteOrder]] = [{} for _ in range(tiers)]
+        self._written: list[dict[bytes, OrderedDict[int, None]]] = [{} for _ in range(tiers)]
+        """By lower tier and domain with a quota on it: the rows there, in order of their writes."""
         self.divided = quotas is not None
         """Whether any domain has a quota, a reservation or a share of memory."""
         for domain, by_tier in (quotas or {}).items():
             for tier, quota in by_tier.items():
                 self._quotas[tier][domain] = quota
                 if tier and quota.most_bytes < NO_QUOTA.most_bytes:
-                    self._write_orders[tier][domain] = _WriteOrder()
+                    self._written[tier][domain] = OrderedDict()
 
     def quota(self, tier: int, domain: bytes) -> Quota:
         """Return what a domain may hold on a tier."""
@@ -109,37 +99,22 @@ class DomainUsage:
         """Add bytes to a domain's usage."""
         self.used[tier][domain] += nbytes
 
-    def subtract(self, tier: int, domain: bytes, nbytes: int) -> None:
-        """Subtract bytes from a domain's usage."""
+    def subtract(self, tier: int, domain: bytes, nbytes: int, row: int = -1) -> None:
+        """Subtract bytes from a domain's usage; on a lower tier, those of the block in a row."""
         left = self.used[tier][domain] - nbytes
         if left > 0:
             self.used[tier][domain] = left
         else:
             del self.used[tier][domain]
-        order = self._write_orders[tier].get(domain)
-        if order:
-            order.held -= 1
+        if (written := self._written[tier].get(domain)) is not None:
+            written.pop(row, None)
 
-    def note_write(self, tier: int, domain: bytes, row: int, column: Sequence[int]) -> None:
-        """Note that a block, counted by `add`, was written to `column[row]` of a lower tier."""
-        order = self._write_orders[tier].get(domain)
-        if order is None:
-            return
-        order.held += 1
-        order.entries.append((row, column[row]))
-        if len(order.entries) > 2 * order.held + _SPARE:
-            there = [(row, place) for row, place in order.entries if column[row] == place]
-            order.entries = deque(there)
+    def note_write(self, tier: int, domain: bytes, row: int) -> None:
+        """Note that a block, counted by `add`, was written to a lower tier."""
+        if (written := self._written[tier].get(domain)) is not None:
+            written[row] = None
+            written.move_to_end(row)
 
-    def oldest(self, tier: int, domain: bytes) -> Iterator[tuple[int, int]]:
-        """Yield and remove queued blocks of a domain with a quota on a lower tier, oldest first.
-
-        Some have left the place given; the caller compares.
-        """
-        order = self._write_orders[tier].get(domain)
-        while order and order.entries:
-            yield order.entries.popleft()
-
-    def put_back(self, tier: int, domain: bytes, row: int, place: int) -> None:
-        """Put the block that `oldest` yielded last back at the head of its queue."""
-        self._write_orders[tier][domain].entries.appendleft((row, place))
+    def oldest(self, tier: int, domain: bytes) -> int:
+        """Return the oldest row of a domain with a quota on a lower tier; -1: there is none."""
+        return next(iter(self._written[tier].get(domain, ())), -1)
