@@ -183,7 +183,8 @@ class StoreMachine(RuleBasedStateMachine):
                     for row in table.index.rows()
                     if column[row] != NOWHERE and namespaces(row) == namespace
                 }
-                places.update(table.pending_free(namespace))
+                for row, slots in table._pending_free.items():
+                    places.update(slots if namespaces(row) == namespace else ())
                 assert table.host(namespace).usage().records == len(places)
 
     def teardown(self) -> None:

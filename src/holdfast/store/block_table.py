@@ -385,15 +385,6 @@ class BlockTable:
         busy = self.leases or self.leases.reservations or self.reads or self._pending_free
         return not busy and not any(self.index.leases)
 
-    def pending_free(self, namespace: Namespace) -> list[Place]:
-        """Return the slots of a namespace that are freed when their last reader ends."""
-        return [
-            place
-            for row, places in self._pending_free.items()
-            if self.index.namespace(row) == namespace
-            for place in places
-        ]
-
     def promoted_to_host(self, row: int, tier: int) -> bool:
         """Offer a block promoted from `tier` to lower tiers; return whether a write is queued."""
         missing = [
