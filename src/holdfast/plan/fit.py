@@ -13,10 +13,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import combinations
-from operator import mul, truediv
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 PER_SIZE = 8
 """Observations kept of each size. Features of one size are within a factor of four."""
@@ -38,6 +43,7 @@ _ROUNDS = 6
 _HUBER = 1.345
 _SPREAD_MIN = 0.01
 _TINY = 1e-12
+_is_close = partial(math.isclose, rel_tol=1e-3)
 
 
 class Observation(NamedTuple):
@@ -49,11 +55,11 @@ class Observation(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Observations by column, oldest first; `usual` is the median time of each one's size."""
+    """Observations, oldest first; `usual` is the median time of each one's size."""
 
-    features: Sequence[Sequence[float]]
-    seconds: Sequence[float]
-    usual: Sequence[float]
+    features: Floats
+    seconds: Floats
+    usual: Floats
 
 
 class Belief(NamedTuple):
@@ -70,7 +76,7 @@ class OnlineFit:
     """Fits the coefficients of `len(belief.coefficients)` features.
 
     `half_life` is in observations. At most `most` are kept; the oldest are dropped first. A fit
-    takes less than 10 us per observation kept.
+    takes less than a millisecond.
     """
 
     def __init__(self, belief: Belief, half_life: float, most: int) -> None:
@@ -146,46 +152,39 @@ class OnlineFit:
         for size in self._sizes.values():
             middle = median([one.seconds for one in size])
             usual |= dict.fromkeys([one.number for one in size], middle)
-        features = list(zip(*(one.features for one in kept), strict=True))
-        seconds = [one.seconds for one in kept]
-        data = _Columns(features, seconds, [usual[one.number] for one in kept])
-        aged = [max(AGED_MIN, 0.5 ** ((self.count - one.number) / self._half_life)) for one in kept]
+        data = _Columns(
+            np.array([one.features for one in kept]),
+            np.array([one.seconds for one in kept]),
+            np.array([usual[one.number] for one in kept]),
+        )
+        ages = self.count - np.array([one.number for one in kept])
+        aged = np.maximum(AGED_MIN, 0.5 ** (ages / self._half_life))
         found = self._reweighted_fit(data, aged, aged)
-        count = len(kept)
-        if count > LATEST:
-            latest = _Columns(
-                [column[-LATEST:] for column in features], seconds[-LATEST:], data.usual[-LATEST:]
-            )
-            if _misfit(latest, found, [1.0] * LATEST) >= _CONTRADICTION:
-                start = [0.0] * (count - LATEST) + [1.0] * LATEST
+        if len(kept) > LATEST:
+            latest = _Columns(*(column[-LATEST:] for column in data))
+            if _misfit(latest, found, np.ones(LATEST)) >= _CONTRADICTION:
+                start = np.zeros(len(kept))
+                start[-LATEST:] = 1.0
                 other = self._reweighted_fit(data, aged, start)
                 found = min(found, other, key=lambda each: _misfit(data, each, aged))
-        return found
+        return tuple(found.tolist())
 
-    def _reweighted_fit(
-        self, data: _Columns, aged: Sequence[float], start: Sequence[float]
-    ) -> tuple[float, ...]:
+    def _reweighted_fit(self, data: _Columns, aged: Floats, start: Floats) -> Floats:
         """Fit with the weights `start`, then repeatedly with Huber's weights for the errors."""
-        scales, weights = data.usual, start
-        last = self.belief.coefficients
-        prior_weights = tuple(
-            weight * max(_TINY, median(map(truediv, column, data.usual))) ** 2
-            for weight, column in zip(self.belief.weights, data.features, strict=True)
-        )
+        prior, prior_weights = map(np.array, self.belief)
+        usual_features = np.array([median(x) for x in (data.features.T / data.usual).tolist()])
+        ridge = np.diag(prior_weights * np.maximum(_TINY, usual_features) ** 2)
+        scales, weights, last = data.usual, start, prior
         for _ in range(_ROUNDS):
-            relative = [list(map(truediv, column, scales)) for column in data.features]
-            times = list(map(truediv, data.seconds, scales))
-            prior = (self.belief.coefficients, prior_weights)
-            found = _least_squares(relative, times, weights, prior)
-            if all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(last, found, strict=True)):
+            relative, times = data.features / scales[:, None], data.seconds / scales
+            weighted = relative.T * weights
+            found = _least_squares(weighted @ relative + ridge, weighted @ times + ridge @ prior)
+            if all(map(_is_close, last, found)):
                 break
             last = found
             errors, scales = _errors(data, found)
-            spread = _HUBER * max(_SPREAD_MIN, 1.4826 * median(errors))
-            weights = [
-                age * min(1.0, spread / max(error, _TINY))
-                for age, error in zip(aged, errors, strict=True)
-            ]
+            spread = _HUBER * max(_SPREAD_MIN, 1.4826 * median(errors.tolist()))
+            weights = aged * np.minimum(1.0, spread / np.maximum(errors, _TINY))
         return found
 
 
@@ -194,80 +193,44 @@ def _is_plausible(features: Sequence[float], seconds: float) -> bool:
     return SECONDS_MIN <= seconds <= SECONDS_MAX and all(0 <= x <= FEATURE_MAX for x in features)
 
 
-def _errors(data: _Columns, found: Sequence[float]) -> tuple[list[float], list[float]]:
+def _errors(data: _Columns, found: Floats) -> tuple[Floats, Floats]:
     """Return the relative error of each observation, and the time that it is relative to.
 
     The scale is the larger of the expected and the usual time. So an error of factor two weighs the
     same in both directions, and few errors exceed 1.
     """
-    expected = [0.0] * len(data.seconds)
-    for coefficient, column in zip(found, data.features, strict=True):
-        expected = [e + coefficient * x for e, x in zip(expected, column, strict=True)]
-    scales = list(map(max, expected, data.usual))
-    errors = [abs(e - s) / by for e, s, by in zip(expected, data.seconds, scales, strict=True)]
-    return errors, scales
+    expected = data.features @ found
+    scales = np.maximum(expected, data.usual)
+    return np.abs(expected - data.seconds) / scales, scales
 
 
-def _misfit(data: _Columns, found: Sequence[float], weights: Sequence[float]) -> float:
+def _misfit(data: _Columns, found: Floats, weights: Floats) -> float:
     """Return the weighted mean of the relative errors, each at most 1."""
     errors, _ = _errors(data, found)
-    return sum(w * min(1.0, e) for w, e in zip(weights, errors, strict=True)) / sum(weights)
+    return float(weights @ np.minimum(1.0, errors) / weights.sum())
 
 
-def _least_squares(
-    columns: Sequence[Sequence[float]],
-    times: Sequence[float],
-    weights: Sequence[float],
-    prior: tuple[Sequence[float], Sequence[float]],
-) -> tuple[float, ...]:
-    """Minimise the weighted squares of `row . c - time` and of `c - prior`, over c >= 0."""
-    prior_coefficients, prior_weights = prior
-    size = range(len(prior_coefficients))
-    weighted = [list(map(mul, weights, column)) for column in columns]
-    right = [sum(map(mul, column, times)) for column in weighted]
-    matrix = [[0.0 for _ in size] for _ in size]
-    for i in size:
-        for j in range(i + 1):
-            matrix[i][j] = sum(map(mul, weighted[i], columns[j]))
-    for i in size:
-        right[i] += prior_weights[i] * prior_coefficients[i]
-        matrix[i][i] += prior_weights[i]
-        for j in range(i):
-            matrix[j][i] = matrix[i][j]
-    whole = _solve(matrix, right, size)
-    if whole is not None and min(whole) >= 0:
-        return tuple(whole)  # the unconstrained minimum is feasible
-    best, least = tuple(0.0 for _ in size), 0.0
+def _least_squares(matrix: Floats, right: Floats) -> Floats:
+    """Minimise `c . matrix . c / 2 - right . c` over c >= 0."""
+    found = _solve(matrix, right)
+    if found is not None and min(found) >= 0.0:
+        return found  # the unconstrained minimum is feasible
+    best, least = np.zeros(len(right)), 0.0
     for count in range(1, len(right)):
-        for chosen in combinations(size, count):
-            solved = _solve(matrix, right, chosen)
-            if solved is None or min(solved) < 0:
+        for chosen in map(list, combinations(range(len(right)), count)):
+            found = _solve(matrix[chosen][:, chosen], right[chosen])
+            if found is None or min(found) < 0.0:
                 continue
-            value = -sum(c * right[k] for c, k in zip(solved, chosen, strict=True))
-            if value < least:
-                found = dict(zip(chosen, solved, strict=True))
-                best, least = tuple(found.get(k, 0.0) for k in size), value
+            if (value := -float(found @ right[chosen])) < least:
+                best, least = np.zeros(len(right)), value
+                best[chosen] = found
     return best
 
 
-def _solve(
-    matrix: Sequence[Sequence[float]], right: Sequence[float], chosen: Sequence[int]
-) -> list[float] | None:
-    """Solve for the chosen coefficients by scaled elimination; return None if it is singular."""
-    scale = {i: math.sqrt(matrix[i][i]) or 1.0 for i in chosen}
-    lines = [
-        [matrix[i][j] / scale[i] / scale[j] for j in chosen] + [right[i] / scale[i]] for i in chosen
-    ]
-    for at in range(len(lines)):
-        pivot = max(range(at, len(lines)), key=lambda i: abs(lines[i][at]))
-        lines[at], lines[pivot] = lines[pivot], lines[at]
-        if abs(lines[at][at]) < _TINY:
-            return None
-        for below in range(at + 1, len(lines)):
-            factor = lines[below][at] / lines[at][at]
-            lines[below] = [b - factor * a for a, b in zip(lines[at], lines[below], strict=True)]
-    solved = [0.0] * len(lines)
-    for at in reversed(range(len(lines))):
-        rest = sum(lines[at][j] * solved[j] for j in range(at + 1, len(lines)))
-        solved[at] = (lines[at][-1] - rest) / lines[at][at]
-    return [value / scale[i] for value, i in zip(solved, chosen, strict=True)]
+def _solve(matrix: Floats, right: Floats) -> Floats | None:
+    """Solve the equations, scaled to a unit diagonal; return None if they are singular."""
+    scale = np.sqrt(matrix.diagonal()) + _TINY
+    try:
+        return np.linalg.solve(matrix / scale / scale[:, None], right / scale) / scale
+    except np.linalg.LinAlgError:
+        return None
