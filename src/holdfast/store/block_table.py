@@ -22,7 +22,13 @@ from holdfast.policy.base import EvictionPolicy
 from holdfast.policy.promotion import promotion_targets
 from holdfast.store.admission_rules import AdmissionRules
 from holdfast.store.leases import LeaseTable
-from holdfast.store.remote_lookups import FailedRemote, InflightLookups, RemoteLookups
+from holdfast.store.remote_lookups import (
+    FAILED_MAX,
+    FAILED_S,
+    InflightLookups,
+    RecentOutcomes,
+    RemoteLookups,
+)
 from holdfast.store.sealing import UNKNOWN, CopyEpochs, Sealing
 from holdfast.store.usage import DomainUsage
 from holdfast.store.write_queues import WriteQueues
@@ -152,7 +158,8 @@ class BlockTable:
         self.unverified: set[int] = set()
         """Received blocks in memory whose payload this node has not verified."""
         self.unverified_records = UnverifiedRecords()
-        self.failed_remote = FailedRemote()
+        self.failed_remote = RecentOutcomes(FAILED_S, FAILED_MAX)
+        """Blocks whose copy on a shared tier was CORRUPT or UNREADABLE here."""
         self.evictions = Counter[int]()
         """Copies that left each tier for others, since the start."""
         self.failed_checks = Counter[tuple[int, Outcome]]()
@@ -350,7 +357,7 @@ class BlockTable:
     def note_failed(self, tier: int, namespace: Namespace, key: bytes, outcome: Outcome) -> None:
         """Record a failed copy, so that its shared tier is not asked for the block for a while."""
         if tier in self.shared and outcome in (Outcome.CORRUPT, Outcome.UNREADABLE):
-            self.failed_remote.add(tier, namespace, key, outcome, self.clock.now())
+            self.failed_remote.note((tier, namespace, key), outcome, self.clock.now())
 
     def unwritten(self) -> int:
         """Return how many writes are queued or running, over all tiers. Takes the lock."""

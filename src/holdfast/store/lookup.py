@@ -191,8 +191,11 @@ def _ask(
     """
     name, answer = (number, namespace, keys[start]), HeldAnswer(0, Outcome.GONE)
     with table.lock:
-        now_s = table.clock.now()
-        readable = start + table.failed_remote.readable(number, namespace, keys[start:], now_s)
+        now_s, failed, readable = table.clock.now(), table.failed_remote, len(keys)
+        if failed:
+            each = range(start, len(keys))
+            ends = (at for at in each if failed.get((number, namespace, keys[at]), now_s))
+            readable = next(ends, readable)
         if readable == start:  # its copy failed here a moment ago
             return Outcome.OK
         other = table.inflight_lookups.begin(name, now_s)

@@ -9,7 +9,6 @@ asks the tier again. State only: call under the store's lock.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TypeAlias
 
@@ -25,11 +24,14 @@ NO_S = 0.25
 NOES_MAX = 4_096
 
 Name: TypeAlias = tuple[int, Namespace, bytes]
-"""Tier number, and namespace and key of the first block looked up."""
+"""Tier number, and namespace and key of a block: the first one of those looked up."""
 
 FAILED_MAX = 65_536
 FAILED_S = 60.0
-"""Time for which a shared tier is not asked for a block that failed, in seconds."""
+"""Time for which a shared tier is not asked for a block whose copy there failed, in seconds.
+
+It keeps such a copy if other hosts can read it, and would answer that it holds the block.
+"""
 
 
 class RemoteLookups:
@@ -56,6 +58,34 @@ class RemoteLookups:
         return [self._rows.popitem(last=False)[0] for _ in range(excess)]
 
 
+class RecentOutcomes:
+    """Outcomes by name, each valid for `valid_s` seconds; at most `most`, the oldest leave first."""
+
+    def __init__(self, valid_s: float, most: int) -> None:
+        self._valid_s = valid_s
+        self._most = most
+        self._outcomes: OrderedDict[Name, tuple[float, Outcome]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    def note(self, name: Name, outcome: Outcome, now_s: float) -> None:
+        """Record an outcome instead of an earlier one."""
+        self._outcomes.pop(name, None)
+        self._outcomes[name] = now_s + self._valid_s, outcome
+        if len(self._outcomes) > self._most:
+            self._outcomes.popitem(last=False)
+
+    def get(self, name: Name, now_s: float) -> Outcome | None:
+        """Return the outcome recorded; None if there is none, or if it is too old."""
+        until_s, outcome = self._outcomes.get(name, (now_s, None))
+        return outcome if now_s < until_s else None
+
+    def forget(self, name: Name) -> None:
+        """Remove an outcome, if there is one."""
+        self._outcomes.pop(name, None)
+
+
 class InflightLookups:
     """Lookups in flight, and recent misses: equal lookups share one question to a tier.
 
@@ -65,7 +95,7 @@ class InflightLookups:
 
     def __init__(self) -> None:
         self._under_way: dict[Name, Future[Outcome]] = {}
-        self._noes: OrderedDict[Name, tuple[float, Outcome]] = OrderedDict()
+        self._noes = RecentOutcomes(NO_S, NOES_MAX)
 
     def begin(self, name: Name, now_s: float) -> Future[Outcome] | None:
         """Return None if the caller must ask the tier and call `end`, else the outcome to wait for.
@@ -76,8 +106,8 @@ class InflightLookups:
         under_way = self._under_way.get(name)
         if under_way is not None:
             return under_way
-        no_s, outcome = self._noes.get(name, (-NO_S, Outcome.OK))
-        if now_s - no_s < NO_S:
+        outcome = self._noes.get(name, now_s)
+        if outcome is not None:
             told: Future[Outcome] = Future()
             told.set_result(outcome)
             return told
@@ -87,51 +117,7 @@ class InflightLookups:
     def end(self, name: Name, found: int, now_s: float, outcome: Outcome = Outcome.OK) -> None:
         """Finish a lookup and wake the waiting callers; `found` is the number of blocks held."""
         self._under_way.pop(name).set_result(outcome)
-        self._noes.pop(name, None)
-        if not found:
-            self._noes[name] = now_s, outcome
-            if len(self._noes) > NOES_MAX:
-                self._noes.popitem(last=False)
-
-
-class FailedRemote:
-    """Blocks whose copy on a shared tier failed here, with outcome; at most `FAILED_MAX`.
-
-    They are not requested for a while. A shared tier keeps such a copy if other hosts can read it,
-    and would answer that it holds the block.
-    """
-
-    def __init__(self) -> None:
-        self._blocks: OrderedDict[tuple[int, Namespace, bytes], tuple[float, Outcome]] = (
-            OrderedDict()
-        )
-
-    def add(
-        self, tier: int, namespace: Namespace, key: bytes, outcome: Outcome, now_s: float
-    ) -> None:
-        """Record a block that was CORRUPT or UNREADABLE."""
-        self._blocks.pop((tier, namespace, key), None)
-        self._blocks[tier, namespace, key] = now_s + FAILED_S, outcome
-        if len(self._blocks) > FAILED_MAX:
-            self._blocks.popitem(last=False)
-
-    def why(self, tier: int, namespace: Namespace, key: bytes, now_s: float) -> Outcome:
-        """Return the outcome recorded for a block; OK if there is none, or if it is too old."""
-        if not self._blocks:
-            return Outcome.OK
-        until_s, outcome = self._blocks.get((tier, namespace, key), (now_s, Outcome.OK))
-        return outcome if now_s < until_s else Outcome.OK
-
-    def readable(self, tier: int, namespace: Namespace, keys: Sequence[bytes], now_s: float) -> int:
-        """Return how many leading blocks may be requested."""
-        if not self._blocks:
-            return len(keys)
-        for number, key in enumerate(keys):
-            if self.why(tier, namespace, key, now_s) is not Outcome.OK:
-                return number
-        return len(keys)
-
-    def written(self, tier: int, namespace: Namespace, key: bytes) -> None:
-        """Forget a block of which a good copy was written."""
-        if self._blocks:
-            self._blocks.pop((tier, namespace, key), None)
+        if found:
+            self._noes.forget(name)
+        else:
+            self._noes.note(name, outcome, now_s)

@@ -195,12 +195,12 @@ class WriteBehind:
                     table.queues.enqueue(row, [number])
                 elif outcome is Outcome.OK:
                     name = number, table.index.namespace(row), table.index.keys[row] or b""
-                    if table.failed_remote.why(*name, table.clock.now()) is Outcome.UNREADABLE:
+                    if table.failed_remote.get(name, table.clock.now()) is Outcome.UNREADABLE:
                         # The tier kept a record that this host cannot open; a corrupt one it
                         # would have replaced.
                         table.queues.do_not_admit([row])
                     else:
-                        table.failed_remote.written(*name)
+                        table.failed_remote.forget(name)
                         table.publish_below(row, number, place, epoch)
                 elif away:
                     table.queues.defer(row, number)
