@@ -59,7 +59,7 @@ class RemoteLookups:
 
 
 class RecentOutcomes:
-    """Outcomes by name, each valid for `valid_s` seconds; at most `most`, the oldest leave first."""
+    """Outcomes by name, valid for `valid_s` seconds; at most `most`, the oldest leave first."""
 
     def __init__(self, valid_s: float, most: int) -> None:
         self._valid_s = valid_s
