@@ -285,8 +285,6 @@ _MIX = 0x9E37_79B1
 class _Class:
     """Reuse probability of one class: a moving average of outcomes that starts at 1."""
 
-    __slots__ = ("_outcomes", "chance")
-
     def __init__(self) -> None:
         self._outcomes = 8.0
         self.chance = 1.0

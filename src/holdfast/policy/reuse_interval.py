@@ -196,17 +196,6 @@ class _Class:
     `nbytes`: mean block size. `bytes`: bytes used since the last `keep_time`.
     """
 
-    __slots__ = (
-        "_rate_bytes",
-        "_rate_s",
-        "bytes",
-        "gains",
-        "left_s",
-        "nbytes",
-        "returns",
-        "starts",
-    )
-
     def __init__(self) -> None:
         self.starts = [0.0] * BUCKETS
         self.returns = [0.0] * BUCKETS
