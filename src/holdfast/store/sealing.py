@@ -24,7 +24,7 @@ from holdfast.blocks.envelope import (
 from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import aligned_buffer
 from holdfast.clock import Clock, SystemClock
-from holdfast.codec.pack import matches, verify
+from holdfast.codec.pack import matches
 from holdfast.codec.seal import Sealer
 from holdfast.errors import FormatError, Outcome
 from holdfast.keys.keyring import KeyRing
@@ -98,13 +98,14 @@ class Sealing:
             header, _ = read_header(record)
         except FormatError:
             return Outcome.CORRUPT
-        named = _named(header, key, namespace)
-        if named is not Outcome.OK:
-            return named
-        if header.seal == SEAL_NONE and not self.seals(namespace.domain):
-            return verify(record, key, namespace.fingerprint, namespace.payload_bytes)
+        wanted = (key, namespace.fingerprint, namespace.domain)
+        if (header.key, header.fingerprint, header.domain) != wanted:
+            return Outcome.MISS
+        if header.payload_bytes != namespace.payload_bytes or header.codec != CODEC_NONE:
+            return Outcome.CORRUPT
         if header.seal == SEAL_NONE and matches(record, header):
-            return self._note_unreadable(header, "not sealed")
+            is_trusted = not self.seals(namespace.domain)
+            return Outcome.OK if is_trusted else self._note_unreadable(header, "not sealed")
         if header.seal != SEAL_AES_GCM or len(record) < namespace.record_bytes:
             return Outcome.CORRUPT
         if namespace.domain not in self._ours:
@@ -168,15 +169,6 @@ class Sealing:
             return not self.seals(header.domain)
         key = self.ring and self.ring.find(header.domain, header.epoch, header.key_id)
         return key is not None
-
-
-def _named(header: Header, key: bytes, namespace: Namespace) -> Outcome:
-    """Return whether a header is that of the requested block."""
-    wanted = (key, namespace.fingerprint, namespace.domain)
-    if (header.key, header.fingerprint, header.domain) != wanted:
-        return Outcome.MISS
-    readable = header.payload_bytes == namespace.payload_bytes and header.codec == CODEC_NONE
-    return Outcome.OK if readable else Outcome.CORRUPT
 
 
 class CopyEpochs:
