@@ -26,7 +26,7 @@ _HIGH_SHARE = 100
 
 
 class Lirs(QueuePolicy):
-    """A low set in order of use, a queue of the others, and evicted names; 38 bytes a row."""
+    """A low set in order of use, a queue of the others, and evicted names; 150 bytes a row."""
 
     def __init__(self) -> None:
         self._used = array("q")
@@ -34,20 +34,6 @@ class Lirs(QueuePolicy):
         self._tick = 0
         self._ghosts: OrderedDict[Hashable, int] = OrderedDict()
         self._was_full = False
-
-    def insert(
-        self, rows: Sequence[int], parents: Sequence[int], names: Sequence[Hashable], now_s: float
-    ) -> None:
-        """Add rows: to the low set if the name returned soon, or if the store was never full."""
-        used, ghosts, append = self._used, self._ghosts, self._queues.append
-        for row, name, is_new in self._enter(rows, parents, names):
-            if not is_new:
-                self.touch([row], now_s)
-                continue
-            self._tick += 1
-            soon = ghosts.pop(name, -1) > self._oldest()
-            append(_LOW if soon or not self._was_full else _HIGH, row)
-            used[row] = self._tick
 
     def touch(self, rows: Sequence[int], now_s: float) -> None:
         """Record a use of each row; a row that is used again soon enters the low set."""
@@ -70,6 +56,13 @@ class Lirs(QueuePolicy):
         while queues.length(_LOW) > full - full // _HIGH_SHARE:
             queues.append(_HIGH, queues.first(_LOW))
         return super().victims(now_s)
+
+    def _queue_for(self, row: int, name: Hashable) -> int:
+        """Return the low set if the name returned soon, or if the store was never full."""
+        soon = self._ghosts.pop(name, -1) > self._oldest()
+        self._tick += 1
+        self._used[row] = self._tick
+        return _LOW if soon or not self._was_full else _HIGH
 
     def _remember(self, row: int, queue: int, name: Hashable, full: int) -> None:
         """Remember the name if the row was used since the least recently used low one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
-from collections.abc import Generator, Hashable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Sequence
 
 from holdfast.policy.tree import PrefixTree
 
@@ -66,6 +66,21 @@ class QueuePolicy(ABC):
         self._tree = PrefixTree(column, self._queues.where)
         self._names: list[Hashable] = []
 
+    def insert(
+        self, rows: Sequence[int], parents: Sequence[int], names: Sequence[Hashable], now_s: float
+    ) -> None:
+        """Add the new rows of a chain, the last one first, to the queues of `_queue_for`."""
+        here = self._tree.here
+        new = [row >= len(here) or not here[row] for row in rows]
+        self._tree.add(rows, parents)
+        self._names.extend([None] * (len(here) - len(self._names)))
+        for row, name, is_new in zip(reversed(rows), reversed(names), reversed(new), strict=True):
+            if is_new:
+                self._names[row] = name
+                self._queues.append(self._queue_for(row, name), row)
+            else:
+                self.touch([row], now_s)
+
     @abstractmethod
     def touch(self, rows: Sequence[int], now_s: float) -> None:
         """Record one use of each row."""
@@ -116,22 +131,13 @@ class QueuePolicy(ABC):
                     self._remember(row, queue, name, full)
 
     @abstractmethod
+    def _queue_for(self, row: int, name: Hashable) -> int:
+        """Return the queue of a new row, and record its first use."""
+
+    @abstractmethod
     def _next(self, full: int) -> int:
         """Return the next row that is due, -1 if there is none; `full` rows were here at first."""
 
     @abstractmethod
     def _remember(self, row: int, queue: int, name: Hashable, full: int) -> None:
         """Remember the name of an evicted row, which was in `queue`."""
-
-    def _enter(
-        self, rows: Sequence[int], parents: Sequence[int], names: Sequence[Hashable]
-    ) -> Iterator[tuple[int, Hashable, bool]]:
-        """Add a chain to the tree; yield (row, name, is new) from its last row to its first."""
-        here = self._tree.here
-        new = [row >= len(here) or not here[row] for row in rows]
-        self._tree.add(rows, parents)
-        self._names.extend([None] * (len(here) - len(self._names)))
-        for row, name, is_new in zip(reversed(rows), reversed(names), reversed(new), strict=True):
-            if is_new:
-                self._names[row] = name
-            yield row, name, is_new

@@ -27,27 +27,12 @@ _USES_TO_STAY = 2
 
 
 class S3Fifo(QueuePolicy):
-    """Two queues of rows, and the names evicted from the small one; 31 bytes a row plus names."""
+    """Two queues of rows, and the names evicted from the small one; 145 bytes a row and names."""
 
     def __init__(self) -> None:
         self._uses = bytearray()
         super().__init__(self._uses)
         self._ghosts: OrderedDict[Hashable, None] = OrderedDict()
-
-    def insert(
-        self, rows: Sequence[int], parents: Sequence[int], names: Sequence[Hashable], now_s: float
-    ) -> None:
-        """Add rows to the small queue, or to the main one if the name left the small one lately."""
-        uses, ghosts, append = self._uses, self._ghosts, self._queues.append
-        for row, name, is_new in self._enter(rows, parents, names):
-            if not is_new:
-                self.touch([row], now_s)
-                continue
-            uses[row] = 0
-            known = name in ghosts
-            if known:
-                del ghosts[name]
-            append(_MAIN if known else _SMALL, row)
 
     def touch(self, rows: Sequence[int], now_s: float) -> None:
         """Count one use of each row; a deferred or ready row returns to the main queue."""
@@ -60,6 +45,13 @@ class S3Fifo(QueuePolicy):
                 uses[row] += 1
             if where[row] > DEFERRED:  # `where` counts from 1
                 self._queues.append(_MAIN, row)
+
+    def _queue_for(self, row: int, name: Hashable) -> int:
+        """Return the small queue, or the main one if the name left the small one lately."""
+        self._uses[row] = 0
+        known = name in self._ghosts
+        self._ghosts.pop(name, None)
+        return _MAIN if known else _SMALL
 
     def _remember(self, row: int, queue: int, name: Hashable, full: int) -> None:
         """Remember the name if the row was in the small queue."""
