@@ -95,7 +95,7 @@ def test_a_slower_engine_never_fetches_less(question, times):
 
 @given(questions(st.floats(0, 10)))
 def test_a_deadline_is_a_share_of_what_is_saved_and_leaves_time_for_what_is_expected(question):
-    plan = BestCut(share=0.5, slack=1.5).plan(question)
+    plan = BestCut().plan(question)
     left_s = expected_s(question, plan.blocks)
     if plan.blocks == question.first:
         assert plan.fetch_s == plan.deadline_s == 0

@@ -96,13 +96,9 @@ class FetchHeld:
 class BestCut:
     """Plans for the least time to the first token; as `FetchHeld` if the cost is unknown.
 
-    A fetch's deadline is the larger of `share` of the computing time that it saves and `slack`
+    A fetch's deadline is the larger of `SHARE` of the computing time that it saves and `SLACK`
     times its expected duration, and at most the question's limit.
     """
-
-    def __init__(self, share: float = SHARE, slack: float = SLACK) -> None:
-        self._share = share
-        self._slack = slack
 
     def plan(self, question: PlanQuestion) -> Plan:
         """Return the cut with the least time to the first token; the shortest if several tie."""
@@ -116,7 +112,7 @@ class BestCut:
         blocks, least_s = _best(question, cost)
         there_s, tokens = fetch_s(question, blocks), _ready(question, blocks)
         saved_s = recompute_s - cost.seconds(prompt - tokens, tokens)
-        deadline_s = min(max(self._share * saved_s, self._slack * there_s), question.limit_s)
+        deadline_s = min(max(SHARE * saved_s, SLACK * there_s), question.limit_s)
         first, held = question.first, len(question.tiers)
         if held <= first:
             reason = f"recompute {_time(recompute_s)}: nothing that is missing is held"
