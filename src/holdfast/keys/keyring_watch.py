@@ -29,8 +29,9 @@ class KeyRingWatch:
     def __init__(self, ring: KeyRing, clock: Clock) -> None:
         self._ring = ring
         self._clock = clock
-        self._lock = threading.Lock()
-        self._look: _Look | None = None
+        self._changed = threading.Condition()
+        self._began_s: float | None = None
+        """Start of the read that is under way, monotonic; None if there is none."""
         self.read_at = clock.now()
         self.why = ""
 
@@ -39,28 +40,26 @@ class KeyRingWatch:
         if self._ring.path is None:
             return
         until = time.monotonic() + GLANCE_S
-        with self._lock:
-            under_way = self._look
-        if under_way is not None:  # it may have begun before the change that the caller looks for
-            if time.monotonic() - under_way.began > GLANCE_S:
-                return
-            if not under_way.over.wait(max(0.0, until - time.monotonic())):
-                return
-        with self._lock:
-            look = self._look
-            if look is None:
-                look = self._look = _Look()
-                work = threading.Thread(
-                    target=self._read, args=(look,), name="holdfast-keyring", daemon=True
-                )
+        with self._changed:
+            under_way = self._began_s
+            if under_way is not None:  # it may have begun before the change that the caller expects
+                if time.monotonic() - under_way > GLANCE_S:
+                    return
+                if not self._changed.wait_for(lambda: self._began_s != under_way, GLANCE_S):
+                    return
+            if self._began_s is None:
+                self._began_s = time.monotonic()
+                work = threading.Thread(target=self._read, name="holdfast-keyring", daemon=True)
                 try:
                     work.start()
                 except RuntimeError as error:  # the limit of threads, or of memory for stacks
-                    self.why, self._look = f"{error}; raise the limit of threads", None
-                    look.over.set()
-        look.over.wait(max(0.0, until - time.monotonic()))
+                    self.why, self._began_s = f"{error}; raise the limit of threads", None
+                    self._changed.notify_all()
+                    return
+            look = self._began_s
+            self._changed.wait_for(lambda: self._began_s != look, until - time.monotonic())
 
-    def _read(self, look: _Look) -> None:
+    def _read(self) -> None:
         at, why = self._clock.now(), ""
         try:
             self._ring.look()
@@ -69,16 +68,8 @@ class KeyRingWatch:
         except Exception as error:  # noqa: BLE001  # otherwise the file is never read again
             _log.exception("the key ring cannot be read")
             why = str(error)
-        with self._lock:
-            self.why, self._look = why, None
+        with self._changed:
+            self.why, self._began_s = why, None
             if not why:
                 self.read_at = at
-        look.over.set()
-
-
-class _Look:
-    """One read of the file: its start, in seconds, monotonic, and whether it has ended."""
-
-    def __init__(self) -> None:
-        self.began = time.monotonic()
-        self.over = threading.Event()
+            self._changed.notify_all()
