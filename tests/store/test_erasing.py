@@ -115,13 +115,13 @@ def test_leases_of_what_was_not_forgotten_yet_end_too(sealed, monkeypatch):
     one = sealed(SharedMemoryTier({}))
     chain, lent = one.chain(1, BLOCKS), []
     one.save(chain)
-    forget = domains._forget
+    forget = one.store.table.remove_copies
 
     def lent_first(*args):
         lent.append(one.store.fetch_unverified(one.namespace, chain.keys, 5.0))
         return forget(*args)
 
-    monkeypatch.setattr(domains, "_forget", lent_first)
+    monkeypatch.setattr(one.store.table, "remove_copies", lent_first)
     one.store.erase("default")
     assert len(lent[0].places) == BLOCKS
     assert one.store.outgoing(one.namespace, lent[0].lease, lent[0].places) == []
