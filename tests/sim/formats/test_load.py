@@ -352,7 +352,7 @@ def test_what_is_wrong_is_named_with_its_line(read, case) -> None:
 def test_every_known_format_is_listed(read) -> None:
     with pytest.raises(TraceError) as error:
         read(b"{}")
-    assert all(form.NAME in str(error.value) for form in FORMATS)
+    assert all(form.name in str(error.value) for form in FORMATS)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path) -> None:

@@ -1,1 +1,1 @@
-"""Loaders of published trace formats, one module per format."""
+"""Loaders of published trace formats."""

@@ -17,6 +17,9 @@ from holdfast.sim.trace import UNKNOWN, Longs, Requests, Trace, arrange
 _log = logging.getLogger(__name__)
 
 
+BLOCK_TOKENS = 64
+"""Tokens per block of a trace without ids."""
+
 TOKENS_MAX = 2**31
 """Maximum tokens of a prompt; a larger number is an error in the file."""
 
@@ -41,7 +44,7 @@ class Reading(NamedTuple):
     """Options for what a trace file does not say."""
 
     block_tokens: int | None = None
-    """Tokens per block; None: by the format or the file, or 64 if the trace has no ids."""
+    """Tokens per block; None: by the format or the file, or `BLOCK_TOKENS`."""
     window_s: float = 8 * 3600.0
     """Time window for the random starts of sessions that have no common clock."""
     seed: int = 1

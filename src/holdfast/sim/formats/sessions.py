@@ -26,9 +26,6 @@ from holdfast.sim.formats.rows import Reading, Rows, Time, Tokens
 from holdfast.sim.formats.source import Source
 from holdfast.sim.trace import Longs, Trace, arrange, offsets, spread
 
-NAME = "agent sessions, JSON lines (Claude Code)"
-FIELDS = frozenset({"block_size", "requests", "t"})
-
 
 class SubAgent(msgspec.Struct):
     """A sub-agent: when it started, in seconds from the session's start."""

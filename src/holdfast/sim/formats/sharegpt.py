@@ -14,13 +14,10 @@ from hashlib import blake2b
 
 import msgspec
 
-from holdfast.sim.formats.arrivals import BLOCK_TOKENS
-from holdfast.sim.formats.rows import Reading, Rows
+from holdfast.sim.formats.rows import BLOCK_TOKENS, Reading, Rows
 from holdfast.sim.formats.source import Source
 from holdfast.sim.trace import Trace
 
-NAME = "ShareGPT-like JSON"
-FIELDS = frozenset({"conversations", "from", "value"})
 TOKEN_BYTES = 4
 _PROMPT_ROLES = {"human", "user", "system", "tool"}
 

@@ -94,7 +94,7 @@ class Source:
                 break
         if head.lstrip()[:1] in (b"{", b"["):
             return {name.decode() for name in _FIELD.findall(head)}
-        return set(columns(head.partition(b"\n")[0]))
+        return set(cells_of(head.partition(b"\n")[0]))
 
     def decoded(self, decoder: msgspec.json.Decoder[_Line]) -> Iterator[tuple[int, _Line]]:
         """Yield (number, decoded line) of every line."""
@@ -115,7 +115,6 @@ class Source:
             ) from None
 
 
-def columns(header: bytes) -> list[str]:
-    """Return the column names in the first line of a CSV file."""
-    text = header.decode(errors="replace")
-    return [name.strip().strip('"') for name in text.split(",")]
+def cells_of(line: bytes) -> list[str]:
+    """Return the cells of a line of a CSV file, without quotation marks."""
+    return [cell.strip().strip('"') for cell in line.decode(errors="replace").split(",")]

@@ -1,0 +1,131 @@
+"""CSV files with arrival times and lengths only: Azure's and BurstGPT's; block ids are made up.
+
+A request of a session is assumed to start with the session's previous prompt and answer if it is at
+least as long as both; otherwise all its blocks are new. Sessions share no blocks, so hits are a
+lower bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import numpy as np
+
+from holdfast.errors import TraceError
+from holdfast.sim.formats.rows import BLOCK_TOKENS, TIME_MAX, TOKENS_MAX, Reading, Rows
+from holdfast.sim.formats.source import Source, cells_of
+from holdfast.sim.trace import UNKNOWN, Trace, arrange
+
+
+def read_azure(source: Source, reading: Reading) -> Trace:
+    """Read Azure's LLM inference CSV, 2023 and 2024; times without a zone are UTC.
+
+    Published with "Splitwise" (ISCA'24) and "DynamoLLM" (HPCA'25), CC-BY.
+    """
+    rows = Rows(source)
+    for line in _csv_lines(source):
+        text = line.cells.get("TIMESTAMP", "")
+        try:
+            at = datetime.fromisoformat(text)
+        except ValueError:
+            raise line.error(f'TIMESTAMP "{text}": not a date and time') from None
+        at = at if at.tzinfo else at.replace(tzinfo=UTC)
+        tokens = line.tokens("ContextTokens"), line.tokens("GeneratedTokens")
+        rows.add(line.number, at.timestamp(), tokens)
+    return _with_made_up_ids(rows, reading)
+
+
+def read_burstgpt(source: Source, reading: Reading) -> Trace:
+    """Read BurstGPT's CSV (arXiv 2401.17644), `Timestamp` in seconds.
+
+    Failed requests, with an answer of 0 tokens, are kept. `Session ID` and `Elapsed time` may be
+    missing; the latter is the duration of an answer, from which the think time of the session's
+    next request follows.
+    """
+    rows = Rows(source)
+    answered_s: dict[int, float] = {}
+    for line in _csv_lines(source):
+        at_s = line.amount("Timestamp")
+        session = rows.session_of(line.cells.get("Session ID") or None)
+        think_s = max(0.0, at_s - answered_s[session]) if session in answered_s else math.nan
+        tokens = line.tokens("Request tokens"), line.tokens("Response tokens")
+        rows.add(line.number, at_s, tokens, session, think_s)
+        if session >= 0 and line.cells.get("Elapsed time"):
+            answered_s[session] = at_s + line.amount("Elapsed time")
+    return _with_made_up_ids(rows, reading)
+
+
+class CsvLine(NamedTuple):
+    """One line of a CSV file, with its cells by column. Quoted commas are not supported."""
+
+    source: Source
+    number: int
+    cells: dict[str, str]
+
+    def error(self, what: str) -> TraceError:
+        """Return an error that names the line."""
+        return self.source.error(self.number, f"{what}; correct or remove the line")
+
+    def amount(self, column: str) -> float:
+        """Return a cell as a number. Raises TraceError for another value."""
+        text = self.cells.get(column, "")
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not abs(value) <= TIME_MAX:
+            raise self.error(f'{column} "{text}": not a number')
+        return value
+
+    def tokens(self, column: str) -> int:
+        """Return a cell as a number of tokens. Raises TraceError for another value."""
+        value = self.amount(column)
+        if not 0 <= value <= TOKENS_MAX or value != int(value):
+            raise self.error(f"{column} {value:g}: not a number of tokens from 0 to {TOKENS_MAX}")
+        return int(value)
+
+
+def _csv_lines(source: Source) -> Iterator[CsvLine]:
+    """Yield the lines below the header, with which each file of a folder starts."""
+    lines = source.lines()
+    _, header = next(lines, (0, b""))
+    columns = dict.fromkeys(cells_of(header))
+    for number, line in lines:
+        if line == header:
+            continue
+        cells = cells_of(line)
+        if len(cells) != len(columns):
+            raise source.error(
+                number,
+                f"{len(cells)} cells under {len(columns)} columns: is the file cut? "
+                "Correct or remove the line",
+            )
+        yield CsvLine(source, number, dict(zip(columns, cells, strict=True)))
+
+
+def _with_made_up_ids(rows: Rows, reading: Reading) -> Trace:
+    """Return the trace of these requests, with made-up ids for their full blocks."""
+    size = reading.block_tokens or BLOCK_TOKENS
+    requests = rows.requests()
+    rows.check_block_counts(requests.input_tokens // size)
+    requests = requests.taken(np.argsort(requests.time_s, kind="stable"))
+    chains: dict[int, list[int]] = {}
+    history: dict[int, int] = {}
+    unused = 0
+    for session, tokens, answer in zip(
+        requests.session.tolist(),
+        requests.input_tokens.tolist(),
+        requests.output_tokens.tolist(),
+        strict=True,
+    ):
+        resent = chains[session] if tokens >= history.get(session, math.inf) else []
+        fresh = tokens // size - len(resent)
+        chain = [*resent, *range(unused, unused + fresh)]
+        unused += fresh
+        rows.chain(chain)
+        if session != UNKNOWN:
+            chains[session], history[session] = chain, tokens + answer
+    return arrange(rows.source.name, size, requests, *rows.blocks())._replace(content=False)
