@@ -100,7 +100,7 @@ def test_each_claim_has_its_verdict_and_says_why():
     assert {claim.name: claim.work_out().verdict for claim in CLAIMS} == VERDICTS
     for claim in CLAIMS:
         explained = claim.work_out()
-        assert explained.lines
+        assert explained.calculation
         assert explained.because
         assert {name for at, name, *_ in FIGURES if at == claim.name} <= set(explained.figures)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from textwrap import indent
 from typing import TextIO
 
 from holdfast.cli.options import add_json_argument, add_output_argument, count, write_text
@@ -260,7 +261,7 @@ def _explain(name: str, out: TextIO) -> Report:
     for claim in [find_claim(name)] if name else CLAIMS:
         explained = claim.work_out()
         print(f"{claim.name}: {claim.says}", file=out)
-        print("".join(f"    {line}\n" for line in explained.lines), end="", file=out)
+        print(indent(explained.calculation, "    "), file=out)
         print(f"    {explained.verdict}: {explained.because}\n", file=out)
         more: dict[str, object] = {
             "says": claim.says,

@@ -1,7 +1,7 @@
 """Published claims about context memory, recomputed: which hold, and under which assumptions.
 
-Each claim has a function that returns its calculation line by line, with numbers substituted, and a
-verdict. The calculations use published model configs and formulas only, not the claims' sources.
+Each claim has a function that returns its calculation, with numbers substituted, and a verdict. The
+calculations use published model configs and formulas only, not the claims' sources.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ FAILS = "does not reproduce"
 
 
 class Explained(NamedTuple):
-    """The result for a claim: lines of the calculation, figures by name, verdict and its reason."""
+    """The result for a claim: the calculation, figures by name, verdict and its reason."""
 
-    lines: tuple[str, ...]
+    calculation: str
     figures: dict[str, float]
     verdict: str
     because: str
@@ -79,10 +79,8 @@ def _context_70b() -> Explained:
     per_token = shape.kv_bytes_per_token()
     low, high = per_token * TOKENS_128K / GB, per_token * TOKENS_128K_BINARY / GB
     return Explained(
-        (
-            f"2 x 80 layers x 8 KV heads x 128 x 2 bytes = {per_token:,.0f} bytes a token",
-            f"x 128,000 tokens = {low:.1f} GB; x 131,072 = {high:.1f} GB",
-        ),
+        f"2 x 80 layers x 8 KV heads x 128 x 2 bytes = {per_token:,.0f} bytes a token\n"
+        f"x 128,000 tokens = {low:.1f} GB; x 131,072 = {high:.1f} GB",
         {"per_token": per_token, "gb": low, "gb_binary": high},
         HOLDS,
         "in bf16, with 128K = 128,000; the model is Llama 3.1, since Llama 3 ends at 8K",
@@ -94,7 +92,7 @@ def _half_h100() -> Explained:
     per_token = load_model("Llama-3.1-70B").kv_bytes_per_token()
     low, high = per_token * TOKENS_128K / (80 * GB), per_token * TOKENS_128K_BINARY / (80 * GB)
     return Explained(
-        (f"41.9 / 80 = {low:.1%}; 42.9 / 80 = {high:.1%}",),
+        f"41.9 / 80 = {low:.1%}; 42.9 / 80 = {high:.1%}",
         {"share": low, "share_binary": high},
         HOLDS,
         "of the nominal memory; weights and activations also need part of it",
@@ -105,7 +103,7 @@ def _half_h100() -> Explained:
 def _token_405b() -> Explained:
     per_token = load_model("Llama-3.1-405B").kv_bytes_per_token()
     return Explained(
-        (f"2 x 126 layers x 8 KV heads x 128 x 2 bytes = {per_token:,.0f} bytes",),
+        f"2 x 126 layers x 8 KV heads x 128 x 2 bytes = {per_token:,.0f} bytes",
         {"per_token": per_token},
         HOLDS,
         "exactly, in bf16 and decimal KB",
@@ -116,7 +114,7 @@ def _token_405b() -> Explained:
 def _token_qwen72b() -> Explained:
     per_token = 2 * 80 * 8 * 128 * 2
     return Explained(
-        (f"2 x 80 layers x 8 KV heads x 128 x 2 bytes = {per_token:,} bytes",),
+        f"2 x 80 layers x 8 KV heads x 128 x 2 bytes = {per_token:,} bytes",
         {"per_token": per_token},
         HOLDS_IF,
         "exactly, with 80 layers and 8 KV heads of 128; its config is not shipped",
@@ -133,21 +131,13 @@ def _mla_17x() -> Explained:
     ratio = plain / latent.kv_bytes_per_token()
     bf16 = latent.kv_bytes_per_token() * TOKENS_128K / GB
     return Explained(
-        (
-            (
-                f"latent attention in fp8: 61 x 576 x 1 = {fp8:,.0f} bytes, so 8 GB is "
-                f"{tokens:,.0f} tokens; in bf16 128K tokens are {bf16:.1f} GB"
-            ),
-            (
-                f"135 GB is Llama-3.1-405B at {at:,} tokens: "
-                f"{dense.kv_bytes_per_token() * at / GB:.1f} GB; there the latent takes "
-                f"{fp8 * at / GB:.1f} GB"
-            ),
-            (
-                f"DeepSeek-V3 with 128 heads of its own would take {plain / 1e6:.1f} MB a token "
-                f"({plain * TOKENS_128K_BINARY / GB:,.0f} GB at 131,072): {ratio:.0f} latents"
-            ),
-        ),
+        f"latent attention in fp8: 61 x 576 x 1 = {fp8:,.0f} bytes, so 8 GB is "
+        f"{tokens:,.0f} tokens; in bf16 128K tokens are {bf16:.1f} GB\n"
+        f"135 GB is Llama-3.1-405B at {at:,} tokens: "
+        f"{dense.kv_bytes_per_token() * at / GB:.1f} GB; there the latent takes "
+        f"{fp8 * at / GB:.1f} GB\n"
+        f"DeepSeek-V3 with 128 heads of its own would take {plain / 1e6:.1f} MB a token "
+        f"({plain * TOKENS_128K_BINARY / GB:,.0f} GB at 131,072): {ratio:.0f} latents",
         {
             "tokens_in_8_gb": tokens,
             "dense_gb": dense.kv_bytes_per_token() * at / GB,
@@ -165,13 +155,9 @@ def _compression() -> Explained:
     grouped = 64 / 8
     latent = _mla_17x().figures["against_itself"]
     return Explained(
-        (
-            (
-                f"grouped heads of a 70B: 64 / 8 = {grouped:.0f}x; latent against its own full "
-                f"heads {latent:.0f}x"
-            ),
-            "fp8 against bf16 2x, fp4 4x",
-        ),
+        f"grouped heads of a 70B: 64 / 8 = {grouped:.0f}x; latent against its own full "
+        f"heads {latent:.0f}x\n"
+        "fp8 against bf16 2x, fp4 4x",
         {"grouped": grouped, "latent": latent},
         HOLDS_IF,
         "as an order of magnitude: the ratio depends on the two layouts compared",
@@ -184,10 +170,8 @@ def _mla_preset() -> Explained:
     hidden = 7168
     preset, true = 2 * 61 * hidden * 2, shape.kv_bytes_per_token()
     return Explained(
-        (
-            f"2 x 61 layers x {hidden} x 2 bytes = {preset:,} bytes, if every head were kept",
-            f"61 layers x (512 + 64) x 2 bytes = {true:,.0f} bytes: {preset / true:.0f} times less",
-        ),
+        f"2 x 61 layers x {hidden} x 2 bytes = {preset:,} bytes, if every head were kept\n"
+        f"61 layers x (512 + 64) x 2 bytes = {true:,.0f} bytes: {preset / true:.0f} times less",
         {"preset": float(preset), "per_token": true, "ratio": preset / true},
         FAILS,
         "the model keeps one latent for all heads",
@@ -214,7 +198,7 @@ def _share_at_1m() -> Explained:
             f"{kv / (kv + weights):.0%}"
         )
     return Explained(
-        tuple(lines),
+        "\n".join(lines),
         shares,
         HOLDS_IF,
         "for one dense 70B with grouped heads and one context; other models are far below",
@@ -243,7 +227,7 @@ def _users_320tb() -> Explained:
             f"{figures[f'{key} tb']:,.0f} TB"
         )
     return Explained(
-        tuple(lines),
+        "\n".join(lines),
         figures,
         HOLDS_IF,
         "the multiplication is right, but bytes per user differ ninefold or more between models",
@@ -259,16 +243,10 @@ def _ttft_20x() -> Explained:
     recompute = 20 * high / line
     utilisation = flop / recompute / (8 * _H100_FLOP_PER_S)
     return Explained(
-        (
-            (
-                f"KV {low:.1f} to {high:.1f} GB / {line:.0f} GB/s = {low / line:.2f} to "
-                f"{high / line:.2f} s; 20 times that is {recompute:.0f} s"
-            ),
-            (
-                f"prefill {flop:.3g} FLOP in {recompute:.0f} s on 8 x 989 TFLOP/s is "
-                f"{utilisation:.0%} of the peak"
-            ),
-        ),
+        f"KV {low:.1f} to {high:.1f} GB / {line:.0f} GB/s = {low / line:.2f} to "
+        f"{high / line:.2f} s; 20 times that is {recompute:.0f} s\n"
+        f"prefill {flop:.3g} FLOP in {recompute:.0f} s on 8 x 989 TFLOP/s is "
+        f"{utilisation:.0%} of the peak",
         {"load_s": high / line, "recompute_s": recompute, "flop": flop, "utilisation": utilisation},
         HOLDS_IF,
         "at line rate, 41 per cent of peak FLOP/s, and a full hit compared with no hit",
@@ -280,10 +258,8 @@ def _gpu_time_90() -> Explained:
     recompute = _ttft_20x().figures["recompute_s"]
     share = (0.1 - 1 / 20) / 0.9  # (T/20 + D) / (T + D) = 0.1 solved for D / T
     return Explained(
-        (
-            f"(T / 20 + D) / (T + D) = 0.1 gives a decode of D = {share:.3f} T",
-            f"with T = {recompute:.0f} s that is {share * recompute:.1f} s of decode",
-        ),
+        f"(T / 20 + D) / (T + D) = 0.1 gives a decode of D = {share:.3f} T\n"
+        f"with T = {recompute:.0f} s that is {share * recompute:.1f} s of decode",
         {"decode_share": share, "decode_s": share * recompute},
         HOLDS_IF,
         "with about 3 s of decode, and if GPU time spent waiting for a load is not charged",
@@ -300,13 +276,11 @@ def _tokens_per_dollar() -> Explained:
         figures |= {f"{case}low": low, f"{case}high": high}
         shown[case] = f"{low:.0%} and {high:.0%}"
     return Explained(
-        (
-            "gain = 1 / (1 - hit x prefill share x (1 - 1/speed-up)) / (1 + storage cost) - 1",
-            f"hit .4 and .6, all GPU time is prefill, 20x, storage free: {shown['']}",
-            f"as before, but a hit is 10x: {shown['tenfold_']}",
-            f"prefill is .5 of GPU time, storage costs .1 of the GPUs: {shown['half_']}",
-            f"prefill is .8 of GPU time, storage free: {shown['most_']}",
-        ),
+        "gain = 1 / (1 - hit x prefill share x (1 - 1/speed-up)) / (1 + storage cost) - 1\n"
+        f"hit .4 and .6, all GPU time is prefill, 20x, storage free: {shown['']}\n"
+        f"as before, but a hit is 10x: {shown['tenfold_']}\n"
+        f"prefill is .5 of GPU time, storage costs .1 of the GPUs: {shown['half_']}\n"
+        f"prefill is .8 of GPU time, storage free: {shown['most_']}",
         figures,
         HOLDS_IF,
         "only if the hit rate is a share of GPU time, prefill is all of it and storage is free",
@@ -321,13 +295,9 @@ def _fetch_rule() -> Explained:
         for flop in (_A100_FLOP_PER_S, _H100_FLOP_PER_S)
     )
     return Explained(
-        (
-            (
-                "B / G > 2 d s / (gqa (a p d + b d^2)), a = 4, b = 22, d = 8,192, s = 2, gqa = 8, "
-                "p = 8,192"
-            ),
-            f"8 x 312 TFLOP/s: {older:.1f} GB/s; 8 x 989 TFLOP/s: {newer:.1f} GB/s",
-        ),
+        "B / G > 2 d s / (gqa (a p d + b d^2)), a = 4, b = 22, d = 8,192, s = 2, gqa = 8, "
+        "p = 8,192\n"
+        f"8 x 312 TFLOP/s: {older:.1f} GB/s; 8 x 989 TFLOP/s: {newer:.1f} GB/s",
         {"a800_gb_per_s": older, "h800_gb_per_s": newer},
         HOLDS,
         "for an 8K prefix of a 70B at peak FLOP/s; at half the peak, half the bandwidth suffices",
@@ -358,7 +328,7 @@ def _break_even() -> Explained:
         figures |= {f"{name} {n}": value for n, value in zip(lengths, row, strict=True)}
         lines.append(f"{name:<16}" + "".join(f"{value:7.1f}" for value in row))
     return Explained(
-        tuple(lines),
+        "\n".join(lines),
         figures,
         HOLDS_IF,
         "small sparse models with grouped heads need DRAM, models with latent attention only a "
@@ -371,10 +341,8 @@ def _latency_1000x() -> Explained:
     dram, flash = 100e-9, 100e-6
     low, high = 10e-6 / 600e-9, 100e-6 / 250e-9
     return Explained(
-        (
-            f"DRAM 100 ns to a flash read of 100 us: {flash / dram:,.0f}x",
-            f"CXL 250 to 600 ns to flash 10 to 100 us: {low:.0f}x to {high:.0f}x",
-        ),
+        f"DRAM 100 ns to a flash read of 100 us: {flash / dram:,.0f}x\n"
+        f"CXL 250 to 600 ns to flash 10 to 100 us: {low:.0f}x to {high:.0f}x",
         {"dram": flash / dram, "cxl_low": low, "cxl_high": high},
         HOLDS_IF,
         "for DRAM against a slow flash read; but a fetch of context is limited by bandwidth",
@@ -387,10 +355,8 @@ def _latency_slo() -> Explained:
     transfer_s, latency_s = nbytes / 14e9, 100e-6
     share = latency_s / (transfer_s + latency_s)
     return Explained(
-        (
-            f"4,000 tokens of a 70B are {nbytes / GB:.2f} GB: {1e3 * transfer_s:.0f} ms at 14 GB/s",
-            f"100 us of {1e3 * (transfer_s + latency_s):.0f} ms is {share:.1%}",
-        ),
+        f"4,000 tokens of a 70B are {nbytes / GB:.2f} GB: {1e3 * transfer_s:.0f} ms at 14 GB/s\n"
+        f"100 us of {1e3 * (transfer_s + latency_s):.0f} ms is {share:.1%}",
         {"gb": nbytes / GB, "transfer_ms": 1e3 * transfer_s, "share": share},
         FAILS,
         "bandwidth dominates a fetch; latency is a thousandth of it",
@@ -401,13 +367,9 @@ def _latency_slo() -> Explained:
 def _hbm() -> Explained:
     stacks = 4.8 / 6
     return Explained(
-        (
-            (
-                f"H200: 4.8 TB/s on six stacks = {stacks:.1f} TB/s per stack; B200 about 8 TB/s on "
-                f"eight = {8 / 8:.1f}"
-            ),
-            "HBM3E itself goes to about 1.2 TB/s per stack, HBM4 to about 2",
-        ),
+        f"H200: 4.8 TB/s on six stacks = {stacks:.1f} TB/s per stack; B200 about 8 TB/s on "
+        f"eight = {8 / 8:.1f}\n"
+        "HBM3E itself goes to about 1.2 TB/s per stack, HBM4 to about 2",
         {"h200_per_stack": stacks, "b200_per_stack": 8 / 8},
         HOLDS_IF,
         "the first figure is per GPU, the second per stack",
@@ -418,7 +380,7 @@ def _hbm() -> Explained:
 def _ddr5() -> Explained:
     low, high = 5600e6 * 8 / GB, 6400e6 * 8 / GB
     return Explained(
-        (f"8 bytes x 5,600 MT/s = {low:.1f} GB/s; x 6,400 = {high:.1f} GB/s",),
+        f"8 bytes x 5,600 MT/s = {low:.1f} GB/s; x 6,400 = {high:.1f} GB/s",
         {"low": low, "high": high},
         HOLDS,
         "at the peak of the channel",
@@ -432,16 +394,10 @@ def _wear() -> Explained:
     latent = rate * load_model("DeepSeek-V3").kv_bytes_per_token()
     drives = [drives_for_writes(nbytes, drive, 1.0) for nbytes in (dense, latent)]
     return Explained(
-        (
-            (
-                f"10,000 new tokens/s x 327,680 bytes = {dense / GB:.1f} GB/s = "
-                f"{dense * SECONDS_PER_DAY / TB:.0f} TB a day"
-            ),
-            (
-                f"/ 30.72 TB a day and drive = {drives[0]:.1f} drives; with latent attention "
-                f"{drives[1]:.1f}"
-            ),
-        ),
+        f"10,000 new tokens/s x 327,680 bytes = {dense / GB:.1f} GB/s = "
+        f"{dense * SECONDS_PER_DAY / TB:.0f} TB a day\n"
+        f"/ 30.72 TB a day and drive = {drives[0]:.1f} drives; with latent attention "
+        f"{drives[1]:.1f}",
         {
             "gb_per_s": dense / GB,
             "tb_per_day": dense * SECONDS_PER_DAY / TB,
