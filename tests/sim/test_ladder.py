@@ -12,7 +12,7 @@ from holdfast.errors import ConfigError
 from holdfast.sim.formats.load import load
 from holdfast.sim.hardware import UNBOUNDED, check_contexts, resolve
 from holdfast.sim.ladder import parse_ladder, read_ladder
-from holdfast.sim.model import load_model
+from holdfast.sim.model.catalogue import load_model
 from holdfast.sim.profile import shipped
 from holdfast.sim.route import ROUTERS
 from holdfast.sim.shipped import find_ladder, find_trace

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
-from holdfast.sim.model import Attention, dtype_bytes, known_models, load_model, read_model
-from holdfast.sim.model.catalogue import shape_of
+from holdfast.sim.model.catalogue import known_models, load_model, read_model, shape_of
 from holdfast.sim.model.fields import Fields
+from holdfast.sim.model.shape import Attention, dtype_bytes
 
 # KV bytes per token in bf16, without indexer keys; `2 * L * H_kv * d * 2` or `L * (r + rope) * 2`.
 PER_TOKEN = {

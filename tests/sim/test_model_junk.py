@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
-from holdfast.sim.model import known_models, read_model
+from holdfast.sim.model.catalogue import known_models, read_model
 from holdfast.sim.profile import load_profile
 
 JUNK = st.sampled_from(

@@ -20,7 +20,8 @@ from holdfast.sim.figures import Figure, SimulationFigures, hit_figures, time_fi
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.hardware import capacity_text, check_contexts, resolve
 from holdfast.sim.ladder import read_ladder
-from holdfast.sim.model import ModelShape, load_model
+from holdfast.sim.model.catalogue import load_model
+from holdfast.sim.model.shape import ModelShape
 from holdfast.sim.page import page
 from holdfast.sim.pictures import capacity_chart
 from holdfast.sim.profile import load_profile

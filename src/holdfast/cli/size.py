@@ -12,17 +12,9 @@ from holdfast.cli.traces import OPTIONS, add_trace_arguments, read_trace
 from holdfast.errors import ConfigError
 from holdfast.report import Report, Row, at_most, write
 from holdfast.sim.explain import CLAIMS, find_claim
-from holdfast.sim.model import known_models, load_model
+from holdfast.sim.model.catalogue import known_models, load_model
 from holdfast.sim.profile import load_profile
-from holdfast.sim.size import (
-    Cut,
-    SizingAnswer,
-    SizingGoal,
-    SizingQuestion,
-    answer,
-    of_trace,
-    of_users,
-)
+from holdfast.sim.size.demand import Cut, of_trace, of_users
 from holdfast.sim.size.draw import frontier_svg, hits_svg
 from holdfast.sim.size.proposal import (
     advice,
@@ -32,6 +24,8 @@ from holdfast.sim.size.proposal import (
     million_tokens_dollars,
     proposal_lines,
 )
+from holdfast.sim.size.question import SizingGoal, SizingQuestion
+from holdfast.sim.size.search import SizingAnswer, answer
 
 _NEW_TOKENS = 1000
 """Default of `--new`."""

@@ -20,7 +20,8 @@ from holdfast.sim.formulas import (
     fetch_rule_bytes_per_s,
     tokens_per_dollar_gain,
 )
-from holdfast.sim.model import DTYPE_BYTES, load_model
+from holdfast.sim.model.catalogue import load_model
+from holdfast.sim.model.shape import DTYPE_BYTES
 
 TOKENS_128K = 128_000
 TOKENS_128K_BINARY = 131_072

@@ -5,7 +5,7 @@ Pure functions; `holdfast size --explain` shows each with numbers substituted.
 
 from __future__ import annotations
 
-from holdfast.sim.model import ModelShape
+from holdfast.sim.model.shape import ModelShape
 
 SECONDS_PER_DAY = 86_400
 HOURS_PER_YEAR = 8_760.0

@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError
 from holdfast.plan.cost import PrefillCost
 from holdfast.sim.formulas import GB
 from holdfast.sim.ladder import EngineModel, LadderModel, TierModel
-from holdfast.sim.model import ModelShape
+from holdfast.sim.model.shape import ModelShape
 from holdfast.sim.profile import Gpu, Medium, Profile
 from holdfast.sim.trace import Trace
 

@@ -12,7 +12,7 @@ from holdfast.sim.explain import find_claim
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.hardware import prefill_cost, resolve
 from holdfast.sim.ladder import parse_ladder
-from holdfast.sim.model import load_model
+from holdfast.sim.model.catalogue import load_model
 from holdfast.sim.profile import shipped
 from holdfast.sim.route import ROUTERS, Router, two_choices
 from holdfast.sim.rules import rules_of

@@ -5,7 +5,7 @@ import pytest
 from holdfast.errors import ConfigError
 from holdfast.sim.hardware import resolve
 from holdfast.sim.ladder import parse_ladder
-from holdfast.sim.model import read_model
+from holdfast.sim.model.catalogue import read_model
 from holdfast.sim.profile import shipped
 
 SMALL = {

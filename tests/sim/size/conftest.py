@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.sim.model import load_model
+from holdfast.sim.model.catalogue import load_model
 from holdfast.sim.profile import shipped
-from holdfast.sim.size import Demand, SizingGoal, SizingQuestion
+from holdfast.sim.size.demand import Demand
 from holdfast.sim.size.need import LadderNeed, NeededTier, need
+from holdfast.sim.size.question import SizingGoal, SizingQuestion
 
 MEDIA = ("ddr5", "nvme-tlc", "pool-flash")
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from holdfast.errors import ConfigError
 from holdfast.sim.curve import curve
 from holdfast.sim.formats.load import load
-from holdfast.sim.model import load_model
-from holdfast.sim.size import Cut, of_trace, of_users
+from holdfast.sim.model.catalogue import load_model
+from holdfast.sim.size.demand import Cut, of_trace, of_users
 
 
 def test_users_who_are_alike_hit_in_proportion_to_the_space():

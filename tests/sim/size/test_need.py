@@ -6,9 +6,11 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.sim.profile import ProfileRange
-from holdfast.sim.size import SizingGoal, answer, of_users
+from holdfast.sim.size.demand import of_users
 from holdfast.sim.size.need import BUSY, GPU_BUSY, NeededTier, need
 from holdfast.sim.size.proposal import assumptions, million_tokens_dollars
+from holdfast.sim.size.question import SizingGoal
+from holdfast.sim.size.search import answer
 
 
 def test_capacity_is_what_the_claim_says(worked_out, asked):

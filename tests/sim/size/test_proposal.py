@@ -3,9 +3,11 @@
 import msgspec
 import pytest
 
-from holdfast.sim.size import SizingGoal, answer, of_trace, of_users
+from holdfast.sim.size.demand import of_trace, of_users
 from holdfast.sim.size.need import NeededTier
 from holdfast.sim.size.proposal import advice, assumptions, proposal_lines
+from holdfast.sim.size.question import SizingGoal
+from holdfast.sim.size.search import answer
 
 LOAD = of_users(300, 40_000, 1000, 300.0)
 ALL_KINDS = ("ddr5", "nvme-tlc", "pool-flash", "s3-express")

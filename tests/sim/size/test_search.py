@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.sim.model import ModelShape
+from holdfast.sim.model.shape import ModelShape
 from holdfast.sim.profile import ProfileRange
-from holdfast.sim.size import SizingGoal, answer, of_trace, of_users
+from holdfast.sim.size.demand import of_trace, of_users
 from holdfast.sim.size.need import GPU_BUSY, NeededTier
 from holdfast.sim.size.proposal import assumptions
-from holdfast.sim.size.search import ttft_bound
+from holdfast.sim.size.question import SizingGoal
+from holdfast.sim.size.search import answer, ttft_bound
 
 
 def priced(question, medium, dollars_per_gb):

@@ -15,7 +15,7 @@ import numpy as np
 
 from holdfast.errors import ConfigError
 from holdfast.sim.formats.rows import TOKENS_MAX
-from holdfast.sim.model import ModelShape
+from holdfast.sim.model.shape import ModelShape
 from holdfast.sim.reuse import Reuse, reuse
 from holdfast.sim.trace import Floats, Longs, Trace
 

@@ -19,7 +19,7 @@ from holdfast.sim.fleet import Fleet
 from holdfast.sim.formats.load import load
 from holdfast.sim.hardware import resolve
 from holdfast.sim.ladder import parse_ladder
-from holdfast.sim.model import load_model
+from holdfast.sim.model.catalogue import load_model
 from holdfast.sim.profile import shipped
 from holdfast.sim.published import (
     FETCH_RULE_GB_PER_S,
