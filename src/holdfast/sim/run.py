@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -17,9 +18,7 @@ from holdfast.blocks.key import KEY_BYTES
 from holdfast.plan.planner import Planner, PlanQuestion
 from holdfast.plan.prestage import begin_in_s
 from holdfast.policy.base import NEVER
-from holdfast.sim.closed_loop import followers
-from holdfast.sim.fleet import UNKNOWN, Fleet
-from holdfast.sim.in_flight import InflightPrestage, InflightRequest
+from holdfast.sim.fleet import UNKNOWN, Fleet, FleetCoverage
 from holdfast.sim.route import RouteQuestion, Router
 from holdfast.sim.runs import LONGEST, runs_of
 from holdfast.sim.served import Ledger, ServedRequests
@@ -29,6 +28,9 @@ from holdfast.sim.worker import SimulatedWorker
 _MOVED, _FETCHED, _COMPUTED, _DEADLINE, _ARRIVED, _DUE = range(6)
 
 _PROGRESS_REQUESTS = 256
+
+_TICK_S = 1e-3
+"""Resolution of times in a trace."""
 
 
 class SimulationSettings(NamedTuple):
@@ -43,6 +45,59 @@ class SimulationSettings(NamedTuple):
     """Whether chains with a hint are also prestaged into the worker's host memory."""
     longest_run: int = LONGEST
     """Maximum blocks per run; blocks of a run move together. 1 simulates each block."""
+
+
+class InflightRequest:
+    """One request between its arrival and its first token."""
+
+    def __init__(
+        self, worker: SimulatedWorker, keys: list[bytes], lengths: list[int], covered: FleetCoverage
+    ) -> None:
+        self.worker = worker
+        self.keys = keys
+        self.lengths = lengths
+        """Number of blocks in each run of the chain."""
+        self.covered = covered
+        self.blocks = 0
+        """Number of leading blocks to fetch."""
+        self.moving = 0
+        """Number of running transfers."""
+        self.ready_s = 0.0
+        self.late_s = math.inf
+        self.tokens = 0
+        self.computed_tokens = 0
+        self.compute_s = 0.0
+
+    def counts(self, tiers: int) -> list[int]:
+        """Return the number of blocks fetched from each of `tiers` tiers."""
+        taken = self.covered.tiers[: self.blocks]
+        return [taken.count(tier) for tier in range(tiers)] if taken else [0] * tiers
+
+    def sources(self) -> list[int]:
+        """Return, for each run that was fetched whole, the tier its last block came from."""
+        tiers, blocks, end, sources = self.covered.tiers, self.blocks, 0, []
+        for length in self.lengths:
+            end += length
+            if end > blocks:
+                break
+            sources.append(tiers[end - 1])
+        return sources
+
+
+class InflightPrestage(InflightRequest):
+    """A chain being prestaged into its worker's host memory for a later request."""
+
+    needed_s = math.inf
+
+    def arrived(self, rows: Sequence[int]) -> list[tuple[int, int]]:
+        """Return (row, number of blocks) for each row of the chain that arrived."""
+        left, arrived = self.blocks, []
+        for row, length in zip(rows, self.lengths, strict=True):
+            if left <= 0:
+                break
+            arrived.append((row, min(left, length)))
+            left -= length
+        return arrived
 
 
 class Simulation:
@@ -67,7 +122,7 @@ class Simulation:
         ]
         if setting.returns_s is None:  # with hints, row order breaks ties
             fleet.create_rows(self._keys, self._runs.parents().tolist(), self._lengths)
-        self._followers = followers(trace) if setting.closed_loop else {}
+        self._followers = _followers(trace) if setting.closed_loop else {}
         self._arrivals = 0
         hardware, names = fleet.hardware, fleet.names
         self._tier_specs, self._engine, self._prefill = (
@@ -390,3 +445,25 @@ class Simulation:
         """Return the keys of a request's runs, and the number of blocks of each."""
         keys, lengths, chain = self._keys, self._lengths, self._runs.chain(request)
         return [keys[run] for run in chain], [lengths[run] for run in chain]
+
+
+def _followers(trace: Trace) -> dict[int, list[int]]:
+    """Map each request to the requests of its session that wait for its answer.
+
+    A request waits for the last request that had arrived when the client's think time began. This
+    is not always the previous request, because agents send several requests at once.
+    """
+    sessions: dict[int, tuple[list[float], list[int]]] = {}
+    after: dict[int, list[int]] = {}
+    for number, session in enumerate(trace.session.tolist()):
+        if session < 0:
+            continue
+        times, numbers = sessions.setdefault(session, ([], []))
+        at_s, think_s = float(trace.time_s[number]), float(trace.think_s[number])
+        if not math.isnan(think_s):
+            before = bisect_right(times, at_s - think_s + _TICK_S)
+            if before:
+                after.setdefault(numbers[before - 1], []).append(number)
+        times.append(at_s)
+        numbers.append(number)
+    return after
