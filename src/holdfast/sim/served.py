@@ -73,17 +73,6 @@ class Ledger:
 
     def served(self) -> ServedRequests:
         """Return a copy of the present state."""
-        return ServedRequests(
-            arrived_s=np.array(self.arrived_s),
-            looked_s=np.array(self.looked_s),
-            fetched_s=np.array(self.fetched_s),
-            started_s=np.array(self.started_s),
-            first_s=np.array(self.first_s),
-            worker=np.array(self.worker),
-            held=np.array(self.held),
-            fetched=np.array(self.fetched).reshape(self._shape),
-            computed_tokens=np.array(self.computed_tokens),
-            computed_s=np.array(self.computed_s),
-            saved_s=np.array(self.saved_s),
-            late=np.array(self.late),
-        )
+        columns = {name: np.array(getattr(self, name)) for name in ServedRequests._fields}
+        columns["fetched"] = columns["fetched"].reshape(self._shape)
+        return ServedRequests(**columns)
