@@ -62,14 +62,14 @@ def test_what_the_file_says_goes_before_the_profile():
         ({"tiers": [{**HOST, "capacity": "big"}]}, r"tiers.0.capacity: 'big': not a size"),
         (
             {"tiers": [{**HOST, "read_bytes_per_s": 0}]},
-            "tiers.0.read_bytes_per_s: 0 must be above 0, or remove it",
+            "tiers.0.read_bytes_per_s: 0: Expected 'float' > 0.0; correct it",
         ),
         (
             {"tiers": [{**HOST, "write_bytes_per_s": -1}]},
-            "tiers.0.write_bytes_per_s: -1 must be above",
+            "tiers.0.write_bytes_per_s: -1: Expected 'float' > 0.0;",
         ),
-        ({"tiers": [{**HOST, "latency_s": -1}]}, "tiers.0.latency_s: -1 must be 0 or more"),
-        ({"tiers": [{**HOST, "units": 0}]}, "tiers.0.units: 0 must be at least 1"),
+        ({"tiers": [{**HOST, "latency_s": -1}]}, "tiers.0.latency_s: -1: .* >= 0.0; give 0"),
+        ({"tiers": [{**HOST, "units": 0}]}, "tiers.0.units: 0: Expected 'int' >= 1;"),
         ({"tiers": [{**HOST, "capacity_tokens": 9}]}, "tiers.0.capacity: 1 GiB, and capacity_tok"),
         ({"tiers": [{**HOST, "worker_bytes_per_s": 9}]}, "worker_bytes_per_s: a host belongs to"),
         (
@@ -80,11 +80,17 @@ def test_what_the_file_says_goes_before_the_profile():
             {"tiers": [{**HOST, "kind": "pool"}, {**HOST, "kind": "pool"}]},
             "tiers.0.kind: a second 'pool'; a ladder has one",
         ),
-        ({"tiers": [HOST], "engine": {"prefill": {"b": -1}}}, "engine.prefill.b: -1 must be 0"),
-        ({"tiers": [HOST], "engine": {"decode_tokens_per_s": 0}}, "engine.decode_tokens_per_s: 0"),
-        ({"tiers": [HOST], "engine": {"utilisation": 2}}, "engine.utilisation: 2 must be above 0"),
-        ({"tiers": [HOST], "token_bytes": 0}, "token_bytes: 0 must be above 0"),
-        ({"tiers": [HOST], "token_bytes": float("inf")}, "token_bytes: inf must be above 0, at"),
+        ({"tiers": [HOST], "engine": {"prefill": {"b": -1}}}, "prefill.b: -1: .* >= 0.0; give"),
+        (
+            {"tiers": [HOST], "engine": {"decode_tokens_per_s": 0}},
+            "engine.decode_tokens_per_s: 0: .* > 0",
+        ),
+        ({"tiers": [HOST], "engine": {"utilisation": 2}}, "engine.utilisation: 2: .* <= 1.0;"),
+        ({"tiers": [HOST], "token_bytes": 0}, "token_bytes: 0: .* > 0.0;"),
+        (
+            {"tiers": [HOST], "token_bytes": float("inf")},
+            "token_bytes: inf: .* <= 1000000000000.0;",
+        ),
         (
             {"tiers": [{"kind": "host", "capacity_tokens": float("inf")}]},
             "_tokens: inf is not a num",
@@ -93,9 +99,12 @@ def test_what_the_file_says_goes_before_the_profile():
             {"tiers": [{"kind": "host", "capacity_tokens": float("nan")}]},
             "_tokens: nan is not a num",
         ),
-        ({"tiers": [{**HOST, "latency_s": 1e300}]}, r"latency_s: 1e\+300 must be .*, at most 1e"),
-        ({"tiers": [HOST], "engine": {"prefill": {"c": 1e300}}}, r"prefill.c: 1e\+300 must be 0"),
-        ({"tiers": [HOST], "engine": {"step_s": 1e300}}, r"engine.step_s: 1e\+300 must be 0 or"),
+        ({"tiers": [{**HOST, "latency_s": 1e300}]}, r"latency_s: 1e\+300: .* <= 1000000\.0;"),
+        (
+            {"tiers": [HOST], "engine": {"prefill": {"c": 1e300}}},
+            r"prefill.c: 1e\+300: .* <= 1000000",
+        ),
+        ({"tiers": [HOST], "engine": {"step_s": 1e300}}, r"engine.step_s: 1e\+300: .* <= 1000000"),
         (
             {"tiers": [{**HOST, "admit": "never"}]},
             "admit: 'never': .*; use one of: always, second_touch, reuse, reuse_interval$",

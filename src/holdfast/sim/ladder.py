@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
+from msgspec import Meta
 
 from holdfast.byte_size import Size
+from holdfast.config.installed import convert_size
 from holdfast.errors import ConfigError
 from holdfast.prepared import prepared
 from holdfast.sim.file_errors import describe
@@ -28,6 +30,10 @@ SECONDS_MAX = 1e6
 
 TOKEN_BYTES_MAX = 1e12
 """Maximum bytes of KV state per token."""
+
+_Positive = Annotated[float, Meta(gt=0)]
+_Seconds = Annotated[float, Meta(ge=0, le=SECONDS_MAX)]
+_Count = Annotated[int, Meta(ge=1)]
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -45,22 +51,22 @@ class TierModel(_Section, frozen=True):
 
     kind: Kind
     medium: str | None = None
-    units: int = 1
+    units: _Count = 1
     capacity: Size | None = None
     capacity_tokens: float | None = None
-    latency_s: float | None = None
-    read_bytes_per_s: float | None = None
-    write_bytes_per_s: float | None = None
-    request_bytes_per_s: float = math.inf
-    worker_bytes_per_s: float = math.inf
+    latency_s: _Seconds | None = None
+    read_bytes_per_s: _Positive | None = None
+    write_bytes_per_s: _Positive | None = None
+    request_bytes_per_s: _Positive = math.inf
+    worker_bytes_per_s: _Positive = math.inf
     write: Literal["behind", "on_eviction"] = "behind"
-    write_wait_s: float = 10.0
+    write_wait_s: _Positive = 10.0
     policy: str | None = None
     admit: Literal["always", "second_touch", "reuse", "reuse_interval"] | None = None
     """None: a node's default, `reuse_interval` for cxl and `always` for other kinds."""
     thrash_guard: bool | None = None
     """None: a node's default, on for cxl only."""
-    writes_per_day: float | None = None
+    writes_per_day: _Positive | None = None
     """Maximum writes per day, in multiples of the capacity."""
 
     @property
@@ -72,9 +78,9 @@ class TierModel(_Section, frozen=True):
 class Prefill(_Section, frozen=True):
     """Seconds to compute `new` tokens after `context`: a + b new + c new (context + new / 2)."""
 
-    a: float = 0.0
-    b: float = 0.0
-    c: float = 0.0
+    a: _Seconds = 0.0
+    b: _Seconds = 0.0
+    c: _Seconds = 0.0
 
 
 class EngineModel(_Section, frozen=True):
@@ -86,15 +92,15 @@ class EngineModel(_Section, frozen=True):
     """
 
     gpu: str | None = None
-    utilisation: float | None = None
-    step_s: float = 0.02
+    utilisation: Annotated[float, Meta(gt=0, le=1)] | None = None
+    step_s: _Seconds = 0.02
     prefill: Prefill | None = None
-    prefills_at_once: int = 1
-    fetch_ahead: int = 4
+    prefills_at_once: _Count = 1
+    fetch_ahead: _Count = 4
     """Maximum requests looked up and fetched before their prefill; others wait in the queue."""
-    decode_tokens_per_s: float = 40.0
-    decodes_at_once: int = 64
-    fetch_limit_s: float = 60.0
+    decode_tokens_per_s: _Positive = 40.0
+    decodes_at_once: _Count = 64
+    fetch_limit_s: _Positive = 60.0
     """Maximum duration of a fetch."""
 
 
@@ -104,7 +110,7 @@ class LadderModel(_Section, frozen=True):
 
     tiers: list[TierModel]
     engine: EngineModel = EngineModel()
-    token_bytes: float | None = None
+    token_bytes: Annotated[float, Meta(gt=0, le=TOKEN_BYTES_MAX)] | None = None
     """Bytes of KV state per token, if no model is named."""
     name: str = ""
 
@@ -119,7 +125,7 @@ def parse_ladder(data: object, file: str = "ladder") -> LadderModel:
     if not isinstance(data, dict):
         raise ConfigError(f"{file}: holds {type(data).__name__}, not key: value lines; add tiers:")
     try:
-        ladder = msgspec.convert(data, LadderModel, strict=False, dec_hook=_size)
+        ladder = msgspec.convert(data, LadderModel, strict=False, dec_hook=convert_size)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{file}: {describe(error, data, 'ladder', _section)}") from error
     for fault in _faults(ladder):
@@ -136,63 +142,24 @@ def _section(keys: Sequence[str]) -> type[msgspec.Struct]:
     return LadderModel
 
 
-def _size(kind: type, value: object) -> object:
-    if kind is Size:
-        return Size.of(value)
-    raise NotImplementedError(f"no reader for {kind.__name__}")
-
-
 def _faults(ladder: LadderModel) -> Iterator[str]:
     """Yield what is wrong with a ladder, key path first."""
     if not ladder.tiers:
         yield "tiers: is empty; name at least one of " + ", ".join(KINDS)
     order = [KINDS.index(tier.kind) for tier in ladder.tiers]
     for number, tier in enumerate(ladder.tiers):
+        at = f"tiers.{number}"
         if number and order[number] < order[number - 1]:
             yield (
-                f"tiers.{number}.kind: {tier.kind!r} is after "
-                f"{ladder.tiers[number - 1].kind!r}; put the fastest first: {', '.join(KINDS)}"
+                f"{at}.kind: {tier.kind!r} is after {ladder.tiers[number - 1].kind!r}; put the "
+                f"fastest first: {', '.join(KINDS)}"
             )
         if order.count(order[number]) > 1 and tier.kind in ("device", *SHARED):
-            yield f"tiers.{number}.kind: a second {tier.kind!r}; a ladder has one, remove it"
-        yield from (f"tiers.{number}.{what}" for what in _tier_faults(tier))
-    engine = ladder.engine
-    for key in ("a", "b", "c"):
-        value = getattr(engine.prefill, key, 0.0)
-        if not (0 <= value <= SECONDS_MAX):
-            yield f"engine.prefill.{key}: {value:g} must be 0 or more, at most {SECONDS_MAX:g}"
-    positive = ("prefills_at_once", "fetch_ahead", "decode_tokens_per_s", "decodes_at_once")
-    for key in (*positive, "fetch_limit_s"):
-        if not getattr(engine, key) > 0:
-            yield f"engine.{key}: {getattr(engine, key):g} must be above 0"
-    if engine.utilisation is not None and not (0 < engine.utilisation <= 1):
-        yield f"engine.utilisation: {engine.utilisation:g} must be above 0 and at most 1"
-    if not (0 <= engine.step_s <= SECONDS_MAX):
-        yield f"engine.step_s: {engine.step_s:g} must be 0 or more seconds, at most {SECONDS_MAX:g}"
-    if ladder.token_bytes is not None and not 0 < ladder.token_bytes <= TOKEN_BYTES_MAX:
-        yield (
-            f"token_bytes: {ladder.token_bytes:g} must be above 0, at most {TOKEN_BYTES_MAX:g}, or "
-            "remove it and name a model"
-        )
-
-
-def _tier_faults(tier: TierModel) -> Iterator[str]:
-    if tier.capacity is not None and tier.capacity_tokens is not None:
-        yield f"capacity: {tier.capacity}, and capacity_tokens are both given; remove one"
-    if tier.capacity_tokens is not None and not math.isfinite(tier.capacity_tokens):
-        yield f"capacity_tokens: {tier.capacity_tokens:g} is not a number of tokens; correct it"
-    if tier.units < 1:
-        yield f"units: {tier.units} must be at least 1"
-    for key in ("read", "write", "request", "worker"):
-        name = f"{key}_bytes_per_s"
-        value = getattr(tier, name)
-        if value is not None and not value > 0:
-            yield f"{name}: {value:g} must be above 0, or remove it"
-    if tier.latency_s is not None and not (0 <= tier.latency_s <= SECONDS_MAX):
-        yield f"latency_s: {tier.latency_s:g} must be 0 or more seconds, at most {SECONDS_MAX:g}"
-    if not tier.write_wait_s > 0:
-        yield f"write_wait_s: {tier.write_wait_s:g} must be above 0 seconds"
-    if tier.writes_per_day is not None and not tier.writes_per_day > 0:
-        yield f"writes_per_day: {tier.writes_per_day:g} must be above 0"
-    if tier.worker_bytes_per_s < math.inf and not tier.shared:
-        yield f"worker_bytes_per_s: a {tier.kind} belongs to one worker; remove it"
+            yield f"{at}.kind: a second {tier.kind!r}; a ladder has one, remove it"
+        if tier.capacity is not None and tier.capacity_tokens is not None:
+            yield f"{at}.capacity: {tier.capacity}, and capacity_tokens are both given; remove one"
+        if tier.capacity_tokens is not None and not math.isfinite(tier.capacity_tokens):
+            shown = f"{tier.capacity_tokens:g} is not a number of tokens"
+            yield f"{at}.capacity_tokens: {shown}; correct it"
+        if tier.worker_bytes_per_s < math.inf and not tier.shared:
+            yield f"{at}.worker_bytes_per_s: a {tier.kind} belongs to one worker; remove it"
