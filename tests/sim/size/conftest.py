@@ -41,7 +41,7 @@ def need_of(question: SizingQuestion, *tier_specs: NeededTier) -> LadderNeed | N
     held = {
         tokens: question.demand.held(tokens) for tokens in (0.0, *(r.tokens for r in tier_specs))
     }
-    return need(question, tier_specs, held)
+    return need(question, question.goal, tier_specs, held)
 
 
 @pytest.fixture(scope="session")

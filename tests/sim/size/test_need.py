@@ -80,8 +80,7 @@ def test_two_remote_tiers_share_the_network(asked):
     each = np.full(100, 49_000.0)
     held = {0.0: 0 * each, whole / 2: each / 2, whole: each}
     for ttft_s, reached in ((0.6, False), (0.8, True)):  # either half alone would take .32 s
-        with_goal = msgspec.structs.replace(question, goal=SizingGoal(ttft_s))
-        assert (need(with_goal, tier_specs, held) is not None) == reached
+        assert (need(question, SizingGoal(ttft_s), tier_specs, held) is not None) == reached
 
 
 def test_money_and_power_add_up(worked_out, asked):

@@ -20,7 +20,7 @@ from holdfast.sim.formulas import (
     drives_for_writes,
 )
 from holdfast.sim.profile import Medium
-from holdfast.sim.size.question import GPU_BUSY, REMOTE, SizingQuestion
+from holdfast.sim.size.question import GPU_BUSY, REMOTE, SizingGoal, SizingQuestion
 from holdfast.sim.trace import Floats
 
 FETCH_SHARE = 0.5
@@ -149,9 +149,12 @@ class _Use(NamedTuple):
 
 
 def need(
-    question: SizingQuestion, tier_specs: tuple[NeededTier, ...], held: dict[float, Floats]
+    question: SizingQuestion,
+    goal: SizingGoal,
+    tier_specs: tuple[NeededTier, ...],
+    held: dict[float, Floats],
 ) -> LadderNeed | None:
-    """Return the hardware that these tiers, smallest first, need; None if they cannot serve.
+    """Return what these tiers, smallest first, need to meet a goal; None if they cannot.
 
     `held` maps each capacity in `tier_specs`, and 0, to `question.demand.held(capacity)`.
     """
@@ -175,7 +178,7 @@ def need(
         )
         above = here
     compute_s = question.prefill_s(deepest, inputs)
-    request_rates = _request_rates(question, uses, compute_s)
+    request_rates = _request_rates(question, goal, uses, compute_s)
     if request_rates is None:
         return None
     busy, engines = question.busy_engines(compute_s), question.needed_engines(compute_s)
@@ -204,7 +207,6 @@ def need(
         tier_s = use.medium.latency_s.mid * (use.nbytes > 0) + use.nbytes / rate
         load_s = np.maximum(load_s, tier_s)
     ttft_s = question.overhead_s + compute_s + load_s
-    goal = question.goal
     within = 1.0 if goal.ttft_s is None else float((ttft_s <= goal.ttft_s * (1 + 1e-9)).mean())
     quantiles = np.quantile(ttft_s, (0.5, goal.share), method="inverted_cdf")
     overhead = question.profile.site.power_overhead.mid
@@ -222,7 +224,7 @@ def need(
 
 
 def _request_rates(
-    question: SizingQuestion, uses: list[_Use], compute_s: Floats
+    question: SizingQuestion, goal: SizingGoal, uses: list[_Use], compute_s: Floats
 ) -> list[float] | None:
     """Return the bandwidth that one request needs from each tier; None if none suffices.
 
@@ -230,7 +232,6 @@ def _request_rates(
     requests that may miss the goal are divided among the tiers: each tier leaves out that many of
     its most demanding requests.
     """
-    goal = question.goal
     if not uses:
         meets_goal = goal.ttft_s is None or bool(
             (question.overhead_s + compute_s <= goal.ttft_s).mean() >= goal.share

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -162,19 +162,6 @@ class SizingQuestion(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def _prefill(self) -> tuple[Floats, Floats]:
         """Prompt lengths, and the seconds to compute a prompt of each."""
-        lengths, flop = _prefill_flop(self.shape, int(self.demand.input_tokens.max()))
-        return lengths, flop / self.flop_per_s
-
-
-@lru_cache(maxsize=8)
-def _prefill_flop(shape: ModelShape, longest: int) -> tuple[Floats, Floats]:
-    """Return prompt lengths from 0 to `longest`, and the FLOP to compute each; read-only.
-
-    Cached, because a search copies the question for every goal that it tries.
-    """
-    lengths = np.linspace(0.0, float(longest), _PREFILL_POINTS)
-    flop = np.array([shape.prefill_flop(int(tokens)) for tokens in lengths])
-    points = np.floor(lengths), flop
-    for each in points:
-        each.setflags(write=False)
-    return points
+        lengths = np.linspace(0.0, float(self.demand.input_tokens.max()), _PREFILL_POINTS)
+        flop = np.array([self.shape.prefill_flop(int(tokens)) for tokens in lengths])
+        return np.floor(lengths), flop / self.flop_per_s

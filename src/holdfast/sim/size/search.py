@@ -74,8 +74,8 @@ def answer(question: SizingQuestion) -> SizingAnswer:
     search = _Search(question)
     best = search.cheapest(question.goal)
     # The comparison without memory may need more machines than there are.
-    unlimited = msgspec.structs.replace(question, goal=search.no_limit, nodes=0)
-    without = need(unlimited, (), {0.0: demand.held(0.0)})
+    unlimited = msgspec.structs.replace(question, nodes=0) if question.nodes else question
+    without = need(unlimited, search.no_limit, (), {0.0: demand.held(0.0)})
     if without is None or best is None:
         raise search.unreachable()
     front = search.frontier(without.ttft_s[1])
@@ -118,9 +118,9 @@ class _Search:
             if all(above.tokens < below.tokens for above, below in pairwise(tier_specs)):
                 candidates.append(tier_specs)
         self.tried = len(candidates)
-        sample = msgspec.structs.replace(self._sample, goal=self.no_limit)
         evaluated = [
-            (need(sample, tier_specs, self._sample_held), tier_specs) for tier_specs in candidates
+            (need(self._sample, self.no_limit, tier_specs, self._sample_held), tier_specs)
+            for tier_specs in candidates
         ]
         known = [(one, tier_specs) for one, tier_specs in evaluated if one is not None]
         # A goal can only raise the cost of a ladder, so this cost is a lower bound for any goal.
@@ -205,13 +205,12 @@ class _Search:
             for pair in self._ladders
             if lowest_kind is None or self._lowest_kind(pair[1]) == lowest_kind
         ]
-        sample = msgspec.structs.replace(self._sample, goal=goal)
         finalists: list[tuple[LadderNeed, tuple[NeededTier, ...]]] = []
         for least, tier_specs in among:  # by the lower bound of the cost
             last = finalists[_FINALISTS - 1][0] if len(finalists) >= _FINALISTS else None
             if last is not None and least.dollars_per_h > last.dollars_per_h:
                 break
-            if one := need(sample, tier_specs, self._sample_held):
+            if one := need(self._sample, goal, tier_specs, self._sample_held):
                 insort(finalists, (one, tier_specs), key=lambda pair: _rank(pair[0]))
         evaluated = (self._need(goal, tier_specs) for _, tier_specs in finalists[:_FINALISTS])
         if met := [one for one in evaluated if one is not None]:
@@ -257,8 +256,7 @@ class _Search:
 
     def _need(self, goal: SizingGoal, tier_specs: tuple[NeededTier, ...]) -> LadderNeed | None:
         """Evaluate a ladder on all requests."""
-        question = msgspec.structs.replace(self._question, goal=goal)
-        return need(question, tier_specs, self._all_held)
+        return need(self._question, goal, tier_specs, self._all_held)
 
     def _evaluate(self, goal: SizingGoal, tier_specs: tuple[NeededTier, ...]) -> LadderNeed | None:
         """Evaluate a ladder on all requests, unless no tier speed lets its capacity suffice."""
