@@ -29,7 +29,6 @@ def test_the_proposal_is_the_cheapest_that_is_in_time(asked):
     question = asked(of_users(300, 40_000, 1000, 60.0), goal=SizingGoal(0.5), nodes=2)
     found = answer(question)
     assert found.best.ttft_s[1] <= 0.5
-    assert found.best.within >= 0.95
     assert found.best.dollars_per_h < found.without.dollars_per_h
     front = found.frontier
     assert [n.ttft_s[1] for n in front] == sorted(n.ttft_s[1] for n in front)
@@ -147,7 +146,6 @@ def test_the_lowest_ttft_is_what_all_requests_can_have(asked, shipped):
     for ttft_s in (lowest_s, 1.45):
         found = answer(msgspec.structs.replace(question, goal=SizingGoal(ttft_s)))
         assert found.best.ttft_s[1] <= ttft_s
-        assert found.best.within >= 0.95
     with pytest.raises(ConfigError, match=f"the lowest is {lowest_s:.2f} s"):
         answer(msgspec.structs.replace(question, goal=SizingGoal(lowest_s - 0.02)))
 

@@ -93,16 +93,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         """Whether layers keep recurrent state; such a context cannot be cut at every block."""
         return any(part.kind == "state" for part in self.attention)
 
-    @property
-    def index_elements_per_token(self) -> float:
-        """Elements per token of indexer keys; part of `kv_bytes_per_token`."""
-        growing = (part for part in self.attention if part.kind == "full")
-        return sum(part.layers * part.index_elements / part.compression for part in growing)
-
     def kv_bytes_per_token(self, dtype: str = "bf16") -> float:
         """Return the bytes by which a context grows with each token, indexer keys included."""
-        elements = self.index_elements_per_token + sum(
-            part.layers * part.elements / part.compression
+        elements = sum(
+            part.layers * (part.elements + part.index_elements) / part.compression
             for part in self.attention
             if part.kind == "full"
         )

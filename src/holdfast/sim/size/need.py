@@ -104,8 +104,6 @@ class LadderNeed(NamedTuple):
     hit: float
     ttft_s: tuple[float, float, float]
     """Median, quantile at the goal's share of requests, and mean."""
-    within: float
-    """Share of requests whose first token meets the goal; 1 without a goal."""
     prefill_gpu_s_per_s: float
     """Mean number of engines (all GPUs of each) busy with prefill."""
     engines: float
@@ -207,14 +205,12 @@ def need(
         tier_s = use.medium.latency_s.mid * (use.nbytes > 0) + use.nbytes / rate
         load_s = np.maximum(load_s, tier_s)
     ttft_s = question.overhead_s + compute_s + load_s
-    within = 1.0 if goal.ttft_s is None else float((ttft_s <= goal.ttft_s * (1 + 1e-9)).mean())
     quantiles = np.quantile(ttft_s, (0.5, goal.share), method="inverted_cdf")
     overhead = question.profile.site.power_overhead.mid
     return LadderNeed(
         tiers=tiers,
         hit=float(deepest.sum() / inputs.sum()),
         ttft_s=(float(quantiles[0]), float(quantiles[1]), float(ttft_s.mean())),
-        within=within,
         prefill_gpu_s_per_s=busy,
         engines=engines,
         machines=nodes,
