@@ -38,22 +38,14 @@ def economy_figures(run: SimulationFigures) -> list[Figure]:
         tier_states = run.fleet.tier_states(tier)
         read, written = run.tier_bytes(tier)
         gb = tier_spec.bytes_bought * len(tier_states) / 1e9
-        hardware = requests = joules = 0.0
-        if medium.dollars_per_gb:
-            hardware = gb * medium.dollars_per_gb.mid * span_s / (site.amortised_years.mid * YEAR_S)
-        if medium.dollars_per_gb_month:
-            stored_gb = sum(tier_state.peak for tier_state in tier_states) * size / 1e9
-            hardware += stored_gb * medium.dollars_per_gb_month.mid * span_s / MONTH_S
-        for price, blocks in (
-            (medium.dollars_per_million_gets, read / size),
-            (medium.dollars_per_million_puts, written / size),
-        ):
-            requests += price.mid * blocks / 1e6 if price else 0.0
-        for price, moved in (
-            (medium.dollars_per_gb_out, read),
-            (medium.dollars_per_gb_in, written),
-        ):
-            requests += price.mid * moved / 1e9 if price else 0.0
+        hardware = gb * medium.dollars_per_gb.mid * span_s / (site.amortised_years.mid * YEAR_S)
+        stored_gb = sum(tier_state.peak for tier_state in tier_states) * size / 1e9
+        hardware += stored_gb * medium.dollars_per_gb_month.mid * span_s / MONTH_S
+        requests = medium.dollars_per_million_gets.mid * (read / size) / 1e6
+        requests += medium.dollars_per_million_puts.mid * (written / size) / 1e6
+        requests += medium.dollars_per_gb_out.mid * read / 1e9
+        requests += medium.dollars_per_gb_in.mid * written / 1e9
+        joules = 0.0
         if medium.active_watts:
             units = tier_spec.units_bought * len(tier_states)
             idle = medium.idle_watts.mid if medium.idle_watts else 0.0

@@ -56,11 +56,14 @@ class ProfileRange(_Section, frozen=True):
     source: str
 
 
+_FREE = ProfileRange(low=0.0, mid=0.0, high=0.0, source="not charged")
+
+
 class Medium(_Section, frozen=True):
     """Storage hardware for a tier; figures are per `unit` (a channel, a drive, a stream).
 
-    `unit_bytes` is None for a medium that is paid by the byte: an object store. A price of None is
-    0; other figures of None do not apply.
+    `unit_bytes` is None for a medium that is paid by the byte: an object store. Other figures of
+    None do not apply.
     """
 
     tier: Literal["device", "host", "disk", "pool", "object"]
@@ -71,12 +74,12 @@ class Medium(_Section, frozen=True):
     write_bytes_per_s: ProfileRange
     unit_bytes: ProfileRange | None = None
     units_per_node: ProfileRange | None = None
-    dollars_per_gb: ProfileRange | None = None
-    dollars_per_gb_month: ProfileRange | None = None
-    dollars_per_million_puts: ProfileRange | None = None
-    dollars_per_million_gets: ProfileRange | None = None
-    dollars_per_gb_in: ProfileRange | None = None
-    dollars_per_gb_out: ProfileRange | None = None
+    dollars_per_gb: ProfileRange = _FREE
+    dollars_per_gb_month: ProfileRange = _FREE
+    dollars_per_million_puts: ProfileRange = _FREE
+    dollars_per_million_gets: ProfileRange = _FREE
+    dollars_per_gb_in: ProfileRange = _FREE
+    dollars_per_gb_out: ProfileRange = _FREE
     active_watts: ProfileRange | None = None
     idle_watts: ProfileRange | None = None
     drive_writes_per_day: ProfileRange | None = None

@@ -136,9 +136,9 @@ class SizingQuestion(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         fixed = windows * demand.contexts + self.shape.state_bytes() * demand.checkpoints
         return self.token_bytes + fixed / demand.unique_tokens
 
-    def price(self, figure: ProfileRange | None) -> float:
-        """Return the price at the level `prices`; 0 if there is none."""
-        value: float = 0.0 if figure is None else getattr(figure, self.prices)
+    def price(self, figure: ProfileRange) -> float:
+        """Return the price at the level `prices`."""
+        value: float = getattr(figure, self.prices)
         return value
 
     def prefill_s(self, first: Floats, last: Floats) -> Floats:
