@@ -12,11 +12,10 @@ from holdfast import report
 from holdfast.errors import ConfigError
 from holdfast.limits import BLOCK_TOKENS
 from holdfast.report import Row
-from holdfast.sim import calibration
 from holdfast_bench.cli import measuring
 from holdfast_bench.cli.progress import Steps
 from holdfast_bench.harness import model
-from holdfast_bench.measure import engine
+from holdfast_bench.measure import calibration, engine
 from holdfast_bench.measure.engine import EngineMeasurement
 from holdfast_bench.measure.engine_pair import DISK_BYTES, HOST_BYTES, EnginePair, EnginePairPlan
 

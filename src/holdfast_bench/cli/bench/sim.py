@@ -21,7 +21,14 @@ from holdfast.sim.hardware import resolve
 from holdfast.sim.ladder import parse_ladder
 from holdfast.sim.model.catalogue import load_model
 from holdfast.sim.profile import shipped
-from holdfast.sim.published import (
+from holdfast.sim.route import ROUTERS
+from holdfast.sim.rules import rules_of
+from holdfast.sim.run import Simulation, SimulationSettings
+from holdfast.sim.shipped import LONGEST, find_trace
+from holdfast.sim.trace import Trace
+from holdfast_bench.cli import measuring
+from holdfast_bench.cli.progress import Steps
+from holdfast_bench.measure.published import (
     FETCH_RULE_GB_PER_S,
     FETCH_RULE_TOLERANCE,
     H20_FIRST_TOKEN_S,
@@ -32,13 +39,6 @@ from holdfast.sim.published import (
     h20_first_token_s,
     together_over_apart,
 )
-from holdfast.sim.route import ROUTERS
-from holdfast.sim.rules import rules_of
-from holdfast.sim.run import Simulation, SimulationSettings
-from holdfast.sim.shipped import LONGEST, find_trace
-from holdfast.sim.trace import Trace
-from holdfast_bench.cli import measuring
-from holdfast_bench.cli.progress import Steps
 
 ALSO = ("published",)
 TRACES = ("conversation", "synthetic")

@@ -3,7 +3,8 @@
 import pytest
 
 from holdfast.sim.formats.load import load
-from holdfast.sim.published import (
+from holdfast.sim.shipped import find_trace
+from holdfast_bench.measure.published import (
     FETCH_RULE_GB_PER_S,
     FETCH_RULE_TOLERANCE,
     H20_FIRST_TOKEN_S,
@@ -14,7 +15,6 @@ from holdfast.sim.published import (
     h20_first_token_s,
     together_over_apart,
 )
-from holdfast.sim.shipped import find_trace
 
 
 @pytest.mark.parametrize("name", TOGETHER)

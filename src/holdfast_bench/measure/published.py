@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from holdfast.plan.planner import FetchHeld
-from holdfast.sim.calibration import first_tokens_s
 from holdfast.sim.explain import find_claim
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.hardware import prefill_cost, resolve
@@ -18,6 +17,7 @@ from holdfast.sim.route import ROUTERS, Router, two_choices
 from holdfast.sim.rules import rules_of
 from holdfast.sim.run import Simulation, SimulationSettings
 from holdfast.sim.trace import Trace
+from holdfast_bench.measure.calibration import first_tokens_s
 
 TOGETHER = {"conversation": 2.22, "synthetic": 2.36}
 """Mooncake (FAST'25), figure 10: hits of one cache of 30 M tokens, relative to ten of 3 M."""

@@ -4,8 +4,8 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.plan.cost import PrefillCost, TierEstimate
-from holdfast.sim import calibration
 from holdfast.sim.ladder import parse_ladder
+from holdfast_bench.measure import calibration
 
 TRUE = PrefillCost(0.02, 4e-4, 6e-8)
 DISK = TierEstimate(0.01, 1.5e9)
