@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
-from holdfast.sim.model.catalogue import known_models, load_model, read_model, shape_of
+from holdfast.sim.model.catalogue import known_models, load_model, read_model
 from holdfast.sim.model.fields import Fields
 from holdfast.sim.model.shape import Attention, dtype_bytes
 
@@ -151,7 +151,7 @@ def test_shipped_configs_hold_only_what_is_read(name):
     file = resources.files("holdfast.sim") / "data" / "models" / f"{name.replace('/', '--')}.json"
     config = json.loads(file.read_text())
     fields = Fields(config, name)
-    shape_of(fields)
+    read_model(fields)
     assert set(config) | set(config.get("text_config", {})) <= fields.asked
 
 
@@ -216,10 +216,10 @@ def test_any_config_of_a_known_shape_will_do(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(small))
     for path in (tmp_path, tmp_path / "config.json"):
         assert load_model(str(path)).kv_bytes_per_token() == 2 * 4 * 2 * 32 * 2
-    windowed = read_model({**small, "sliding_window": 64}, "windowed")
+    windowed = read_model(Fields({**small, "sliding_window": 64}, "windowed"))
     assert (windowed.kv_bytes_per_token(), windowed.window_bytes()) == (0, 4 * 64 * 2 * 2 * 32 * 2)
     later = {**small, "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 3}
-    assert read_model(later, "later").kv_bytes_per_token() == 3 * 2 * 2 * 32 * 2
+    assert read_model(Fields(later, "later")).kv_bytes_per_token() == 3 * 2 * 2 * 32 * 2
 
 
 BAD = [
@@ -248,7 +248,7 @@ def test_a_config_that_lacks_something_is_refused_by_field(change, message):
     }
     config = change if "hidden_size" in change else {**base, **change}
     with pytest.raises(ConfigError, match=f"mine: .*{message}"):
-        read_model(config, "mine")
+        read_model(Fields(config, "mine"))
 
 
 def test_files_that_are_no_config_are_refused(tmp_path):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
 from holdfast.sim.model.catalogue import known_models, read_model
+from holdfast.sim.model.fields import Fields
 from holdfast.sim.profile import load_profile
 
 JUNK = st.sampled_from(
@@ -75,7 +76,7 @@ def attempted(read, *arguments):
 @given(st.sampled_from(known_models()), st.data())
 def test_a_damaged_config_is_refused_or_understood(name, data):
     config = damaged(data.draw, shipped_config(name))
-    shape, refusal = attempted(read_model, config, "damaged")
+    shape, refusal = attempted(lambda: read_model(Fields(config, "damaged")))
     if shape is None:
         assert refusal.startswith("damaged: ")
         return

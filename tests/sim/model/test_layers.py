@@ -6,6 +6,7 @@ from holdfast.errors import ConfigError
 from holdfast.sim.hardware import resolve
 from holdfast.sim.ladder import parse_ladder
 from holdfast.sim.model.catalogue import read_model
+from holdfast.sim.model.fields import Fields
 from holdfast.sim.profile import shipped
 
 SMALL = {
@@ -149,7 +150,7 @@ PUBLISHED = [
     ids=["gemma2", "gemma3", "phi4", "qwen3-next", "jamba", "bamba", "granite-4-h"],
 )
 def test_layers_that_see_all_are_told_from_the_others(config, full, a_token, windows, states):
-    shape = read_model(config, "published")
+    shape = read_model(Fields(config, "published"))
     assert sum(part.layers for part in shape.attention if part.kind == "full") == full
     assert shape.kv_bytes_per_token() == a_token
     assert shape.window_bytes() == windows
@@ -163,7 +164,7 @@ def test_hybrids_have_the_parameters_that_are_published():
         (BAMBA_9B, 9.8, 9.8),
         (GRANITE_4_H_SMALL, 32, 9),
     ):
-        shape = read_model(config, "hybrid")
+        shape = read_model(Fields(config, "hybrid"))
         assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.02)
         assert shape.active_parameters / 1e9 == pytest.approx(active, rel=0.03)
 
@@ -186,25 +187,25 @@ FULL = [
 
 @pytest.mark.parametrize(("said", "full"), FULL)
 def test_windows_are_where_the_config_says(said, full):
-    shape = read_model({**SMALL, **said}, "mine")
+    shape = read_model(Fields({**SMALL, **said}, "mine"))
     assert shape.kv_bytes_per_token() == full * A_LAYER
     assert shape.window_bytes() == (8 - full) * A_LAYER * 64
 
 
 def test_blocks_listed_by_kind_are_layers():
     kinds = ["attention"] * 3 + ["sliding_attention"] * 5
-    shape = read_model({**SMALL, "layers_block_type": kinds, "sliding_window": 64}, "mine")
+    shape = read_model(Fields({**SMALL, "layers_block_type": kinds, "sliding_window": 64}, "mine"))
     assert shape.kv_bytes_per_token() == 3 * A_LAYER
 
 
 def test_layers_that_use_what_others_keep_keep_nothing():
     kinds = ["full_attention", "sliding_attention"] * 4
     said = {"layer_types": kinds, "sliding_window": 64, "num_kv_shared_layers": 3}
-    shape = read_model({**SMALL, **said}, "mine")
+    shape = read_model(Fields({**SMALL, **said}, "mine"))
     assert shape.kv_bytes_per_token() == 3 * A_LAYER
     assert shape.window_bytes() == 2 * A_LAYER * 64
     with pytest.raises(ConfigError, match="num_kv_shared_layers: 8 of 8 layers"):
-        read_model({**SMALL, "num_kv_shared_layers": 8}, "mine")
+        read_model(Fields({**SMALL, "num_kv_shared_layers": 8}, "mine"))
 
 
 REMEDY = "write layer_types into the config, one of full_attention"
@@ -227,15 +228,15 @@ REFUSED = [
 @pytest.mark.parametrize(("said", "message"), REFUSED)
 def test_hybrids_that_are_not_understood_are_refused_by_field(said, message):
     with pytest.raises(ConfigError, match=f"^mine: {message}.*{REMEDY}"):
-        read_model({**SMALL, **said}, "mine")
+        read_model(Fields({**SMALL, **said}, "mine"))
 
 
 def test_unknown_kinds_of_blocks_are_refused():
     with pytest.raises(ConfigError, match="mine: layers_block_type: 'hybrid' is no kind of layer"):
-        read_model({**SMALL, "layers_block_type": ["mamba", "hybrid"] * 4}, "mine")
+        read_model(Fields({**SMALL, "layers_block_type": ["mamba", "hybrid"] * 4}, "mine"))
 
 
 def test_a_simulation_refuses_a_model_whose_contexts_do_not_grow():
     ladder = parse_ladder({"tiers": [{"kind": "host", "capacity": "1 GiB"}]})
     with pytest.raises(ConfigError, match=r"--model small: 0 bytes a token: .*name another model"):
-        resolve(ladder, shipped(), 64, read_model({**SMALL, "sliding_window": 64}, "small"))
+        resolve(ladder, shipped(), 64, read_model(Fields({**SMALL, "sliding_window": 64}, "small")))

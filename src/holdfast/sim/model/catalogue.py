@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from holdfast.errors import ConfigError
 from holdfast.sim.model.fields import Fields
@@ -55,7 +54,7 @@ def load_model(name: str) -> ModelShape:
             ) from error
         if not isinstance(config, dict):
             raise ConfigError(f"{path}: holds {type(config).__name__}, not a model's config.json")
-        return read_model(config, name)
+        return read_model(Fields(config, name))
     wanted = _plain(name)
     plain = {_plain(known): known for known in known_models()}
     holding = [known for short, known in plain.items() if wanted and wanted in short]
@@ -71,19 +70,14 @@ def load_model(name: str) -> ModelShape:
             "`holdfast size --models` lists all, or give the path of its config.json"
         )
     file = resources.files("holdfast.sim") / "data" / "models" / f"{full.replace('/', '--')}.json"
-    return read_model(json.loads(file.read_text(encoding="utf-8")), full)
+    return read_model(Fields(json.loads(file.read_text(encoding="utf-8")), full))
 
 
-def read_model(config: Mapping[str, Any], name: str) -> ModelShape:
-    """Return the shape of a model from the plain data of its config.json.
+def read_model(fields: Fields) -> ModelShape:
+    """Return the shape of a model from the fields of its config.json.
 
     Raises ConfigError that names all missing basic fields, or the first missing field of a layer.
     """
-    return shape_of(Fields(config, name))
-
-
-def shape_of(fields: Fields) -> ModelShape:
-    """Return the shape that the fields describe."""
     fields.need(*_REQUIRED)
     if not fields.number("num_attention_heads"):
         raise ConfigError(
