@@ -11,6 +11,7 @@ import hashlib
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -47,26 +48,24 @@ class SimulationSettings(NamedTuple):
     """Maximum blocks per run; blocks of a run move together. 1 simulates each block."""
 
 
+@dataclass
 class InflightRequest:
     """One request between its arrival and its first token."""
 
-    def __init__(
-        self, worker: SimulatedWorker, keys: list[bytes], lengths: list[int], covered: FleetCoverage
-    ) -> None:
-        self.worker = worker
-        self.keys = keys
-        self.lengths = lengths
-        """Number of blocks in each run of the chain."""
-        self.covered = covered
-        self.blocks = 0
-        """Number of leading blocks to fetch."""
-        self.moving = 0
-        """Number of running transfers."""
-        self.ready_s = 0.0
-        self.late_s = math.inf
-        self.tokens = 0
-        self.computed_tokens = 0
-        self.compute_s = 0.0
+    worker: SimulatedWorker
+    keys: list[bytes]
+    lengths: list[int]
+    """Number of blocks in each run of the chain."""
+    covered: FleetCoverage
+    tokens: int = 0
+    blocks: int = 0
+    """Number of leading blocks to fetch."""
+    moving: int = 0
+    """Number of running transfers."""
+    ready_s: float = 0.0
+    late_s: float = math.inf
+    computed_tokens: int = 0
+    compute_s: float = 0.0
 
     def counts(self, tiers: int) -> list[int]:
         """Return the number of blocks fetched from each of `tiers` tiers."""
@@ -84,10 +83,11 @@ class InflightRequest:
         return sources
 
 
+@dataclass
 class InflightPrestage(InflightRequest):
     """A chain being prestaged into its worker's host memory for a later request."""
 
-    needed_s = math.inf
+    needed_s: float = math.inf
 
     def arrived(self, rows: Sequence[int]) -> list[tuple[int, int]]:
         """Return (row, number of blocks) for each row of the chain that arrived."""
@@ -188,8 +188,8 @@ class Simulation:
         self._arrivals += 1
         worker = self.fleet.workers[number]
         worker.requests += 1
-        inflight = self._inflights[request] = InflightRequest(worker, keys, lengths, covered)
-        inflight.tokens, inflight.blocks = tokens, len(covered.tiers)
+        inflight = InflightRequest(worker, keys, lengths, covered, tokens, len(covered.tiers))
+        self._inflights[request] = inflight
         if covered is not UNKNOWN:
             self._update_prefill(inflight)
         self._ledger.arrived_s[request] = now_s
@@ -256,7 +256,7 @@ class Simulation:
         before_s = inflight.compute_s
         inflight.computed_tokens = tokens - reused
         inflight.compute_s = cost.seconds(tokens - reused, reused)
-        inflight.worker.engine.expect(inflight.compute_s - before_s)
+        inflight.worker.engine.backlog_s += inflight.compute_s - before_s
 
     def _start_transfers(
         self, now_s: float, request: int, inflight: InflightRequest, counts: list[int]

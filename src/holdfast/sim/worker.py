@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 
 from holdfast.sim.ladder import EngineModel
 from holdfast.sim.memory import SimulatedMemory
@@ -15,7 +16,7 @@ class SimulatedEngine:
         self.model = model
         self.busy_s = 0.0
         self.backlog_s = 0.0
-        """Seconds of prefill that are queued or running."""
+        """Seconds of prefill that are expected, queued or running."""
         self._free = model.prefills_at_once
         self._waiting: deque[tuple[int, float]] = deque()
 
@@ -23,10 +24,6 @@ class SimulatedEngine:
     def queue_s(self) -> float:
         """Estimated seconds until all queued and running prefills are done."""
         return self.backlog_s / self.model.prefills_at_once
-
-    def expect(self, seconds: float) -> None:
-        """Add seconds of prefill to the backlog, before the prefill is queued."""
-        self.backlog_s += seconds
 
     def arrive(self, request: int, seconds: float) -> list[tuple[int, float]]:
         """Queue a prefill; return the (request, seconds) that start now."""
@@ -48,19 +45,17 @@ class SimulatedEngine:
         return started
 
 
+@dataclass
 class SimulatedWorker:
     """The memory, engine, links (by number) and queue of one worker."""
 
-    def __init__(
-        self, memory: SimulatedMemory, engine: SimulatedEngine, links: list[list[int]]
-    ) -> None:
-        self.memory = memory
-        self.engine = engine
-        self.links = links
-        """For each tier of the ladder, the links that its blocks move over."""
-        self.queue: deque[int] = deque()
-        """Requests that wait for their lookup."""
-        self.ahead = 0
-        """Number of requests that were looked up and whose prefill has not started."""
-        self.requests = 0
-        """Number of requests between arrival and first token."""
+    memory: SimulatedMemory
+    engine: SimulatedEngine
+    links: list[list[int]]
+    """For each tier of the ladder, the links that its blocks move over."""
+    queue: deque[int] = field(default_factory=deque)
+    """Requests that wait for their lookup."""
+    ahead: int = 0
+    """Number of requests that were looked up and whose prefill has not started."""
+    requests: int = 0
+    """Number of requests between arrival and first token."""
