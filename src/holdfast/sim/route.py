@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from holdfast.errors import ConfigError
 from holdfast.sim.fleet import Fleet, FleetCoverage
-
-
-class Routed(NamedTuple):
-    """The number of the chosen worker, and its coverage of the chain."""
-
-    worker: int
-    covered: FleetCoverage
 
 
 class RouteQuestion(NamedTuple):
@@ -24,6 +17,9 @@ class RouteQuestion(NamedTuple):
     keys: list[bytes]
     tokens: int
 
+
+Routed: TypeAlias = tuple[int, FleetCoverage]
+"""The number of the chosen worker, and its coverage of the chain."""
 
 Router = Callable[[Fleet, RouteQuestion], Routed]
 
@@ -73,7 +69,7 @@ def soonest(fleet: Fleet, ask: RouteQuestion) -> Routed:
         done = worker.engine.queue_s + prefill.seconds(ask.tokens - held, held)
         if best is None or done < best[0]:
             best = done, number, covered
-    return Routed(best[1], best[2]) if best else _to(fleet, ask, 0)
+    return best[1:] if best else _to(fleet, ask, 0)
 
 
 ROUTERS: dict[str, Router] = {
@@ -101,4 +97,4 @@ def _longest(fleet: Fleet, ask: RouteQuestion, among: Iterable[int]) -> int:
 
 
 def _to(fleet: Fleet, ask: RouteQuestion, worker: int) -> Routed:
-    return Routed(worker, fleet.cover(fleet.workers[worker], ask.keys))
+    return worker, fleet.cover(fleet.workers[worker], ask.keys)
