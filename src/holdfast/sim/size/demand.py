@@ -51,7 +51,7 @@ class Demand(NamedTuple):
     """Mean rate."""
     peak: float
     """Rate of the busiest minute divided by the mean rate."""
-    input_tokens: Longs
+    input_tokens: Floats
     """[n] prompt tokens."""
     request: Longs
     """[m] number of the request that the piece belongs to."""
@@ -124,7 +124,7 @@ def of_users(users: int, context: int, new: int, every_s: float, cut: Cut = Cut.
         f"request, one request per user every {every_s:g} s",
         requests_per_s=users / every_s,
         peak=1.0,
-        input_tokens=np.full(n, context, np.int64),
+        input_tokens=np.full(n, float(context)),
         request=np.arange(n, dtype=np.int64),
         distance=others * context,
         tokens=np.full(n, float(context - new)),
@@ -167,7 +167,7 @@ def of_trace(trace: Trace, requests_per_s: float | None = None, cut: Cut = Cut.B
         + ("" if trace.content else "; reuse is known within sessions only, hits may be higher"),
         requests_per_s=requests_per_s or rate,
         peak=max(1.0, float(minutes.max()) / min(_MINUTE_S, span_s) / rate),
-        input_tokens=trace.input_tokens,
+        input_tokens=trace.input_tokens.astype(np.float64),
         request=request,
         distance=(distance * trace.block_tokens).astype(np.float64),
         tokens=(blocks * trace.block_tokens).astype(np.float64),

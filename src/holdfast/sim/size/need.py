@@ -156,7 +156,7 @@ def need(
 
     `held` maps each capacity in `tier_specs`, and 0, to `question.demand.held(capacity)`.
     """
-    inputs = question.demand.input_tokens.astype(np.float64)
+    inputs = question.demand.input_tokens
     # Each tier serves the held tokens that no faster tier holds.
     above, deepest = held[0.0], held[tier_specs[-1].tokens] if tier_specs else held[0.0]
     uses = []

@@ -279,8 +279,8 @@ def assumptions(question: SizingQuestion) -> list[str]:
             "windowed layers keep only the last window of a context, so a context is reused only "
             "up to a point where an earlier request ended"
         )
-    inputs = demand.input_tokens.astype(np.float64)
-    machines = ceil(question.needed_engines(question.prefill_s(0 * inputs, inputs)))
+    computed_s = question.prefill_s(0 * demand.input_tokens, demand.input_tokens)
+    machines = ceil(question.needed_engines(computed_s))
     if 0 < question.nodes < machines:
         lines.append(
             f"without context memory the load takes {machines:,} machines, not the "

@@ -132,7 +132,7 @@ class SizingQuestion(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         a state for every request end, because a later request may continue from there.
         """
         demand = self.demand
-        windows = float(self._window_bytes(demand.input_tokens.astype(np.float64)).mean())
+        windows = float(self._window_bytes(demand.input_tokens).mean())
         fixed = windows * demand.contexts + self.shape.state_bytes() * demand.checkpoints
         return self.token_bytes + fixed / demand.unique_tokens
 

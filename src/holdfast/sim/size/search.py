@@ -62,8 +62,7 @@ def answer(question: SizingQuestion) -> SizingAnswer:
     """Size a ladder. Raises ConfigError if no ladder on the grid meets the goal."""
     question.check()
     demand = question.demand
-    inputs = demand.input_tokens.astype(np.float64)
-    uncached_s = question.prefill_s(demand.held(demand.unique_tokens), inputs)
+    uncached_s = question.prefill_s(demand.held(demand.unique_tokens), demand.input_tokens)
     least = ceil(question.needed_engines(uncached_s))
     if 0 < question.nodes < least:
         raise ConfigError(
@@ -286,7 +285,7 @@ def ttft_bound(question: SizingQuestion, held: dict[float, Floats]) -> tuple[flo
     `held` maps capacities, 0 and the largest included, to the held tokens of each request. Held
     tokens load at the bandwidth of the GPUs' links, or of the network if no medium is local.
     """
-    inputs = question.demand.input_tokens.astype(np.float64)
+    inputs = question.demand.input_tokens
     tiers = [question.profile.medium(name).tier for name in question.media]
     link_bytes_per_s = max(question.ingest_bytes_per_s(tier) for tier in tiers)
     links = "the engine's network" if set(tiers) <= set(REMOTE) else "the GPUs' links"
@@ -322,8 +321,7 @@ def _idle_times(
 
     The third value is the request at the quantile of the goal's share, by time to first token.
     """
-    inputs = question.demand.input_tokens.astype(np.float64)
-    compute_s = question.prefill_s(held, inputs)
+    compute_s = question.prefill_s(held, question.demand.input_tokens)
     load_s = (held * question.token_bytes + question.fixed_bytes(held)) / link_bytes_per_s
     order = np.argsort(question.overhead_s + compute_s + load_s)
     at = max(0, ceil(question.goal.share * len(order) - 1e-9) - 1)
