@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.sim.trace import Ints, Longs, Trace, offsets
+from holdfast.sim.trace import Ints, Longs, Trace, offsets, previous_ids
 
 LONGEST = 64
 """Default limit of blocks per run, so that policies that count rows see rows of similar size."""
@@ -33,11 +33,8 @@ class Runs(NamedTuple):
 
     def parents(self) -> Ints:
         """Return, for each run, the run before it, which has a smaller number; -1 for none."""
-        parents = np.full(len(self.lengths), -1, np.int32)
-        follows = np.ones(len(self.ids) + 1, bool)
-        follows[self.starts] = False
-        behind = np.flatnonzero(follows)
-        parents[self.ids[behind]] = self.ids[behind - 1]
+        parents = np.empty(len(self.lengths), np.int32)
+        parents[self.ids] = previous_ids(self.starts, self.ids)
         return parents
 
 

@@ -81,7 +81,7 @@ class Trace(NamedTuple):
     def parents(self) -> Ints:
         """Return, for each id, the id before it; -1 for the head of a chain."""
         parents = np.empty(self.unique, np.int32)
-        parents[self.ids] = _previous_ids(self.starts, self.ids)
+        parents[self.ids] = previous_ids(self.starts, self.ids)
         return parents
 
     def sum_by_request(self, request: Longs, values: Longs) -> Longs:
@@ -171,7 +171,7 @@ def chained(starts: Longs, ids: Ints) -> Ints:
     These are the given ids if each always follows the same id. Otherwise the given ids name the
     content of single blocks, and each pair of prefix and content gets an id.
     """
-    before = _previous_ids(starts, ids)
+    before = previous_ids(starts, ids)
     parents = np.empty(int(ids.max(initial=-1)) + 1, np.int32)
     parents[ids] = before
     if (parents[ids] == before).all():
@@ -186,7 +186,7 @@ def chained(starts: Longs, ids: Ints) -> Ints:
     return np.array(prefixes, np.int32)
 
 
-def _previous_ids(starts: Longs, ids: Ints) -> Ints:
+def previous_ids(starts: Longs, ids: Ints) -> Ints:
     """Return, for each access, the id before it in its chain; -1 at a head."""
     before = np.empty_like(ids)
     before[1:] = ids[:-1]
