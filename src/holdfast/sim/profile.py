@@ -11,13 +11,13 @@ import re
 from collections.abc import Mapping
 from datetime import date
 from functools import cache
-from importlib import resources
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from holdfast.errors import ConfigError
 from holdfast.sim.file_errors import describe
+from holdfast.sim.shipped import DATA
 from holdfast.yaml_file import read_mapping
 
 FIGURE_MIN, FIGURE_MAX = 1e-6, 1e24
@@ -178,7 +178,7 @@ def load_profile(file: str = "") -> Profile:
 def _shipped_data() -> dict[str, Any]:
     import yaml
 
-    text = (resources.files("holdfast.sim") / "data" / "profile.yaml").read_text(encoding="utf-8")
+    text = (DATA / "profile.yaml").read_text(encoding="utf-8")
     loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader  # ten times faster
     data: dict[str, Any] = loader(text).get_single_data()
     return data

@@ -1,4 +1,4 @@
-"""Names of shipped traces and ladders: in the package, or in the repository beside it."""
+"""Files that are shipped: data of the package, and traces and ladders by name."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ SHIPPED = {
 LONGEST = "claude-code"
 """The trace with the most block accesses: 42 million."""
 
-_DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parent / "data"
+"""The package's own data."""
+
 _REPOSITORY = Path(__file__).resolve().parents[3]
-_TRACES = (Path("traces"), _DATA / "traces", _REPOSITORY / "traces")
-_LADDERS = (_DATA / "ladders", _REPOSITORY / "examples" / "ladders")
+_TRACES = (Path("traces"), DATA / "traces", _REPOSITORY / "traces")
+_LADDERS = (DATA / "ladders", _REPOSITORY / "examples" / "ladders")
 
 
 def find_trace(text: str) -> Path:

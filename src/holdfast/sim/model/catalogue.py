@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import json
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +17,7 @@ from holdfast.sim.model.fields import Fields
 from holdfast.sim.model.layers import layers_of
 from holdfast.sim.model.parameters import count, heads, mamba_sizes, weights_bytes
 from holdfast.sim.model.shape import Attention, ModelShape
+from holdfast.sim.shipped import DATA
 
 CONFIG_BYTES_MAX = 4 * 1024 * 1024
 _REQUIRED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
@@ -27,9 +27,7 @@ _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 @cache
 def known_models() -> tuple[str, ...]:
     """Return the names of the shipped models, `publisher/model`, in alphabetical order."""
-    folder = resources.files("holdfast.sim") / "data" / "models"
-    stems = (file.name.removesuffix(".json") for file in folder.iterdir())
-    names = (stem.replace("--", "/") for stem in stems if "--" in stem)
+    names = (file.stem.replace("--", "/") for file in (DATA / "models").glob("*--*.json"))
     return tuple(sorted(names, key=str.lower))
 
 
@@ -69,7 +67,7 @@ def load_model(name: str) -> ModelShape:
             f"model {name!r}: not one of the {len(plain)} shipped models{hint}; "
             "`holdfast size --models` lists all, or give the path of its config.json"
         )
-    file = resources.files("holdfast.sim") / "data" / "models" / f"{full.replace('/', '--')}.json"
+    file = DATA / "models" / f"{full.replace('/', '--')}.json"
     return read_model(Fields(json.loads(file.read_text(encoding="utf-8")), full))
 
 
