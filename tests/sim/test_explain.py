@@ -3,8 +3,15 @@
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.sim.explain import CLAIMS, FAILS, HOLDS, HOLDS_IF, find_claim
-from holdfast.sim.formulas import drives_for_writes, fetch_rule_bytes_per_s, tokens_per_dollar_gain
+from holdfast.sim.explain import (
+    CLAIMS,
+    FAILS,
+    HOLDS,
+    HOLDS_IF,
+    fetch_rule_bytes_per_s,
+    find_claim,
+    tokens_per_dollar_gain,
+)
 
 VERDICTS = {
     "context-70b": HOLDS,
@@ -124,5 +131,3 @@ def test_the_formulas_behave_as_they_must():
     assert fetch_rule_bytes_per_s(8192, 8, 65_536, 1e15) < fetch_rule_bytes_per_s(
         8192, 8, 8192, 1e15
     )
-    assert drives_for_writes(1e9, 86.4e12, 1.0) == 1
-    assert drives_for_writes(1e9, 86.4e12, 0.5) == 2

@@ -1,8 +1,12 @@
-"""Amounts as text: bytes, figures and durations."""
+"""Units of amounts and time, and amounts as text: bytes, figures and durations."""
 
 from __future__ import annotations
 
-from holdfast.sim.formulas import GB, TB
+SECONDS_PER_DAY = 86_400
+HOURS_PER_YEAR = 8_760.0
+HOURS_PER_MONTH = HOURS_PER_YEAR / 12
+GB = 1e9
+TB = 1e12
 
 
 def size_text(nbytes: float) -> str:

@@ -9,8 +9,8 @@ stored and by request.
 
 from __future__ import annotations
 
+from holdfast.sim.amounts import HOURS_PER_YEAR, SECONDS_PER_DAY
 from holdfast.sim.figures import Figure, SimulationFigures
-from holdfast.sim.formulas import HOURS_PER_YEAR, SECONDS_PER_DAY
 from holdfast.sim.trace import share
 
 HOUR_S = 3_600.0

@@ -11,17 +11,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from holdfast.errors import ConfigError
-from holdfast.sim.formulas import (
-    GB,
-    SECONDS_PER_DAY,
-    TB,
-    break_even_bytes_per_s,
-    drives_for_writes,
-    fetch_rule_bytes_per_s,
-    tokens_per_dollar_gain,
-)
+from holdfast.sim.amounts import GB, SECONDS_PER_DAY, TB
 from holdfast.sim.model.catalogue import load_model
-from holdfast.sim.model.shape import DTYPE_BYTES
+from holdfast.sim.model.shape import DTYPE_BYTES, ModelShape
 
 TOKENS_128K = 128_000
 TOKENS_128K_BINARY = 131_072
@@ -393,7 +385,7 @@ def _wear() -> Explained:
     rate, drive = 10_000, 30.72 * TB
     dense = rate * load_model("Llama-3.1-70B").kv_bytes_per_token()
     latent = rate * load_model("DeepSeek-V3").kv_bytes_per_token()
-    drives = [drives_for_writes(nbytes, drive, 1.0) for nbytes in (dense, latent)]
+    drives = [nbytes * SECONDS_PER_DAY / drive for nbytes in (dense, latent)]  # 1 write a day
     return Explained(
         f"10,000 new tokens/s x 327,680 bytes = {dense / GB:.1f} GB/s = "
         f"{dense * SECONDS_PER_DAY / TB:.0f} TB a day\n"
@@ -408,3 +400,40 @@ def _wear() -> Explained:
         HOLDS_IF,
         "for dense models that write every token; admission and latent attention reduce the writes",
     )
+
+
+def break_even_bytes_per_s(shape: ModelShape, tokens: int, flop_per_s: float) -> float:
+    """Return the bandwidth above which fetching a context is faster than computing it.
+
+    This is its KV bytes in bf16 divided by its prefill time at a sustained `flop_per_s`. Windows
+    and recurrent states do not grow with the context and are left out: the result is for long
+    contexts.
+    """
+    return tokens * shape.kv_bytes_per_token() / (shape.prefill_flop(tokens) / flop_per_s)
+
+
+def fetch_rule_bytes_per_s(
+    hidden: int, heads_per_kv_head: float, prefix: int, flop_per_s: float
+) -> float:
+    """Return the bandwidth above which a prefix is worth fetching, by Mooncake's rule.
+
+    Equation 2 of Mooncake (FAST'25): `B / G > 2 d s / (gqa (a p d + b d^2))` with a = 4 for
+    attention over all pairs (causal attention has half of them) and b = 22 for the matrices of a
+    Llama layer, at the GPUs' peak FLOP/s.
+    """
+    attention, matrices, element_bytes = 4, 22, 2
+    flop = attention * prefix * hidden + matrices * hidden * hidden
+    return flop_per_s * 2 * hidden * element_bytes / (heads_per_kv_head * flop)
+
+
+def tokens_per_dollar_gain(
+    hit: float, prefill_share: float, speed_up: float, storage_share: float
+) -> float:
+    """Return the gain in tokens per dollar: 0.6 is 60 per cent more.
+
+    `hit`: share of prefill work that is served from storage; `prefill_share`: share of GPU time
+    that is prefill; `speed_up`: time to compute a hit divided by the time to fetch it;
+    `storage_share`: cost of the storage divided by the cost of the GPUs.
+    """
+    saved = hit * prefill_share * (1 - 1 / speed_up)
+    return 1 / (1 - saved) / (1 + storage_share) - 1

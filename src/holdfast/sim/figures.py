@@ -7,8 +7,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from holdfast.sim.amounts import SECONDS_PER_DAY
 from holdfast.sim.fleet import Fleet
-from holdfast.sim.formulas import SECONDS_PER_DAY
 from holdfast.sim.served import ServedRequests
 from holdfast.sim.statistics import mean
 from holdfast.sim.trace import Longs, Trace, share

@@ -13,7 +13,7 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.byte_size import Size
 from holdfast.errors import ConfigError
 from holdfast.plan.cost import PrefillCost
-from holdfast.sim.formulas import GB
+from holdfast.sim.amounts import GB
 from holdfast.sim.ladder import EngineModel, LadderModel, TierModel
 from holdfast.sim.model.shape import ModelShape
 from holdfast.sim.profile import Gpu, Medium, Profile

@@ -12,13 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.sim.formulas import (
-    GB,
-    HOURS_PER_MONTH,
-    HOURS_PER_YEAR,
-    SECONDS_PER_DAY,
-    drives_for_writes,
-)
+from holdfast.sim.amounts import GB, HOURS_PER_MONTH, HOURS_PER_YEAR, SECONDS_PER_DAY
 from holdfast.sim.profile import Medium
 from holdfast.sim.size.question import GPU_BUSY, REMOTE, SizingGoal, SizingQuestion
 from holdfast.sim.trace import Floats
@@ -278,7 +272,7 @@ def _tier(
         counts["capacity"] = split * ceil(capacity / split / size)
         if medium.drive_writes_per_day is not None:
             endurance = medium.drive_writes_per_day.mid
-            counts["wear"] = ceil(drives_for_writes(written, size, endurance))
+            counts["wear"] = ceil(written * SECONDS_PER_DAY / (size * endurance))
     bound = max(counts, key=lambda name: (counts[name], name == "capacity"))
     units = max(split, counts[bound])
     bought = units * medium.unit_bytes.mid if medium.unit_bytes is not None else capacity

@@ -7,8 +7,7 @@ from math import ceil
 
 import numpy as np
 
-from holdfast.sim.amounts import duration_text, figure_text, size_text
-from holdfast.sim.formulas import GB, HOURS_PER_YEAR
+from holdfast.sim.amounts import GB, HOURS_PER_YEAR, duration_text, figure_text, size_text
 from holdfast.sim.size.need import BUSY, FETCH_SHARE, LadderNeed, TierNeed
 from holdfast.sim.size.question import GPU_BUSY, SizingQuestion
 from holdfast.sim.size.search import SizingAnswer

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from holdfast.errors import ConfigError
-from holdfast.sim.formulas import GB
+from holdfast.sim.amounts import GB
 from holdfast.sim.model.shape import ModelShape, dtype_bytes
 from holdfast.sim.profile import Gpu, Profile, ProfileRange
 from holdfast.sim.size.demand import Demand

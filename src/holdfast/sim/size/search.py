@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from holdfast.errors import ConfigError
-from holdfast.sim.formulas import GB
+from holdfast.sim.amounts import GB
 from holdfast.sim.size.need import LadderNeed, NeededTier, need
 from holdfast.sim.size.question import GPU_BUSY, REMOTE, SizingGoal, SizingQuestion
 from holdfast.sim.trace import Floats
