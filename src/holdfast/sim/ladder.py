@@ -6,7 +6,7 @@ Every error starts with the file and the path of the key, and names value, limit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, get_args
 
@@ -14,10 +14,9 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.byte_size import Size
-from holdfast.config.installed import convert_size
 from holdfast.errors import ConfigError
 from holdfast.prepared import prepared
-from holdfast.sim.file_errors import describe
+from holdfast.sim.file_section import FileSection, read_section
 from holdfast.yaml_file import read_mapping
 
 Kind: TypeAlias = Literal["device", "host", "cxl", "disk", "pool", "object"]
@@ -36,11 +35,7 @@ _Seconds = Annotated[float, Meta(ge=0, le=SECONDS_MAX)]
 _Count = Annotated[int, Meta(ge=1)]
 
 
-class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    pass
-
-
-class TierModel(_Section, frozen=True):
+class TierModel(FileSection, frozen=True):
     """One modelled tier. Each worker has its own device, host, cxl and disk; others are shared.
 
     `medium` and `units` select hardware of the profile; other fields override its figures. Running
@@ -75,7 +70,7 @@ class TierModel(_Section, frozen=True):
         return self.kind in SHARED
 
 
-class Prefill(_Section, frozen=True):
+class Prefill(FileSection, frozen=True):
     """Seconds to compute `new` tokens after `context`: a + b new + c new (context + new / 2)."""
 
     a: _Seconds = 0.0
@@ -83,7 +78,7 @@ class Prefill(_Section, frozen=True):
     c: _Seconds = 0.0
 
 
-class EngineModel(_Section, frozen=True):
+class EngineModel(FileSection, frozen=True):
     """One modelled engine: its GPUs, prefill cost and decode rate.
 
     Without `prefill`, the cost follows from model, GPU and `utilisation` of its peak FLOP/s, plus
@@ -105,7 +100,7 @@ class EngineModel(_Section, frozen=True):
 
 
 @prepared
-class LadderModel(_Section, frozen=True):
+class LadderModel(FileSection, frozen=True):
     """The content of a ladder file: tiers and engine of each worker, and shared tiers."""
 
     tiers: list[TierModel]
@@ -124,22 +119,10 @@ def parse_ladder(data: object, file: str = "ladder") -> LadderModel:
     """Convert plain data to a checked ladder. Raises ConfigError."""
     if not isinstance(data, dict):
         raise ConfigError(f"{file}: holds {type(data).__name__}, not key: value lines; add tiers:")
-    try:
-        ladder = msgspec.convert(data, LadderModel, strict=False, dec_hook=convert_size)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{file}: {describe(error, data, 'ladder', _section)}") from error
+    ladder = read_section(data, LadderModel, file)
     for fault in _faults(ladder):
         raise ConfigError(f"{file}: {fault}")
     return msgspec.structs.replace(ladder, name=ladder.name or Path(file).stem)
-
-
-def _section(keys: Sequence[str]) -> type[msgspec.Struct]:
-    """Return the struct that these keys lead to."""
-    if keys[:1] == ["tiers"]:
-        return TierModel
-    if keys[:1] == ["engine"]:
-        return Prefill if "prefill" in keys else EngineModel
-    return LadderModel
 
 
 def _faults(ladder: LadderModel) -> Iterator[str]:

@@ -11,12 +11,12 @@ import re
 from collections.abc import Mapping
 from datetime import date
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from holdfast.errors import ConfigError
-from holdfast.sim.file_errors import describe
+from holdfast.sim.file_section import FileSection, read_section
 from holdfast.sim.shipped import DATA
 from holdfast.yaml_file import read_mapping
 
@@ -40,14 +40,9 @@ _BOUNDS = {
     ),
 }
 """Figures with bounds of their own: minimum, maximum and reason."""
-_S = TypeVar("_S", bound=msgspec.Struct)
 
 
-class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
-
-
-class ProfileRange(_Section, frozen=True):
+class ProfileRange(FileSection, frozen=True):
     """One figure: low, usual and high value, none below 0, and its source."""
 
     low: _Amount
@@ -59,7 +54,7 @@ class ProfileRange(_Section, frozen=True):
 _FREE = ProfileRange(low=0.0, mid=0.0, high=0.0, source="not charged")
 
 
-class Medium(_Section, frozen=True):
+class Medium(FileSection, frozen=True):
     """Storage hardware for a tier; figures are per `unit` (a channel, a drive, a stream).
 
     `unit_bytes` is None for a medium that is paid by the byte: an object store. Other figures of
@@ -85,7 +80,7 @@ class Medium(_Section, frozen=True):
     drive_writes_per_day: ProfileRange | None = None
 
 
-class Gpu(_Section, frozen=True):
+class Gpu(FileSection, frozen=True):
     """One accelerator, its link to host memory and its share of the machine's network.
 
     `flop_per_s` is the dense bf16 peak.
@@ -101,7 +96,7 @@ class Gpu(_Section, frozen=True):
     watts: ProfileRange
 
 
-class Site(_Section, frozen=True):
+class Site(FileSection, frozen=True):
     """Figures common to all hardware of a data centre."""
 
     amortised_years: ProfileRange
@@ -112,7 +107,7 @@ class Site(_Section, frozen=True):
     prefill_utilisation: ProfileRange
 
 
-class Profile(_Section, frozen=True):
+class Profile(FileSection, frozen=True):
     """All media and GPUs, with prices as of `date`."""
 
     date: date
@@ -235,9 +230,9 @@ def _convert(data: Mapping[str, Any], file: str) -> Profile:
         if not isinstance(data[section], Mapping):
             raise ConfigError(f"{file}: {section}: not a mapping of names to figures; correct it")
         named = data[section].items()
-        sections[section] = {k: _struct(v, kind, f"{section}.{k}", file) for k, v in named}
-    sections["site"] = _struct(data["site"], Site, "site", file)
-    profile = _struct(sections, Profile, "", file)
+        sections[section] = {k: read_section(v, kind, file, f"{section}.{k}") for k, v in named}
+    sections["site"] = read_section(data["site"], Site, file, "site")
+    profile = read_section(sections, Profile, file)
     parts: dict[str, msgspec.Struct] = {"site": profile.site}
     parts |= {f"media.{name}": medium for name, medium in profile.media.items()}
     parts |= {f"gpus.{name}": gpu for name, gpu in profile.gpus.items()}
@@ -266,13 +261,3 @@ def _convert(data: Mapping[str, Any], file: str) -> Profile:
                 wrong = figure.low if figure.low < least else figure.high
                 raise ConfigError(f"{here}: {wrong:g}: {why}; correct it")
     return profile
-
-
-def _struct(data: object, kind: type[_S], path: str, file: str) -> _S:
-    try:
-        return msgspec.convert(data, kind)
-    except msgspec.ValidationError as error:
-        message = describe(
-            error, data, "profile", lambda keys: ProfileRange if keys else kind, path
-        )
-        raise ConfigError(f"{file}: {message}") from error
