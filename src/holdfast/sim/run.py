@@ -19,12 +19,11 @@ from holdfast.blocks.key import KEY_BYTES
 from holdfast.plan.planner import Planner, PlanQuestion
 from holdfast.plan.prestage import begin_in_s
 from holdfast.policy.base import NEVER
-from holdfast.sim.fleet import UNKNOWN, Fleet, FleetCoverage
+from holdfast.sim.fleet import UNKNOWN, Fleet, FleetCoverage, SimulatedWorker
 from holdfast.sim.route import RouteQuestion, Router
 from holdfast.sim.runs import LONGEST, runs_of
 from holdfast.sim.served import Ledger, ServedRequests
 from holdfast.sim.trace import Floats, Trace
-from holdfast.sim.worker import SimulatedWorker
 
 _MOVED, _FETCHED, _COMPUTED, _DEADLINE, _ARRIVED, _DUE = range(6)
 
