@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from holdfast.config.installed import convert_size
+from holdfast.byte_size import Size
 from holdfast.errors import ConfigError
 
 _AT = re.compile(r" - at `\$?\.?(.*)`$")
@@ -22,9 +22,15 @@ class FileSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def read_section(data: object, kind: type[_Section], file: str, path: str = "") -> _Section:
     """Convert plain data, which stands at `path` in its file. Raises ConfigError."""
     try:
-        return msgspec.convert(data, kind, strict=False, dec_hook=convert_size)
+        return msgspec.convert(data, kind, strict=False, dec_hook=_size)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{file}: {_describe(error, data, kind, path)}") from error
+
+
+def _size(kind: type, value: object) -> Size:
+    if kind is Size:
+        return Size.of(value)
+    raise NotImplementedError(f"no reader for {kind.__name__}")
 
 
 def _describe(
