@@ -1,11 +1,14 @@
 """The envelope: golden bytes, and damage at every byte of the header."""
 
+import zlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.blocks.envelope import (
     Header,
+    is_header_damaged,
     read_header,
     record_bytes,
     resealed,
@@ -82,6 +85,22 @@ def test_a_stamp_changes_the_mark_only(header, generation):
     stamp(record, generation)
     assert read_header(record) == (header, generation)
     assert bytes(record[16:]) == identity
+
+
+@pytest.mark.parametrize("read", [read_header, is_header_damaged])
+def test_a_stamp_during_a_read_damages_nothing(read, monkeypatch):
+    """A disk tier stamps a record in memory while a fetch checks its header."""
+    record, crc32 = written(), zlib.crc32
+    expected = read(record)
+
+    def stamped_meanwhile(data, *start):
+        monkeypatch.setattr("zlib.crc32", crc32)
+        stamp(record, 77)
+        return crc32(data, *start)
+
+    monkeypatch.setattr("zlib.crc32", stamped_meanwhile)
+    assert read(record) == expected
+    assert read_header(record)[1] == 77
 
 
 @given(headers, st.integers(0, 2**64 - 1), headers)

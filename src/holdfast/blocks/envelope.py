@@ -100,7 +100,8 @@ def resealed(head: bytes, seal: int, epoch: int, nonce: bytes, key_id: bytes) ->
 def stamp(record: memoryview, generation: int) -> None:
     """Write the mark: this copy is in a place of this `generation`.
 
-    The mark is written in one assignment, because another thread may be sending the record.
+    The mark is written in one assignment, because other threads may be reading or sending the
+    record.
     """
     mark = _MARK.pack(MAGIC, 0, generation)
     crc = zlib.crc32(record[MARK_BYTES:HEADER_BYTES], zlib.crc32(mark[8:]))
@@ -109,23 +110,25 @@ def stamp(record: memoryview, generation: int) -> None:
 
 def is_header_damaged(record: memoryview | bytes) -> bool:
     """Return whether `record` has no header of any version: too short, wrong magic or CRC."""
-    if len(record) < HEADER_BYTES:
+    head = bytes(record[:HEADER_BYTES])  # in one copy, because another thread may stamp it
+    if len(head) < HEADER_BYTES:
         return True
-    magic, crc, _ = _MARK.unpack_from(record)
-    return bool(magic != MAGIC or zlib.crc32(record[8:HEADER_BYTES]) != crc)
+    magic, crc, _ = _MARK.unpack_from(head)
+    return bool(magic != MAGIC or zlib.crc32(head[8:]) != crc)
 
 
 def read_header(record: memoryview | bytes) -> tuple[Header, int]:
     """Return header and generation; raise FormatError if damaged or of an unknown format."""
-    if len(record) < HEADER_BYTES:
-        raise FormatError(f"envelope has {len(record)} bytes, fewer than {HEADER_BYTES}")
+    head = bytes(record[:HEADER_BYTES])  # in one copy, because another thread may stamp it
+    if len(head) < HEADER_BYTES:
+        raise FormatError(f"envelope has {len(head)} bytes, fewer than {HEADER_BYTES}")
     (
         magic, crc, generation, version, codec, seal, depth, tokens, epoch,
         key, parent, fingerprint, domain, payload_bytes, raw_bytes, segment, nonce, key_id,
-    ) = _HEADER.unpack_from(record)  # fmt: skip
+    ) = _HEADER.unpack(head)  # fmt: skip
     if magic != MAGIC:
         raise FormatError(f"envelope starts with {magic!r}, not {MAGIC!r}")
-    if zlib.crc32(record[8:HEADER_BYTES]) != crc:
+    if zlib.crc32(head[8:]) != crc:
         raise FormatError("envelope header fails its CRC")
     if version != FORMAT:
         raise FormatError(f"envelope format {version} is unknown; this build reads {FORMAT}")
