@@ -18,7 +18,7 @@ pytest.register_assert_rewrite("holdfast.testing")
 _SHARED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("default", max_examples=50, **_SHARED)
 # The same examples every time: a change is judged by what it does, and `soak` looks for new ones.
-settings.register_profile("ci", max_examples=200, derandomize=True, print_blob=True, **_SHARED)
+settings.register_profile("ci", max_examples=100, derandomize=True, print_blob=True, **_SHARED)
 settings.register_profile("soak", max_examples=20_000, print_blob=True, **_SHARED)
 settings.load_profile("default")
 

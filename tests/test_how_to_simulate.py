@@ -78,6 +78,7 @@ def test_the_first_command_prints_what_the_page_shows(run):
     assert Path("sim.html").read_text().startswith("<!DOCTYPE html>")
 
 
+@pytest.mark.soak
 def test_agents_gain_what_the_page_shows(run):
     _, agents = commands("simulate.md")
     lines = run(*agents)
@@ -92,6 +93,7 @@ def test_agents_gain_what_the_page_shows(run):
     check(rows, (ladder, without))
 
 
+@pytest.mark.soak
 def test_hints_gain_what_the_page_shows(run, tmp_path):
     [ladder] = re.findall(r"```yaml\n(engine.*?)```", (HOW_TO / "hints.md").read_text(), re.DOTALL)
     (tmp_path / "tight.yaml").write_text(ladder)

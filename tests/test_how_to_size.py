@@ -20,7 +20,15 @@ def test_the_page_has_its_sessions():
     assert len(SESSIONS) == 8
 
 
-@pytest.mark.parametrize(("command", "shown"), SESSIONS, ids=lambda text: text[:60])
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        # The longest trace takes half a minute.
+        pytest.param(*session, marks=[pytest.mark.soak] * ("claude-code" in session[0]))
+        for session in SESSIONS
+    ],
+    ids=lambda text: text[:60],
+)
 def test_a_session_prints_what_the_page_shows(command, shown, capsys, tmp_path):
     arguments = shlex.split(command)
     drawn = arguments.index("--svg") + 1 if "--svg" in arguments else 0

@@ -18,14 +18,14 @@ from holdfast_bench.cli.soak import open_target
 pytest.importorskip("rich")
 
 SLICES = {
-    "crash": 200,
-    "flips": 3_000,
-    "reopened": 4_000,
-    "torn": 1_500,
-    "injected": 1_500,
-    "forged": 60_000,
-    "timing": 20_000,
-    "fuzz": 4_000,
+    "crash": 100,
+    "flips": 1_500,
+    "reopened": 2_000,
+    "torn": 750,
+    "injected": 750,
+    "forged": 20_000,
+    "timing": 10_000,
+    "fuzz": 2_000,
     "chaos": len(chaos.FAULTS),
 }
 """How much of each; the longest comes first."""

@@ -23,7 +23,7 @@ from holdfast_bench.scenarios.miss_causes import MissWatch
 pytestmark = pytest.mark.vllm
 
 BUSY = 6
-TIMES = 8
+TIMES = 4
 TOKENS = 1024
 
 
