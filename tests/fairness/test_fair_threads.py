@@ -60,8 +60,8 @@ def test_what_was_for_later_and_is_waited_for_by_now_comes_in_turn(pools):
     first = pool.submit(WorkItem(FLOOD), lambda: gate.wait(60))
     ahead = [pool.submit(later, lambda n=n: order.append(n)) for n in range(3)]
     flood = [pool.submit(WorkItem(FLOOD), lambda: order.append("flood")) for _ in range(10)]
-    pool.raise_priority(later, ahead[2])
-    pool.raise_priority(later, first)  # has begun: nothing to do
+    pool.raise_priority(VICTIM, ahead[2])
+    pool.raise_priority(FLOOD, first)  # has begun: nothing to do
     gate.set()
     wait([first, *ahead, *flood], 30)
     assert order.index(2) <= 1

@@ -165,7 +165,7 @@ class FairQueue(Generic[T]):
         """Return the next work of a waiting flow, without removing it."""
         return self._waiting[flow][0].work_item
 
-    def withdraw(self, flow: Hashable, cancelled: Callable[[T], bool]) -> list[T]:
+    def withdraw(self, flow: Hashable, cancelled: Callable[[T], bool]) -> list[tuple[WorkItem, T]]:
         """Remove and return the waiting work of a flow for which `cancelled` is true."""
         queued = self._waiting.get(flow, deque())
         rest = deque(work for work in queued if not cancelled(work.item))
@@ -173,7 +173,7 @@ class FairQueue(Generic[T]):
             self._waiting[flow] = rest
         else:
             self._waiting.pop(flow, None)
-        return [work.item for work in queued if cancelled(work.item)]
+        return [(work.work_item, work.item) for work in queued if cancelled(work.item)]
 
     def refund(self, work_item: WorkItem, cost: float) -> None:
         """Return the part `cost` of taken work that was not done to the flow."""

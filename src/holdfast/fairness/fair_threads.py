@@ -67,12 +67,10 @@ class FairThreads:
             self._changed.notify()
         return future
 
-    def raise_priority(self, work_item: WorkItem, future: Future[T]) -> None:
-        """Raise work that has not begun from prefetch to demand priority."""
+    def raise_priority(self, domain: bytes, future: Future[T]) -> None:
+        """Raise a domain's work that has not begun from prefetch to demand priority."""
         with self._changed:
-            self._work_slots.raise_priority(
-                work_item, lambda task: task.future is future, self._now()
-            )
+            self._work_slots.raise_priority(domain, lambda task: task.future is future, self._now())
 
     def credit(self, work_item: WorkItem) -> float:
         """Return the cost of work that a domain could have served ahead of others now."""

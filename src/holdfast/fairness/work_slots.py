@@ -89,11 +89,10 @@ class WorkSlots(Generic[T]):
         """Remove waiting work that was cancelled."""
         self._queue.withdraw(work_item.flow, lambda waiting: waiting is item)
 
-    def raise_priority(self, work_item: WorkItem, wanted: Callable[[T], bool], now: float) -> None:
-        """Move waiting work that is `wanted` to demand priority."""
-        demand = work_item._replace(priority=Priority.DEMAND)
-        for item in self._queue.withdraw(work_item.flow, wanted):
-            self.put(demand, item, now)
+    def raise_priority(self, domain: bytes, wanted: Callable[[T], bool], now: float) -> None:
+        """Move a domain's waiting prefetches that are `wanted` to demand priority."""
+        for work_item, item in self._queue.withdraw((domain, Priority.PREFETCH), wanted):
+            self.put(work_item._replace(priority=Priority.DEMAND), item, now)
 
     def done(self, work_item: WorkItem, undone: float = 0.0) -> None:
         """End running work, and refund the part `undone` of its cost."""

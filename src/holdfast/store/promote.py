@@ -162,8 +162,8 @@ class BlockMover:
     def raise_priority(self, rows: Iterable[int]) -> None:
         """Raise prefetches of rows that a fetch needs now to demand priority; under the lock."""
         for read_batch in self._for_later(rows):
-            item = WorkItem(read_batch.namespace.domain, priority=Priority.PREFETCH)
-            self._readers[read_batch.tier - 1].raise_priority(item, read_batch.reading)
+            readers = self._readers[read_batch.tier - 1]
+            readers.raise_priority(read_batch.namespace.domain, read_batch.reading)
             for promotion in read_batch.promotions:
                 self._prefetches.pop(promotion.row, None)
 
