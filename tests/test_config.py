@@ -416,3 +416,23 @@ def test_a_ramp_has_its_limits(ramp_s):
     pool = {"kind": "pool", "members": "m.yaml", "ramp_s": ramp_s}
     with pytest.raises(ConfigError, match=r"tiers\.1\.ramp_s: .* above 0 and at most 86,400 s"):
         parse(data(HOST, pool, domains={"default": {"key_file": "k"}}))
+
+
+def test_paths_are_relative_to_the_folder_of_the_file(written, tmp_path):
+    file = written(
+        "listen: [unix:///run/h/node.sock, tcp://0.0.0.0:7440]\n"
+        "tiers: [{kind: host, capacity: 64 MiB}, {kind: disk, path: blocks, capacity: 1 GiB}]\n"
+        "domains: {default: {key_file: name}}\n"
+        "keyring: name\naudit: name\nrecord: name\n"
+        "tls: {cert: name, key: name, ca: name}\n"
+        "tokens: {key_file: name}\n"
+        "http: {listen: tcp://127.0.0.1:7442, token_file: name}\n"
+    )
+    config = load(file)
+    assert config.tls is not None
+    assert config.tiers[1].path == f"{tmp_path}/blocks"
+    assert {
+        config.domains["default"].key_file, config.keyring, config.audit, config.record,
+        config.tls.cert, config.tls.key, config.tls.ca, config.tokens.key_file,
+        config.http.token_file,
+    } == {f"{tmp_path}/name"}  # fmt: skip

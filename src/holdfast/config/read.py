@@ -274,4 +274,5 @@ def _absolute(config: Config, folder: Path) -> Config:
         tls=tls
         and replace(tls, cert=resolved(tls.cert), key=resolved(tls.key), ca=resolved(tls.ca)),
         tokens=replace(tokens, key_file=resolved(tokens.key_file), file=resolved(tokens.file)),
+        http=replace(config.http, token_file=resolved(config.http.token_file)),
     )
