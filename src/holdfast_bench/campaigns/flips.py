@@ -26,13 +26,13 @@ from holdfast.keys.keyring import KeyRing
 from holdfast.limits import MIB
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
-from holdfast.testing.damage import EVERY_DAMAGE, WITHOUT_GENERATION, Damage, spoil
 from holdfast.testing.extents import MemoryExtents
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.region import SECTOR, RegionGeometry
 from holdfast.tiers.disk.tier import DiskTier
 from holdfast_bench.campaigns.campaign import CampaignBudget, CampaignResult, OpenTarget
 from holdfast_bench.campaigns.contexts import Contexts, WrongByteError, chain_of
+from holdfast_bench.campaigns.damage import EVERY_DAMAGE, WITHOUT_GENERATION, Damage, spoil
 from holdfast_bench.campaigns.loopback import local_and_remote
 from holdfast_bench.campaigns.noisy_line import NoisyLine
 

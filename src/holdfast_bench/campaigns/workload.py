@@ -14,13 +14,13 @@ from holdfast.blocks.envelope import HEADER_BYTES, MARK_BYTES, stamp
 from holdfast.clock import ManualClock
 from holdfast.codec import pack
 from holdfast.errors import Outcome
-from holdfast.testing.damage import covered_bytes
 from holdfast.testing.extents import MemoryExtents
 from holdfast.testing.payloads import key_of, namespace_of, record_of
 from holdfast.tiers.base import Place, TierGet, TierPut
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.region import SECTOR, RegionGeometry
 from holdfast.tiers.disk.tier import DiskTier
+from holdfast_bench.campaigns.damage import covered_bytes
 
 REGION_BYTES = 16 * SECTOR
 REGIONS = 4
