@@ -13,7 +13,7 @@ from holdfast.clock import ManualClock
 from holdfast.codec.seal import DataKey
 from holdfast.errors import BusyError, ConfigError, Outcome
 from holdfast.limits import MIB
-from holdfast.node.remote.server import address_of, bind
+from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
 from holdfast.node.remote.service import TargetLimits
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import is_right, key_of, namespace_of, record_of
@@ -374,6 +374,18 @@ def test_connections_have_a_limit(served):
     for raw in raws:
         raw.close()
     node.until(lambda: node.target.exist(NAMESPACE, KEYS[:1], 2).outcome is Outcome.OK)
+
+
+def test_connections_of_all_listeners_are_counted(node):
+    listener = bind("tcp://127.0.0.1:0")
+    other = TargetServer(listener, node.service, EntryRules())
+    other.start()
+    with contextlib.closing(other), node.connect():
+        elsewhere = TargetClient(address_of(listener))
+        with contextlib.closing(elsewhere):
+            assert elsewhere.put(RECORDS[:1], 5) == [Outcome.OK]
+            assert node.service.status()["connections"] == 2
+        node.until(lambda: node.service.status()["connections"] == 1)
 
 
 def test_half_open_connections_are_closed_in_the_end(served, ended):

@@ -149,7 +149,7 @@ class TargetServer:
             )
             self._peers[thread] = connected
             self._joining[peer.host] += 1
-            self._service.counters.connections = len(self._peers)
+        self._service.count_connections(1)
         try:
             thread.start()
         except RuntimeError as error:  # the limit of processes, or of memory for stacks
@@ -202,7 +202,7 @@ class TargetServer:
     def _forget(self, thread: threading.Thread) -> None:
         with self._lock:
             del self._peers[thread]
-            self._service.counters.connections = len(self._peers)
+        self._service.count_connections(-1)
 
     def _join(self, connected: socket.socket, stream: Stream, deadline: Deadline) -> TargetSession:
         """Challenge the peer; return its session, or send the refusal and raise RefusedError."""

@@ -84,6 +84,11 @@ class TargetService:
         self.scheduler = SendScheduler()
         self._discard = memoryview(bytearray(_DISCARD_BYTES))
 
+    def count_connections(self, change: int) -> None:
+        """Add to the number of open connections, which all servers of the service share."""
+        with self._lock:
+            self.counters.connections += change
+
     def offer_nixl(self) -> None:
         """Create a NIXL agent and register every arena; if that fails, records go over TCP.
 
