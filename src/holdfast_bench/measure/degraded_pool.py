@@ -109,7 +109,8 @@ class DegradedPool:
         return 1e3 * (time.perf_counter() - start_s)
 
     def owner(self, block: ChainedBlocks) -> LateTarget:
-        """Return the client of the target that owns a block; it must be connected."""
+        """Read a block; return the client of the target that owns it, which is connected then."""
+        self.read(block)
         return self.targets[self.tier.lookup.route(block.segment(0)).write[0].id]
 
     def measure_reads(

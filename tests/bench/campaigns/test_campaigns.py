@@ -76,17 +76,17 @@ def test_nothing_is_ever_served_wrong(name, slices):
         ("chaos.calls", 1),
     ],
 )
-def test_a_part_runs_alone(part, faults, tmp_path):
-    ended = run_part(part, faults, tmp_path)
+def test_a_part_runs_alone(part, faults, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("soak")  # short: sockets are in it
+    ended = run_part(part, faults, folder)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    (row,) = json.loads((tmp_path / "soak.json").read_text())["rows"]
+    (row,) = json.loads((folder / "soak.json").read_text())["rows"]
     assert row["what"] == f"soak.{part}"
     assert row["tried"] >= 200
 
 
 def test_a_check_that_lets_everything_through_is_found_out(tmp_path, monkeypatch):
-    for name in ("_named", "verify"):
-        monkeypatch.setattr(sealing, name, lambda *_: Outcome.OK)
+    monkeypatch.setattr(sealing.Sealing, "land", lambda *_: Outcome.OK)
     monkeypatch.setattr(verify, "verify", lambda *_: Outcome.OK)
     budget = CampaignBudget(tries=30, seed=1, folder=tmp_path, target=open_target)
     tallies = list(flips.run(budget))
