@@ -13,7 +13,7 @@ import pytest
 import holdfast
 from holdfast import Outcome, Retention
 from holdfast.errors import BlockError, ConfigError, NodeGoneError, StoreClosedError
-from holdfast.limits import RESERVE_BLOCKS_MAX
+from holdfast.limits import CONNECTIONS_MAX, RESERVE_BLOCKS_MAX
 from holdfast.testing.embedded import (
     BLOCKS,
     FINGERPRINT,
@@ -168,6 +168,13 @@ def test_many_threads_use_one_session(store):
     for thread in threads:
         thread.join()
     assert failed == []
+
+
+def test_sessions_that_are_no_longer_used_leave_no_connection_behind(store):
+    for _ in range(CONNECTIONS_MAX + 10):
+        store.session(FINGERPRINT)
+    session = store.session(FINGERPRINT)
+    serves(session, 1)
 
 
 def test_a_closed_store_answers_gone_and_accepts_nothing(store):

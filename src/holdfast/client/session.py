@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Self, TypeVar
 
@@ -63,18 +64,19 @@ class NodeStore:
         self.address = address
         self.domain = domain
         self._node = _Connection(address, m.Hello(m.PROTOCOL, _PEER))
-        self._sessions: list[RemoteSession] = []
+        self._sessions = weakref.WeakSet[RemoteSession]()
 
     def session(self, fingerprint: Fingerprint, domain: str | None = None) -> Session:
         """Return a session for one fingerprint in one domain.
 
-        The session has a connection of its own, and reconnects when the node is back.
+        The session has a connection of its own, which ends with the last reference to the session,
+        and reconnects when the node is back.
         """
         name = self.domain if domain is None else domain
         check_session(fingerprint, name)
         self._node.check_open()
         session = RemoteSession(self.address, fingerprint, name)
-        self._sessions.append(session)
+        self._sessions.add(session)
         return Session(session)
 
     def status(self) -> dict[str, Any]:
@@ -88,7 +90,7 @@ class NodeStore:
 
     def close(self) -> None:
         """End every session; the node frees their leases and reservations."""
-        for session in self._sessions:
+        for session in list(self._sessions):
             session.close()
         self._node.close()
 
@@ -121,6 +123,7 @@ class RemoteSession:
                 description=msgspec.json.encode(fingerprint).decode(),
             ),
         )
+        weakref.finalize(self, self._connection.close)
         welcome = self._connection.client().welcome
         self.domain_key = welcome.domain_key
         self.segment_blocks = welcome.segment_blocks
