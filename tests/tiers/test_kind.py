@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.config import as_data, parse
 from holdfast.errors import ConfigError
+from holdfast.node.daemon import log_tiers
 from holdfast.testing.memory import MemoryTier
 from holdfast.tiers import kind
 from holdfast.tiers.kind import TierContext, TierKind, TierSection, find_kind
@@ -172,6 +173,15 @@ def test_a_configuration_is_written_as_it_was_read(offered):
     assert as_data(config)["tiers"][1] == {"kind": "mine", "size": 3}
     assert parse(as_data(config)) == config
     assert not config.shares
+
+
+def test_a_node_logs_no_option_of_an_installed_kind(offered, caplog):
+    offered(a=TierKind(Options, lambda *_: MemoryTier(1)))
+    with caplog.at_level("INFO", "holdfast.node.daemon"):
+        log_tiers(parse(section(size=31_415)))
+    assert caplog.messages == [
+        "tier host: capacity 16 MiB", "tier mine: of the installed kind mine",
+    ]  # fmt: skip
 
 
 def test_a_shared_kind_needs_the_key_that_nodes_share(offered):

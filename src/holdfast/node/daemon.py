@@ -21,7 +21,7 @@ from holdfast.assemble import open_store
 from holdfast.assemble.keys import check_descriptors, read_key
 from holdfast.buffers import keep_memory_from_dumps
 from holdfast.config import Config
-from holdfast.config.options import changed_options
+from holdfast.config.options import changed_options, kind_of
 from holdfast.errors import BusyError, ConfigError
 from holdfast.node.http.pages import NodePages
 from holdfast.node.http.server import HttpServer
@@ -35,6 +35,7 @@ from holdfast.node.registration import register, until_drained
 from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
 from holdfast.node.remote.service import TargetService
 from holdfast.node.traces import open_traces
+from holdfast.tiers.kind import BUILT_IN
 from holdfast.version import __version__
 from holdfast.wire.address import is_tcp
 from holdfast.wire.remote import nixl
@@ -89,9 +90,7 @@ def serve(
         http_token = _http_token(config)
         traces = open_traces(config.traces)
         _log.info("holdfast %s, process %d, at %s", __version__, os.getpid(), " ".join(addresses))
-        for name, tier in zip(config.tier_names, config.tiers, strict=True):
-            values = ", ".join(f"{option} {value}" for option, value in changed_options(tier))
-            _log.info("tier %s: %s", name, values or "default options")
+        log_tiers(config)
         if traces is not None:
             undo.callback(traces.close)
             _log.info("traces to %s", config.traces.endpoint)
@@ -140,6 +139,15 @@ def notify(address: str, state: str) -> None:
         contextlib.suppress(OSError),
     ):
         sender.sendto(state.encode(), address)
+
+
+def log_tiers(config: Config) -> None:
+    """Log each tier, with its options if the kind is built in: others may hold a secret."""
+    for name, tier in zip(config.tier_names, config.tiers, strict=True):
+        values = ", ".join(f"{option} {value}" for option, value in changed_options(tier))
+        if (kind := kind_of(tier)) not in ("host", *BUILT_IN):
+            values = f"of the installed kind {kind}"
+        _log.info("tier %s: %s", name, values or "default options")
 
 
 def _http_token(config: Config) -> bytes:

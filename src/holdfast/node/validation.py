@@ -9,7 +9,7 @@ from holdfast.blocks.key import KEY_BYTES, unpack_keys
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import BlockError, NotFollowed, ProtocolError
 from holdfast.limits import CHAIN_BLOCKS_MAX
-from holdfast.session import check_within as check_seconds
+from holdfast.session import check_seconds
 from holdfast.store.activity import PromptCounts
 from holdfast.store.estimates import EngineCosts
 from holdfast.store.lookup import PromptTokens

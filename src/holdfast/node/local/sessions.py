@@ -48,7 +48,7 @@ from holdfast.node.validation import (
     why_not_followed,
 )
 from holdfast.policy.retention import Retention
-from holdfast.session import check_within as check_seconds
+from holdfast.session import check_seconds
 from holdfast.store.estimates import PLANS_KEPT, EngineCosts, EngineStep, PlanEnding
 from holdfast.store.lookup import PromptTokens
 from holdfast.store.store import Store
@@ -413,9 +413,11 @@ class NodeSession:
     async def _report(self, request: m.Request) -> m.ReportRequest:
         """Answer an operator's request about the node as a whole."""
         self._context.users.check_operator(self._user)
+        if isinstance(request, m.Plans):  # what an operator asks if every thread waits for a tier
+            return m.ReportRequest(self._store.estimates.plans())
         threads = self._context.threads
-        # An erasure, and what is quick, must not wait for a long report.
-        pool = threads.lookup if isinstance(request, m.Plans | m.Domains) else threads.reporting
+        # An erasure must not wait for a long report.
+        pool = threads.lookup if isinstance(request, m.Domains) else threads.reporting
         report = partial(_report, self._store, request)
         return m.ReportRequest(await run_fair(pool, WorkItem(OPERATOR), report))
 
@@ -424,8 +426,6 @@ def _report(store: Store, request: m.Request) -> dict[str, Any]:
     match request:
         case m.List():
             return {"blocks": store.listing()}
-        case m.Plans():
-            return store.estimates.plans()
         case m.Members():
             return store.shared()
         case m.Verify():

@@ -27,7 +27,7 @@ from holdfast.limits import (
 from holdfast.node.remote.send_budget import SMALL_BYTES
 from holdfast.node.remote.service import TargetService
 from holdfast.node.validation import check_bytes, check_within, unpack_chain
-from holdfast.session import check_within as check_seconds
+from holdfast.session import check_seconds
 from holdfast.store.receive import ReceiveSlot
 from holdfast.store.store import Store
 from holdfast.wire.frame import HEADER_BYTES, encode, plain, read_head
