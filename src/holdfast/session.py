@@ -119,7 +119,7 @@ class Session:
         Blocks that are not in this store's index are looked up on shared tiers, for at most
         `deadline_s` and `LOOK_S`. If they do not answer in time, they are left out of the result.
         """
-        _check_seconds("cover: deadline_s", deadline_s)
+        _check_seconds_argument("cover: deadline_s", deadline_s)
         return self._tokens(self._backend.cover(self.chain(tokens).keys, deadline_s))
 
     def save(self, tokens: Tokens, blocks: Blocks, retention: Retention = Retention.SESSION) -> int:
@@ -144,7 +144,7 @@ class Session:
         answer, the blocks of the index are fetched, and the outcome is LATE or GONE. It is also
         GONE if the store is closed or its node cannot be reached.
         """
-        _check_seconds("fetch: deadline_s", deadline_s)
+        _check_seconds_argument("fetch: deadline_s", deadline_s)
         chain = self.chain(tokens)
         rows = self._rows(into, len(chain))
         if rows and rows[0].readonly:
@@ -167,7 +167,7 @@ class Session:
         Other blocks are looked up on shared tiers, for at most `LOOK_S`.
         """
         _check_name("returns: session", session)
-        _check_seconds("returns: in_s", in_s)
+        _check_seconds_argument("returns: in_s", in_s)
         return self._backend.returns(session, in_s)
 
     def prestage(self, tokens: Tokens, in_s: float = 0.0, deadline_s: float = LOOK_S) -> int:
@@ -175,8 +175,8 @@ class Session:
 
         Other blocks are looked up on shared tiers, for at most `deadline_s` and `LOOK_S`.
         """
-        _check_seconds("prestage: in_s", in_s)
-        _check_seconds("prestage: deadline_s", deadline_s)
+        _check_seconds_argument("prestage: in_s", in_s)
+        _check_seconds_argument("prestage: deadline_s", deadline_s)
         return self._tokens(self._backend.prestage(self.chain(tokens).keys, in_s, deadline_s))
 
     def pin(self, tokens: Tokens, ttl_s: float, deadline_s: float = PIN_S) -> int:
@@ -184,8 +184,8 @@ class Session:
 
         Waits up to `deadline_s` until the blocks are read, also from shared tiers.
         """
-        _check_seconds("pin: ttl_s", ttl_s)
-        _check_seconds("pin: deadline_s", deadline_s)
+        _check_seconds_argument("pin: ttl_s", ttl_s)
+        _check_seconds_argument("pin: deadline_s", deadline_s)
         return self._tokens(self._backend.pin(self.chain(tokens).keys, ttl_s, deadline_s))
 
     def _tokens(self, blocks: int) -> int:
@@ -226,17 +226,17 @@ def check_session(fingerprint: Any, domain: Any) -> None:  # noqa: ANN401  # wha
         )
 
 
-def _check_seconds(what: str, seconds: Any) -> None:  # noqa: ANN401  # what a caller passes
+def _check_seconds_argument(what: str, seconds: Any) -> None:  # noqa: ANN401  # what a caller passes
     """Raise BlockError unless the argument is a number of seconds from 0 to `SECONDS_MAX`."""
     if isinstance(seconds, bool) or not isinstance(seconds, Real):
         raise BlockError(
             f"{what} is of type {type(seconds).__name__}; pass a number of seconds from 0 to "
             f"{SECONDS_MAX:g}"
         )
-    check_within(what, float(seconds), SECONDS_MAX)
+    check_seconds(what, float(seconds), SECONDS_MAX)
 
 
-def check_within(what: str, seconds: float, most: float) -> None:
+def check_seconds(what: str, seconds: float, most: float) -> None:
     """Raise BlockError unless `seconds` is from 0 to `most`."""
     if not 0 <= seconds <= most:
         raise BlockError(f"{what}: {seconds:g} is not from 0 to {most:g} seconds")

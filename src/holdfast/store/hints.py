@@ -17,7 +17,7 @@ from holdfast.fairness.fair_queue import Priority
 from holdfast.plan.planner import PlanQuestion
 from holdfast.plan.prestage import begin_in_s
 from holdfast.policy.base import NEVER
-from holdfast.session import LOOK_S, PIN_S, SECONDS_MAX, check_within
+from holdfast.session import LOOK_S, PIN_S, SECONDS_MAX, check_seconds
 from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
 from holdfast.store.evict import slots
@@ -57,7 +57,7 @@ def returns(store: StoreParts, domain: bytes, session: str, in_s: float) -> int:
     Shared tiers are asked about blocks that are not held here, for `LOOK_S` at most.
     """
     check_name(session)
-    check_within("returns.in_s", in_s, SECONDS_MAX)
+    check_seconds("returns.in_s", in_s, SECONDS_MAX)
     with store.table.lock:
         chain = store.pending_hints.chain(domain, session)
     if chain is None:
@@ -81,8 +81,8 @@ def prestage(
     Shared tiers are asked for what is not held here, for `deadline_s` at most, at lower priority
     than requests. The blocks are read in the background, at lower priority than demand reads.
     """
-    check_within("prestage.in_s", in_s, SECONDS_MAX)
-    check_within("prestage: deadline_s", deadline_s, SECONDS_MAX)
+    check_seconds("prestage.in_s", in_s, SECONDS_MAX)
+    check_seconds("prestage: deadline_s", deadline_s, SECONDS_MAX)
     at_s = store.clock.now() + in_s
     ask_in_time(store, namespace, keys, deadline_s, Priority.PREFETCH)
     return _stage(store, NamedChain(namespace, b"".join(keys)), at_s)
@@ -102,8 +102,8 @@ def pin(
     are left out. An earlier pin of the chain, or of its beginning, becomes part of this one, which
     ends no sooner.
     """
-    check_within("pin.ttl_s", ttl_s, PIN_S_MAX)
-    check_within("pin: deadline_s", deadline_s, SECONDS_MAX)
+    check_seconds("pin.ttl_s", ttl_s, PIN_S_MAX)
+    check_seconds("pin: deadline_s", deadline_s, SECONDS_MAX)
     left_s = ask_first(store, namespace, keys, deadline_s, Priority.PREFETCH)[1]
     size, table, pending_hints = namespace.record_bytes, store.table, store.pending_hints
     with table.lock:

@@ -32,7 +32,7 @@ class TargetConnections:
         self._lock = threading.Lock()
         self._targets: dict[str, tuple[Member, TargetClient]] = {}
         self._left: list[TargetClient] = []
-        """Targets at previous addresses: `keep` closes them, because `call` must not wait."""
+        """Targets at previous addresses; `keep` closes them, because `_connected` must not wait."""
         self._refusals: dict[str, str] = {}
         """Last logged reason why a member could not be connected to, by its id."""
         self._troubles: dict[str, str] = {}
