@@ -97,7 +97,10 @@ date: 2026-11-01
 
 
 BAD = [
-    ("media: {ddr5: {dollars_per_gb: -7}}", r"media\.ddr5\.dollars_per_gb\.low: -7: .*0 or more"),
+    (
+        "media: {ddr5: {dollars_per_gb: -7}}",
+        r"media\.ddr5\.dollars_per_gb\.low: -7: .*; give a number >= 0.0$",
+    ),
     ("media: {ddr5: {read_bytes_per_s: 0}}", r"media\.ddr5\.read_bytes_per_s: 0: must be above 0"),
     ("media: {ddr5: {read_bytes_per_s: 1e-300}}", r"media.*: 1e-300: not within 1e-06 and 1e\+24"),
     ("media: {ddr5: {dollars_per_gb: 1e300}}", r"media.*_per_gb: 1e\+300: not within 1e-06 and"),

@@ -12,6 +12,8 @@ from holdfast.byte_size import Size
 from holdfast.errors import ConfigError
 
 _AT = re.compile(r" - at `\$?\.?(.*)`$")
+_BOUND = re.compile(r"[<>]=? \S+$")
+"""What ends msgspec's message for a number out of range."""
 _Section = TypeVar("_Section", bound=msgspec.Struct)
 
 
@@ -57,8 +59,11 @@ def _describe(
         remedy = f"use one of: {', '.join(choices)}"
     elif "missing" in fault:
         remedy = "add it"
-    elif ">= 0.0" in fault:
-        remedy = "give 0 or more"
+    elif bound := _BOUND.search(fault):
+        remedy = f"give a number {bound[0]}"
+        fields = msgspec.structs.fields(_section_at(kind, keys))
+        if any(field.name == keys[-1] and not field.required for field in fields):
+            remedy += ", or remove it"
     where = ".".join(filter(None, [path, *keys]))
     return f"{where + ': ' if where else ''}{shown}{fault}; {remedy}"
 
