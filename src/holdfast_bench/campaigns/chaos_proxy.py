@@ -62,12 +62,12 @@ class ChaosProxy(TcpProxy):
         answers = None if sending or self.mood != "stale" else _Answers(self._kept)
         dead = False
         with contextlib.suppress(OSError, ProtocolError):
-            while not self._closing:
+            while not self._closing.is_set():
                 piece_bytes = BYTES_PER_S.get(self.mood, _PIECES_PER_S * _PIECE_BYTES)
                 begun_s = time.monotonic()
                 data = source.recv(piece_bytes // _PIECES_PER_S)
-                while self.mood == "mute" and not self._closing:
-                    time.sleep(_POLL_S)
+                while self.mood == "mute" and not self._closing.wait(_POLL_S):
+                    pass
                 dead = dead or self.mood == "half open"
                 if not data or self.mood == "cut":
                     break
@@ -81,11 +81,11 @@ class ChaosProxy(TcpProxy):
         self._end(source, *([] if dead else [sink]))
 
     def _delay(self, nbytes: int, waited_s: float) -> None:
-        """Sleep as long as the mood delays a piece that arrived after `waited_s`."""
+        """Wait as long as the mood delays a piece that arrived after `waited_s`, or for the end."""
         if self.mood in BYTES_PER_S:
-            time.sleep(nbytes / BYTES_PER_S[self.mood])
+            self._closing.wait(nbytes / BYTES_PER_S[self.mood])
         elif self.mood == "late" and waited_s > _PAUSE_S:
-            time.sleep(LATE_S)
+            self._closing.wait(LATE_S)
 
 
 class _Answers:

@@ -18,7 +18,7 @@ class TcpProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._closing = False
+        self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         self._accepting = self._start(self._accept)
 
@@ -35,7 +35,7 @@ class TcpProxy:
 
     def close(self) -> None:
         """Close every connection, and wait until forwarding has ended."""
-        self._closing = True
+        self._closing.set()
         _shut_down(self._listener)  # wakes accept()
         self._accepting.join()
         self._listener.close()
@@ -50,7 +50,7 @@ class TcpProxy:
         return thread
 
     def _accept(self) -> None:
-        while not self._closing:
+        while not self._closing.is_set():
             with contextlib.suppress(OSError):
                 client, _ = self._listener.accept()
                 if not self._join(client):

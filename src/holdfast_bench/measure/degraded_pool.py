@@ -118,9 +118,12 @@ class DegradedPool:
     ) -> ReadLatency:
         hedges, times_ms, hits = self.tier.hedged_reads.hedging.hedges, list[float](), 0
         for _ in range(reads):
-            block, start_s = rng.choice(blocks), time.perf_counter()
-            hits += self.read(block)
+            block = rng.choice(blocks)
+            gets, start_s = block.gets([0]), time.perf_counter()
+            outcomes = self.tier.read(gets)
             times_ms.append(1e3 * (time.perf_counter() - start_s))
+            block.check(gets, outcomes)
+            hits += outcomes == [Outcome.OK]
         hedged = self.tier.hedged_reads.hedging.hedges - hedges
         p99_ms = statistics.quantiles(times_ms, n=100)[-1]
         return ReadLatency(p99_ms, hits / reads, hedged / reads)
