@@ -64,6 +64,7 @@ class NodeStore:
         self.address = address
         self.domain = domain
         self._node = _Connection(address, m.Hello(m.PROTOCOL, _PEER))
+        self._lock = threading.Lock()
         self._sessions = weakref.WeakSet[RemoteSession]()
 
     def session(self, fingerprint: Fingerprint, domain: str | None = None) -> Session:
@@ -76,7 +77,8 @@ class NodeStore:
         check_session(fingerprint, name)
         self._node.check_open()
         session = RemoteSession(self.address, fingerprint, name)
-        self._sessions.add(session)
+        with self._lock:
+            self._sessions.add(session)
         return Session(session)
 
     def status(self) -> dict[str, Any]:
@@ -90,7 +92,9 @@ class NodeStore:
 
     def close(self) -> None:
         """End every session; the node frees their leases and reservations."""
-        for session in list(self._sessions):
+        with self._lock:
+            sessions = list(self._sessions)
+        for session in sessions:
             session.close()
         self._node.close()
 
