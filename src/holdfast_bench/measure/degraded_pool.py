@@ -25,6 +25,7 @@ from holdfast.membership.membership import MembershipOptions
 from holdfast.report import Row, at_most
 from holdfast.testing.chained import ChainedBlocks
 from holdfast.tiers.pool.health import HealthOptions
+from holdfast.tiers.pool.segment_batch import segment_of
 from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
 from holdfast.wire.remote.client import HeldCount, ReceivedRecords, TargetClient
 from holdfast_bench.harness.hardware_limits import SEED
@@ -109,9 +110,8 @@ class DegradedPool:
         return 1e3 * (time.perf_counter() - start_s)
 
     def owner(self, block: ChainedBlocks) -> LateTarget:
-        """Read a block; return the client of the target that owns it, which is connected then."""
-        self.read(block)
-        return self.targets[self.tier.lookup.route(block.segment(0)).write[0].id]
+        """Return the client of the target that owns a block; it must be connected."""
+        return self.targets[self.tier.lookup.route(segment_of(block.place(0))).write[0].id]
 
     def measure_reads(
         self, blocks: Sequence[ChainedBlocks], rng: random.Random, reads: int
