@@ -93,6 +93,8 @@ def test_nothing_is_written_after_a_late_return(target):
     def script(far):
         far.welcome()
         _, request_id, _ = far.take()
+        far.say(request_id, m.Existing(b"\1"))
+        _, request_id, _ = far.take()
         payload = b"".join(RECORDS)
         frame = encode(request_id, m.RecordsFollow(8, "ok"), len(payload)) + payload
         far.socket.sendall(frame[: len(frame) // 2])
@@ -102,6 +104,8 @@ def test_nothing_is_written_after_a_late_return(target):
         gone.set()
 
     node, into = target(script), marked()
+    # A busy machine may need longer than LATE_S to connect.
+    assert node.exist(NAMESPACE, KEYS[:1], 60) == (b"\1", Outcome.OK)
     assert node.get(NAMESPACE, KEYS, into, LATE_S).outcome is Outcome.LATE
     after = [bytes(buffer) for buffer in into]
     go.set()
