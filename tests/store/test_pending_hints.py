@@ -48,16 +48,18 @@ def test_so_much_waits_and_so_many_are_begun_at_once(monkeypatch) -> None:
     assert len(known.due(2.0)) == 2
     assert known.due(2.0) == []
     assert known.wait(1.0, staging), "what has begun waits no longer"
-    known.begun -= 1
+    known.done()
     assert len(known.due(2.0)) == 1
 
 
 def test_what_is_about_to_be_pinned_counts_until_it_is() -> None:
     known = PendingHints()
-    known.claimed_bytes += 150
+    known.claim(100)
+    known.claim(50)
     assert known.pinned_bytes(0.0) == 150
     known.pin(NAMESPACE, b"a", pending_hints.PinnedChain(20.0, 30, 1))
-    known.claimed_bytes -= 150
+    known.end_claim(100)
+    known.end_claim(50)
     assert known.pinned_bytes(15.0) == 30
 
 

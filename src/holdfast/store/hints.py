@@ -112,7 +112,7 @@ def pin(
         taken -= sum(pin.nbytes for pin in pending_hints.pins_within(namespace, keys).values())
         keys = keys[: max(0, int(PIN_SHARE * open_bytes) - taken) // size]
         claimed_bytes = len(keys) * size
-        pending_hints.claimed_bytes += claimed_bytes  # so that two pins cannot get these bytes
+        pending_hints.claim(claimed_bytes)  # so that two pins cannot get these bytes
     try:
         leased = fetch_unverified(store, namespace, keys, left_s, Priority.PREFETCH)
         try:
@@ -137,7 +137,7 @@ def pin(
             store.release(leased.lease)
     finally:
         with table.lock:
-            pending_hints.claimed_bytes -= claimed_bytes
+            pending_hints.end_claim(claimed_bytes)
 
 
 def bring_up(store: StoreParts) -> None:
@@ -209,7 +209,7 @@ def _promote(store: StoreParts, staging: PendingPrestage) -> None:
         store.release(fetched.lease)
     finally:
         with table.lock:
-            store.pending_hints.begun -= 1
+            store.pending_hints.done()
     with table.lock:
         if staging.needed_s > store.clock.now():
             table.eviction.expect(table.index.cover(namespace, keys).rows, staging.needed_s)

@@ -54,13 +54,11 @@ class PendingHints:
         self._keys_bytes = 0
         self._waiting: list[tuple[float, int, PendingPrestage]] = []
         self._waiting_bytes = 0
-        self.begun = 0
-        """Prestages taken by `due` that have not ended; the caller counts down."""
+        self._begun = 0
         self._numbers = 0
         self._pins: dict[tuple[Namespace, bytes], PinnedChain] = {}
         """By the key of the last block, which names the whole chain."""
-        self.claimed_bytes = 0
-        """Bytes that callers are about to pin; the callers count."""
+        self._claimed_bytes = 0
 
     def follow(self, namespace: Namespace, session: str, keys: Sequence[bytes]) -> None:
         """Note the chain that a session used last; a shorter beginning of it changes nothing."""
@@ -96,13 +94,25 @@ class PendingHints:
         return True
 
     def due(self, now_s: float) -> list[PendingPrestage]:
-        """Take the prestages that are due, and count them as begun."""
+        """Take the prestages that are due; the caller calls `done` once for each."""
         ready: list[PendingPrestage] = []
-        while self._waiting and self._waiting[0][0] <= now_s and self.begun < BEGUN_MAX:
+        while self._waiting and self._waiting[0][0] <= now_s and self._begun < BEGUN_MAX:
             ready.append(heapq.heappop(self._waiting)[2])
             self._waiting_bytes -= len(ready[-1].chain.keys)
-            self.begun += 1
+            self._begun += 1
         return ready
+
+    def done(self) -> None:
+        """Note that one prestage taken by `due` has ended."""
+        self._begun -= 1
+
+    def claim(self, nbytes: int) -> None:
+        """Count bytes that are about to be pinned, until `end_claim`."""
+        self._claimed_bytes += nbytes
+
+    def end_claim(self, nbytes: int) -> None:
+        """Stop counting bytes that were about to be pinned."""
+        self._claimed_bytes -= nbytes
 
     def pin(self, namespace: Namespace, last: bytes, pin: PinnedChain) -> None:
         """Note that the chain up to a block is pinned."""
@@ -119,7 +129,7 @@ class PendingHints:
     def pinned_bytes(self, now_s: float) -> int:
         """Return how many bytes are pinned, or about to be."""
         self._pins = {chain: pin for chain, pin in self._pins.items() if pin.until_s > now_s}
-        return self.claimed_bytes + sum(pin.nbytes for pin in self._pins.values())
+        return self._claimed_bytes + sum(pin.nbytes for pin in self._pins.values())
 
     def status(self, now_s: float) -> dict[str, int]:
         """Return how many sessions are followed, contexts wait, and bytes are pinned."""
