@@ -32,6 +32,10 @@ class SimulatedEngine:
         """Estimated seconds until all queued and running prefills are done."""
         return self.backlog_s / self.model.prefills_at_once
 
+    def expect(self, seconds: float) -> None:
+        """Add seconds of prefill to the backlog, before the prefill is queued."""
+        self.backlog_s += seconds
+
     def arrive(self, request: int, seconds: float) -> list[tuple[int, float]]:
         """Queue a prefill; return the (request, seconds) that start now."""
         self._waiting.append((request, seconds))

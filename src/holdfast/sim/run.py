@@ -255,7 +255,7 @@ class Simulation:
         before_s = inflight.compute_s
         inflight.computed_tokens = tokens - reused
         inflight.compute_s = cost.seconds(tokens - reused, reused)
-        inflight.worker.engine.backlog_s += inflight.compute_s - before_s
+        inflight.worker.engine.expect(inflight.compute_s - before_s)
 
     def _start_transfers(
         self, now_s: float, request: int, inflight: InflightRequest, counts: list[int]
