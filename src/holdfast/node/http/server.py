@@ -1,4 +1,4 @@
-"""A read-only HTTP/1.1 server on a thread of its own, with a bound on everything a client may do.
+"""A read-only HTTP/1.1 server on a thread of its own, with a limit on everything a client may do.
 
 It answers GET and HEAD, closes each connection after its answer, and reads no request body. Clients
 that are slow to ask or to read are cut, and connections above the limit get 503, so that neither a
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class HttpLimits(NamedTuple):
-    """Bounds on clients; times in seconds.
+    """Limits on clients; times in seconds.
 
     A request has at most `head_bytes` and must arrive within `head_s`. An answer, or one event of a
     stream, must be read within `write_s`. Of `connections` at most `streams` may be streams.
