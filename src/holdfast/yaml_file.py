@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +36,7 @@ def read_mapping(file: str, bytes_max: int = FILE_BYTES_MAX) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: is not text in UTF-8; name another file") from error
     try:
-        loader = _loader()(text)
-        loader.name = file
-        data: object = loader.get_single_data()
+        data: object = _loader()(text, file).get_single_data()
     except RecursionError as error:
         raise ConfigError(f"{file}: nested too deep for a configuration; correct it") from error
     except yaml.MarkedYAMLError as error:
@@ -55,7 +54,7 @@ def read_mapping(file: str, bytes_max: int = FILE_BYTES_MAX) -> dict[str, Any]:
 
 
 @functools.cache
-def _loader() -> type[yaml.SafeLoader]:
+def _loader() -> Callable[[str, str], yaml.SafeLoader]:
     """Return a safe loader that refuses deep brackets and a key that a mapping has twice.
 
     The parser would drop the first of two. yaml is imported at the first read.
@@ -63,6 +62,10 @@ def _loader() -> type[yaml.SafeLoader]:
     import yaml
 
     class StrictYamlLoader(yaml.SafeLoader):
+        def __init__(self, text: str, file: str) -> None:
+            super().__init__(text)
+            self.name = file
+
         def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
             if self.flow_level == BRACKETS_MAX:
                 problem = f"brackets nested more than {BRACKETS_MAX} deep"
