@@ -58,9 +58,10 @@ class CallHandle(Generic[T]):
 
 
 class DirectCalls:
-    """Runs the calls of a store's users in their own threads.
+    """Runs the calls of a store's users in the callers' threads.
 
-    For callers that no exception interrupts: a node, whose event loop takes signals.
+    For callers that no exception interrupts: a node, whose event loop takes signals. A subclass may
+    run them on other threads, which `close` and `give_up_copy` end.
     """
 
     def run(self, work: Callable[[], T], handle: CallHandle[T] | None = None) -> T:
@@ -71,18 +72,15 @@ class DirectCalls:
         return result
 
     def give_up(self, handle: CallHandle[T]) -> None:
-        """Undo what a handle holds now, not only when the handle is deleted.
-
-        Empty-handed while its call is under way: then the worker undoes it afterwards.
-        """
+        """Undo what a handle holds now, not only when the handle is deleted."""
         for value in _taken(handle.given):
             handle.undo(value)
 
     def close(self, timeout_s: float) -> None:
-        """Take no more calls and wait for those under way, at most `timeout_s`; 0: not at all."""
+        """End the threads that run calls, of which there are none here."""
 
     def give_up_copy(self) -> None:
-        """Take no more calls, in a forked child, where there are no workers."""
+        """End the calls of a store's copy in a forked child; there is nothing to end here."""
 
 
 class _Guard(weakref.ref[CallHandle[Any]]):
@@ -139,10 +137,12 @@ class OwnThreadCalls(DirectCalls):
         return call.result  # type: ignore[no-any-return]  # what `work` returned
 
     def give_up(self, handle: CallHandle[T]) -> None:
+        """Undo what a handle holds; while its call is under way, the worker does so afterwards."""
         with contextlib.suppress(StoreClosedError):  # nothing is left to undo then
             self.run(partial(super().give_up, handle))
 
     def close(self, timeout_s: float) -> None:
+        """Take no more calls and wait for those under way, at most `timeout_s`; 0: not at all."""
         until = time.monotonic() + timeout_s
         self._closed = True
         self._queue.put(None)
@@ -152,6 +152,7 @@ class OwnThreadCalls(DirectCalls):
             _log.warning("closing: %d calls did not end within %g s", self._threads, timeout_s)
 
     def give_up_copy(self) -> None:
+        """Take no more calls, in a forked child, where there are no workers."""
         self._closed = True
         self._threads = 0
 
