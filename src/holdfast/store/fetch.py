@@ -122,9 +122,8 @@ def _fetch(
             each.waiting += 1
         promotions = ladder.reserve(namespace, rows)
     read_batches = ladder.start_reads(namespace, promotions, priority)
-    if (
-        verifies
-    ):  # blocks already in the arena; blocks read now are verified by the thread that reads them
+    # Blocks that are read now are verified by the thread that reads them.
+    if verifies:
         started = store.clock.now()
         in_memory = [row for row, tier in zip(rows, coverage.tiers, strict=False) if tier == HOST]
         checked = {row: verify_in_memory(table, row) for row in in_memory}
