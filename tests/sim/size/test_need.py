@@ -98,6 +98,22 @@ def test_money_and_power_add_up(worked_out, asked):
     assert a_million == pytest.approx(found.dollars_per_h / 36)  # 36 million tokens an hour
 
 
+def test_a_medium_without_idle_power_draws_power_only_while_it_moves_bytes(worked_out, asked):
+    question = asked(of_users(100, 10_000, 1000, 100.0), nodes=1)
+    whole = question.demand.unique_tokens
+    medium = question.profile.medium("ddr5")
+    media = question.profile.media | {"ddr5": msgspec.structs.replace(medium, idle_watts=None)}
+    without = msgspec.structs.replace(
+        question, profile=msgspec.structs.replace(question.profile, media=media)
+    )
+    [tier] = worked_out(question, NeededTier("ddr5", whole)).tiers
+    [less] = worked_out(without, NeededTier("ddr5", whole)).tiers
+    idle, active = medium.idle_watts.mid, medium.active_watts.mid
+    busy = (tier.watts / (tier.units * 1.3) - idle) / (active - idle)
+    assert less.watts == pytest.approx(tier.units * 1.3 * active * busy)
+    assert less.watts > 0
+
+
 def test_an_object_store_is_paid_by_the_month_and_the_call(worked_out, asked):
     question = asked(of_users(100, 10_000, 1000, 100.0), media=("s3-standard",))
     [tier] = worked_out(question, NeededTier("s3-standard", question.demand.unique_tokens)).tiers

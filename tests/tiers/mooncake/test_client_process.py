@@ -28,18 +28,20 @@ def master(_mooncake, tmp_path):
     servers.close()
 
 
-@pytest.fixture
-def tier(master):
-    tier = MooncakeTier(MooncakeOptions(master=master, lane=Size(4 * MIB), ask_s=2.0))
-    yield tier
-    tier.close()
-
-
 def eventually(condition, within_s=60.0):
     end_s = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.02)
+
+
+@pytest.fixture
+def tier(master):
+    tier = MooncakeTier(MooncakeOptions(master=master, lane=Size(4 * MIB), ask_s=2.0))
+    nothing = [Outcome.MISS]
+    eventually(lambda: ChainedBlocks(4_000).load(tier, [0]) == nothing)  # its client has started
+    yield tier
+    tier.close()
 
 
 def test_a_client_that_is_killed_is_replaced(tier):

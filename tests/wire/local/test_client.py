@@ -1,5 +1,6 @@
 """The client: answers find their askers; whatever goes wrong, it ends in time and for good."""
 
+import contextlib
 import os
 import select
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -45,6 +47,37 @@ def test_an_arena_of_another_size_than_announced_is_no_session(fake_node):
 
     with pytest.raises(ProtocolError, match="an arena of 1099511627776 bytes"):
         Client(fake_node(small), HELLO, 5)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        m.Refused("no"),
+        m.Done(),
+        m.Welcome(m.PROTOCOL, "fake", b"k" * 32, 1 << 40),
+        m.Welcome(m.PROTOCOL, "fake", b"k" * 32, 0),
+    ],
+    ids=["refused", "no-welcome", "another-size", "no-arena"],
+)
+def test_descriptors_that_a_node_sends_in_the_handshake_are_closed(fake_node, answer):
+    name = f"descriptor-{id(answer)}"
+    given = threading.Event()
+
+    def give_two(peer):
+        frame = peer.take()
+        data = bytes(encode(frame.request_id, answer))
+        fd = os.memfd_create(name)
+        for part in (data[:3], data[3:]):
+            socket.send_fds(peer.socket, [part], [fd])
+        os.close(fd)
+        given.set()
+
+    with contextlib.suppress(RefusedError, ProtocolError):
+        Client(fake_node(give_two), HELLO, 5).close()
+    assert given.wait(5)
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one that lists the folder
+            assert name not in os.readlink(fd)
 
 
 def test_a_node_that_stands_still_holds_up_nobody_for_long(fake_node, monkeypatch):

@@ -287,9 +287,9 @@ def _tier(
     moved += written_per_h * price(medium.dollars_per_gb_in)
     rent_dollars_per_h = stored + calls / OBJECT_BYTES / 1e6 + moved / GB
     watts = 0.0
-    if medium.active_watts is not None and medium.idle_watts is not None:
-        idle, active = medium.idle_watts.mid, medium.active_watts.mid
-        each = idle + (active - idle) * min(read_mean / (units * read), 1.0)
+    if medium.active_watts is not None:
+        idle = medium.idle_watts.mid if medium.idle_watts is not None else 0.0
+        each = idle + (medium.active_watts.mid - idle) * min(read_mean / (units * read), 1.0)
         watts = units * each * question.profile.site.power_overhead.mid
     return TierNeed(
         medium=use.tier_spec.name,

@@ -378,32 +378,35 @@ class Client:
         with contextlib.suppress(ConnectionError):  # a refusal may still be readable
             self._socket.sendall(greeting)
         descriptors: list[int] = []
-        while (frame := self._reader.next()) is None:
-            room = self._reader.room()
-            data, fds, _, _ = socket.recv_fds(self._socket, len(room), 1, socket.MSG_CMSG_CLOEXEC)
-            descriptors += fds
-            if not data:
-                raise ConnectionError("the node closed the connection")
-            room[: len(data)] = data
-            self._reader.took(len(data))
-        self._socket.settimeout(None)
-        welcome = frame.message
-        if isinstance(welcome, Refused):
-            raise RefusedError(welcome.message)
-        if not isinstance(welcome, Welcome) or welcome.protocol != PROTOCOL:
-            raise ProtocolError(f"node {self.address} answered hello with {welcome!r:.200}")
-        if welcome.arena_bytes:
-            if not descriptors:
-                raise ProtocolError(f"node {self.address} sent no descriptor of its arena")
-            fd = descriptors.pop()
-            try:
-                self.arena = SharedMapping(fd, welcome.arena_bytes)
-            except (ValueError, OverflowError) as error:
-                raise ProtocolError(
-                    f"node {self.address} announced an arena of {welcome.arena_bytes} bytes, but "
-                    "sent one of another size"
-                ) from error
-            finally:
+        try:
+            while (frame := self._reader.next()) is None:
+                room = self._reader.room()
+                data, fds, _, _ = socket.recv_fds(
+                    self._socket, len(room), 1, socket.MSG_CMSG_CLOEXEC
+                )
+                descriptors += fds
+                if not data:
+                    raise ConnectionError("the node closed the connection")
+                room[: len(data)] = data
+                self._reader.took(len(data))
+            self._socket.settimeout(None)
+            welcome = frame.message
+            if isinstance(welcome, Refused):
+                raise RefusedError(welcome.message)
+            if not isinstance(welcome, Welcome) or welcome.protocol != PROTOCOL:
+                raise ProtocolError(f"node {self.address} answered hello with {welcome!r:.200}")
+            if welcome.arena_bytes:
+                if not descriptors:
+                    raise ProtocolError(f"node {self.address} sent no descriptor of its arena")
+                try:
+                    self.arena = SharedMapping(descriptors[0], welcome.arena_bytes)
+                except (ValueError, OverflowError) as error:
+                    raise ProtocolError(
+                        f"node {self.address} announced an arena of {welcome.arena_bytes} bytes, "
+                        "but sent one of another size"
+                    ) from error
+        finally:
+            for fd in descriptors:
                 os.close(fd)
         return welcome
 
