@@ -77,7 +77,7 @@ def test_descriptors_that_a_node_sends_in_the_handshake_are_closed(fake_node, an
     assert given.wait(5)
     for fd in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the one that lists the folder
-            assert name not in os.readlink(fd)
+            assert name not in str(fd.readlink())
 
 
 def test_a_node_that_stands_still_holds_up_nobody_for_long(fake_node, monkeypatch):
