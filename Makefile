@@ -29,7 +29,7 @@ run: setup ## set up, then show a real engine getting its context back (holdfast
 
 test: lint docs ## set up, then every check and every test, the engine's included
 	@echo "test: pytest"
-	@$(BIN)/pytest --hypothesis-profile=ci -n 4
+	@$(BIN)/pytest --hypothesis-profile=ci -n 3 --no-loadscope-reorder
 
 lint: setup ## ruff, mypy, the import contract, spelling
 	@echo "lint: ruff";         $(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .

@@ -33,6 +33,9 @@ RAMP_S = 1.0
 DEADLINE_S = 4.0
 """Deadline of pool calls; engines and nodes share a few cores here, so answers may be late."""
 
+ASK_S = 0.25
+"""Deadline of lookups in the pool."""
+
 FULL_SHARE_MIN = 0.99
 """Part of an equal share that counts as the full share of a member."""
 
@@ -112,7 +115,7 @@ class PoolUnderTest:
         settings = {
             "tiers": [
                 {"kind": "host", "capacity": HOST_BYTES},
-                {**pool, "deadline_s": DEADLINE_S, "ramp_s": RAMP_S},
+                {**pool, "deadline_s": DEADLINE_S, "ask_s": ASK_S, "ramp_s": RAMP_S},
             ],
             "domains": {"default": {"key_file": self._domain_key}},
             "tokens": {"file": self._token},
