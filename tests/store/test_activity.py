@@ -8,7 +8,8 @@ from holdfast.clock import ManualClock
 from holdfast.errors import NotFollowed, Outcome
 from holdfast.plan.planner import Plan
 from holdfast.store.activity import Activity, Histogram, PromptCounts
-from holdfast.store.estimates import EngineCosts, Estimates, PlanEnding, PlanRecord
+from holdfast.store.estimates import EngineId
+from holdfast.store.plan_log import PlanEnding, PlanLog, PlanRecord
 
 LAYOUT = holdfast.Layout.portable(
     layers=1, kv_heads=1, head_size=16, dtype="float16", block_tokens=16
@@ -48,23 +49,23 @@ def test_calls_are_counted_by_outcome_and_bucket():
 
 @pytest.fixture
 def planned():
-    """Estimates with their counters, and a function that records a plan to fetch."""
+    """A log of plans with its counters, and a function that adds a plan to fetch."""
     activity = Activity()
-    estimates, engine = Estimates(["host"], ManualClock(), activity), EngineCosts("engine", "f0")
+    log, engine = PlanLog(ManualClock(), activity), EngineId("engine", "f0")
 
     def plan(blocks=4):
         fetch = Plan(blocks, 0.1, 0.2, 0.9, 1.0, "why")
-        return estimates.planned(PlanRecord(engine, 512, 0, 4, fetch, 1_000))
+        return log.add(PlanRecord(engine, 512, 0, 4, fetch, 1_000))
 
-    return estimates, engine, activity, plan
+    return log, engine, activity, plan
 
 
 def test_a_followed_plan_saves_what_computing_would_have_taken_longer(planned):
-    estimates, engine, activity, plan = planned
+    log, engine, activity, plan = planned
     number = plan()
-    estimates.fetched(engine, number, 4, 0.1, "ok")
+    log.fetched(engine, number, 4, 0.1, "ok")
     for _ in range(2):  # it is told once for every rank
-        estimates.ended(engine, PlanEnding(number, 0.1, 0.3))
+        log.ended(engine, PlanEnding(number, 0.1, 0.3))
     told = activity.as_data()
     assert told["plans"] == {"followed": 1}
     assert told["saved_s"] == pytest.approx(0.9 - 0.3)
@@ -72,9 +73,9 @@ def test_a_followed_plan_saves_what_computing_would_have_taken_longer(planned):
 
 
 def test_a_plan_that_was_not_followed_or_fetches_nothing_saves_nothing(planned):
-    estimates, engine, activity, plan = planned
-    estimates.not_followed(engine, plan(), NotFollowed.HAD, 0.1)
-    estimates.ended(engine, PlanEnding(plan(blocks=0), 0.0, 0.8))
+    log, engine, activity, plan = planned
+    log.not_followed(engine, plan(), NotFollowed.HAD, 0.1)
+    log.ended(engine, PlanEnding(plan(blocks=0), 0.0, 0.8))
     told = activity.as_data()
     assert (told["plans"], told["saved_s"]) == ({"engine_had_it": 1}, 0.0)
 

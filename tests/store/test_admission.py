@@ -14,6 +14,16 @@ MIB = 1 << 20
 SECRET = b"s" * 32
 
 
+class Counting(AlwaysAdmit):
+    """A write budget without end that counts what it is asked for."""
+
+    asked = 0
+
+    def admit(self, block, now_s):
+        self.asked += 1
+        return super().admit(block, now_s)
+
+
 def choosy(rig):
     """A store whose lower tier takes blocks at their second use, and how many fit into memory."""
     rules = {1: TierRules(lambda _: SecondTouch(1_000))}
@@ -68,13 +78,6 @@ def test_a_durable_context_is_written_whatever_the_rule_says(rig):
 
 
 def test_what_a_tier_has_already_costs_no_budget(rig):
-    class Counting(AlwaysAdmit):
-        asked = 0
-
-        def admit(self, block, now_s):
-            self.asked += 1
-            return super().admit(block, now_s)
-
     budget = Counting()
     rules = {1: TierRules(budgets={domain_id(SECRET): budget})}
     one = rig(MIB, MemoryTier(64 * MIB), rules=rules)
@@ -83,6 +86,18 @@ def test_what_a_tier_has_already_costs_no_budget(rig):
         one.save(chain, 0, blocks, Retention.DURABLE)
         one.settle()
     assert (below(one), budget.asked) == (4, 4)
+
+
+def test_a_durable_save_charges_no_budget_for_blocks_that_are_not_in_memory(rig):
+    budget, pool = Counting(), SharedMemoryTier({})
+    rules = {1: TierRules(lambda _: SecondTouch(1_000), budgets={domain_id(SECRET): budget})}
+    one = rig(MIB, MemoryTier(64 * MIB, name="disk"), pool, rules=rules)
+    chain = one.chain(1, 4)
+    one.save(chain)
+    one.leave_memory(chain)
+    one.save(chain, retention=Retention.DURABLE)
+    one.settle()
+    assert (len(pool.records), below(one), budget.asked) == (4, 0, 0)
 
 
 def test_without_a_rule_everything_is_written(rig):

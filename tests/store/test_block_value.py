@@ -6,7 +6,7 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.clock import ManualClock
 from holdfast.index.residency import Residency
 from holdfast.store.block_value import BlockValue
-from holdfast.store.estimates import EngineCosts, EngineStep, Estimates
+from holdfast.store.estimates import EngineId, EngineStep, Estimates
 
 
 def namespace(number, payload_bytes):
@@ -27,7 +27,7 @@ def rows():
 
 def compute(estimates, number, token_s):
     steps = [EngineStep(new, 0.0, token_s * new) for new in (256.0, 512.0, 1024.0, 2048.0) * 8]
-    estimates.computed(EngineCosts("e", (bytes([number]) * 16).hex()), steps)
+    estimates.computed(EngineId("e", (bytes([number]) * 16).hex()), steps)
 
 
 def test_everything_is_worth_the_same_until_engines_tell(estimates, rows):

@@ -1,38 +1,32 @@
 """What a store learns of tiers and engines decides what is worth fetching, and outlives it."""
 
-import json
 import threading
 
 import pytest
 
 from holdfast.clock import ManualClock
-from holdfast.errors import NotFollowed, Outcome
+from holdfast.errors import Outcome
 from holdfast.fairness.fair_queue import MIN_SHARE
 from holdfast.plan.cost import PrefillCost
 from holdfast.plan.fit import OnlineFit
-from holdfast.plan.planner import Plan
 from holdfast.store import core, promote
 from holdfast.store.estimates import (
-    DELIVERY_DEFAULT,
     ENGINES_MAX,
-    PLANS_KEPT,
     PROBE_S,
     USUAL_BYTES,
-    EngineCosts,
+    EngineId,
     EngineStep,
     Estimates,
-    PlanEnding,
-    PlanRecord,
-    plan_accuracy,
 )
 from holdfast.store.estimates_file import EstimatesFile
 from holdfast.store.lookup import PromptTokens
 from holdfast.store.options import StoreOptions
+from holdfast.store.plan_log import PlanEnding
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
 
 MIB = 1 << 20
-ENGINE = EngineCosts("vllm", "f" * 32)
+ENGINE = EngineId("vllm", "f" * 32)
 COST = PrefillCost(1e-3, 1e-4, 0.0)
 SLOW_READ_S = 0.3
 
@@ -139,7 +133,7 @@ def turned_out_slow(rig):
 
 def test_a_tier_is_probed_at_once_for_an_engine_that_tells_nothing(rig, small_waves):
     one, chain = turned_out_slow(rig)
-    prompt = PromptTokens(EngineCosts("silent", "f" * 32), 330, 0, limit_s=0.01)
+    prompt = PromptTokens(EngineId("silent", "f" * 32), 330, 0, limit_s=0.01)
     assert one.store.plan_fetch(one.namespace, chain.keys, prompt).plan.blocks == 0
     while one.store.table.reads:
         pass
@@ -212,11 +206,6 @@ def test_a_domain_with_credit_expects_nearly_all_of_a_tier_that_others_flood():
     assert estimates.estimates(b"light")[1].bytes_per_s == pytest.approx(whole / 2)
 
 
-def record(first_token_s=0.1, engine=ENGINE):
-    plan = Plan(3, 0.02, first_token_s, 1.0, 0.5, "fetch 3 of 3 blocks")
-    return PlanRecord(engine, 100, 0, 3, plan, MIB)
-
-
 RIVAL = ENGINE._replace(domain="aa" * 16)
 OWN = ENGINE._replace(domain="bb" * 16)
 DEARER = PrefillCost(1.0, 1.0, 0.0)
@@ -231,17 +220,6 @@ def test_what_one_domain_tells_of_a_model_is_not_held_of_anothers():
     for number in range(ENGINES_MAX):  # one that calls itself ever something else
         teach(estimates, DEARER, RIVAL._replace(name=str(number)))
     assert (estimates.cost(OWN), estimates.token_s(OWN.fingerprint, OWN.domain)) == known
-
-
-def test_nobody_ends_or_replaces_a_plan_of_another_domain():
-    estimates = Estimates(["host"], ManualClock())
-    number = estimates.planned(record(engine=OWN))
-    estimates.fetched(RIVAL, number, 1, 9.0, "late")
-    estimates.ended(RIVAL, PlanEnding(number, 9.0, 9.0))
-    estimates.planned(record(engine=RIVAL), instead_of=number)
-    kept = estimates.plans()["plans"][1]
-    assert (kept["plan"], kept["outcome"], kept["landed_blocks"]) == (number, "", None)
-    assert kept["actual"] == {"fetched_s": None, "first_token_s": None}
 
 
 def test_what_was_kept_without_domains_is_known_until_they_tell_themselves():
@@ -267,99 +245,18 @@ def test_who_asks_for_a_cost_does_not_wait_for_the_fit(monkeypatch):
     assert cost.b == pytest.approx(COST.b, rel=0.05)
 
 
-def test_plans_keep_what_was_expected_and_what_came():
-    estimates = Estimates(["host", "disk"], ManualClock())
-    number = estimates.planned(record())
-    estimates.fetched(ENGINE, number, 3, 0.03, "ok")
-    estimates.ended(ENGINE, PlanEnding(number, 0.04, 0.11))
-    answer = estimates.plans()
-    (plan,) = answer["plans"]
-    assert plan["expected"] == {"fetched_s": 0.02, "first_token_s": 0.1}
-    assert plan["actual"] == {"fetched_s": 0.03, "first_token_s": 0.11}
-    assert answer["right"]["ended"] == answer["right"]["within_25_percent"] == 1
-    json.dumps(answer)
-
-
-def test_a_plan_made_again_takes_the_place_of_the_first_and_old_ones_go():
-    estimates = Estimates(["host"], ManualClock())
-    first = estimates.planned(record())
-    second = estimates.planned(record(), instead_of=first)
-    assert [plan["plan"] for plan in estimates.plans()["plans"]] == [second]
-    for _ in range(PLANS_KEPT + 5):
-        estimates.planned(record())
-    assert len(estimates.plans()["plans"]) == PLANS_KEPT
-    estimates.fetched(ENGINE, 1, 3, 0.1, "ok")
-    estimates.ended(ENGINE, PlanEnding(1, 0.1, 0.1))
-
-
-def test_the_hand_over_is_learnt_from_what_the_engine_saw():
-    estimates = Estimates(["host"], ManualClock())
+def test_how_long_an_engine_takes_to_load_is_learnt_from_the_plans_it_carried_out(rig):
+    one, chain = demoted(rig, 0.0)
+    size = one.namespace.record_bytes
     for _ in range(6):
-        number = estimates.planned(record())
-        estimates.fetched(ENGINE, number, 3, 0.02, "ok")
-        estimates.ended(ENGINE, PlanEnding(number, 0.05, 0.2))
-    _, delivery = estimates.cost(ENGINE)
-    assert delivery.seconds(3 * MIB) == pytest.approx(0.03, rel=0.1)
-
-
-def told(estimates, number):
-    """Return what is told of one plan, and how many plans count for the accuracy."""
-    answer = estimates.plans()
-    (plan,) = [plan for plan in answer["plans"] if plan["plan"] == number]
-    return plan["not_followed"], plan["actual"]["first_token_s"], answer["right"]["ended"]
-
-
-@pytest.mark.parametrize("why", list(NotFollowed))
-def test_a_plan_that_was_not_carried_out_counts_for_nothing_and_teaches_nothing(why):
-    estimates = Estimates(["host"], ManualClock())
-    number = estimates.planned(record(8.68))
-    estimates.fetched(ENGINE, number, 3, 0.02, "ok")
-    before = estimates.cost(ENGINE)
-    estimates.not_followed(ENGINE, number, why, 0.3)
-    assert told(estimates, number) == (str(why), 0.3, 0)
-    assert estimates.cost(ENGINE) == before
-    assert estimates.plans()["right"]["not_followed"] == 1
-    json.dumps(estimates.plans())
-
-
-def test_a_plan_to_fetch_that_nothing_was_fetched_for_was_not_carried_out():
-    estimates = Estimates(["host"], ManualClock())
-    number = estimates.planned(record(8.68))
-    estimates.ended(ENGINE, PlanEnding(number, 0.05, 0.3))
-    assert told(estimates, number) == ("not_fetched", 0.3, 0)
-    assert estimates.cost(ENGINE)[1] == DELIVERY_DEFAULT
-    estimates.fetched(ENGINE, number, 0, 9.0, "late")
-    assert told(estimates, number) == (None, 0.3, 1), "the engine had stopped waiting for it"
-
-
-def test_a_plan_to_compute_needs_no_fetch():
-    estimates = Estimates(["host"], ManualClock())
-    plan = Plan(2, 0.0, 0.1, 0.1, 0.0, "recompute")
-    number = estimates.planned(PlanRecord(ENGINE, 100, 40, 3, plan, MIB, first_block=2))
-    estimates.ended(ENGINE, PlanEnding(number, 0.0, 0.1))
-    assert told(estimates, number) == (None, 0.1, 1)
-
-
-def test_plans_of_an_engine_that_is_gone_are_not_carried_out_unless_it_comes_back():
-    estimates = Estimates(["host"], ManualClock())
-    numbers = [estimates.planned(record()) for _ in range(3)]
-    for number in numbers:
-        estimates.fetched(ENGINE, number, 3, 0.02, "ok")
-    estimates.ended(ENGINE, PlanEnding(numbers[0], 0.03, 0.1))
-    estimates.engine_gone(ENGINE, [*numbers, 99])
-    assert [told(estimates, number)[0] for number in numbers] == [
-        None, "engine_gone", "engine_gone",
-    ]  # fmt: skip
-    estimates.ended(ENGINE, PlanEnding(numbers[1], 0.03, 0.1))
-    assert told(estimates, numbers[1]) == (None, 0.1, 2)
-
-
-def test_nobody_says_of_another_domains_plan_that_it_was_not_carried_out():
-    estimates = Estimates(["host"], ManualClock())
-    number = estimates.planned(record(engine=OWN))
-    estimates.not_followed(RIVAL, number, NotFollowed.HAD, 0.3)
-    estimates.engine_gone(RIVAL, [number])
-    assert told(estimates, number) == (None, None, 0)
+        plan = judged(one, chain, 330)
+        one.store.plan_log.fetched(ENGINE, plan.number, 3, 0.02, "ok")
+        one.store.learn(ENGINE, [], [PlanEnding(plan.number, 0.05, 0.2)])
+    before = one.store.estimates.changes
+    one.store.estimates.delivered(ENGINE, 3 * size, 0.03)
+    assert one.store.estimates.changes == before + 1, "so that it is saved"
+    _, delivery = one.store.estimates.cost(ENGINE)
+    assert delivery.seconds(3 * size) == pytest.approx(0.03, rel=0.1)
 
 
 def test_a_plan_is_not_carried_out_where_the_engine_turns_out_to_have_all_that_is_held(rig):
@@ -367,7 +264,8 @@ def test_a_plan_is_not_carried_out_where_the_engine_turns_out_to_have_all_that_i
     first = judged(one, chain, 330)
     again = PromptTokens(ENGINE, 330, 20 * 16, 5.0, instead_of=first.number)
     assert one.store.plan_fetch(one.namespace, chain.keys, again).number == 0
-    assert told(one.store.estimates, first.number) == ("engine_had_it", None, 0)
+    (plan,) = one.store.plans()["plans"]
+    assert (plan["plan"], plan["not_followed"]) == (first.number, "engine_had_it")
 
 
 def test_what_was_learnt_outlives_the_store(tmp_path, rig, small_waves):
@@ -377,7 +275,7 @@ def test_what_was_learnt_outlives_the_store(tmp_path, rig, small_waves):
     one.read(chain, 60.0)
     one.store.close()
     again = Estimates(["host", "memory"], ManualClock())
-    EstimatesFile(again, file).recall()
+    EstimatesFile(again, file).load()
     assert again.cost(ENGINE)[0] == pytest.approx(one.store.estimates.cost(ENGINE)[0])
     assert (
         again.estimates(one.namespace.domain)[1].bytes_per_s
@@ -403,13 +301,13 @@ def test_a_file_that_says_something_else_is_a_cold_start(tmp_path, text, caplog)
     file.write_text(text)
     estimates = Estimates(["host"], ManualClock())
     learnt = EstimatesFile(estimates, file)
-    learnt.recall()
-    assert "learning speeds anew" in caplog.text
-    assert estimates.plans()["engines"] == []
+    learnt.load()
+    assert "will be measured again" in caplog.text
+    assert estimates.describe()["engines"] == []
     teach(estimates)
-    learnt.keep()
-    EstimatesFile(Estimates(["host"], ManualClock()), file).recall()
-    assert caplog.text.count("anew") == 1
+    learnt.save()
+    EstimatesFile(Estimates(["host"], ManualClock()), file).load()
+    assert caplog.text.count("measured again") == 1
 
 
 def test_a_store_starts_with_no_file_and_makes_one(tmp_path):
@@ -433,35 +331,3 @@ def test_how_much_sooner_a_tier_gives_bytes_is_as_measured():
     saved = 1e-3 + MIB / 2e9 - MIB / 8e9
     assert estimates.saved_s(1, MIB) == pytest.approx(saved, rel=0.1)
     assert estimates.saved_s(2, MIB) > 0, "the last has none to be compared with"
-
-
-def carried_out(expected_s, actual_s, outcome="ok", not_followed=None):
-    plan = Plan(1, 0.0, expected_s, 0.0, 1.0, "")
-    return PlanRecord(
-        *(ENGINE, 100, 0, 1, plan, 4096),
-        first_token_s=actual_s, outcome=outcome, not_followed=not_followed,
-    )  # fmt: skip
-
-
-def test_late_plans_are_counted_among_those_that_ended_with_an_expectation():
-    running, unexpected = carried_out(0.1, None), carried_out(0.0, 0.4, "late")
-    assert plan_accuracy([running, unexpected]) == {
-        "ended": 0,
-        "within_25_percent": 0,
-        "median_error": None,
-        "late": 0,
-        "not_followed": 0,
-    }
-    ended = [carried_out(0.1, 0.11), carried_out(0.1, 0.2, "late")]
-    found = plan_accuracy([running, unexpected, *ended])
-    assert (found["ended"], found["within_25_percent"], found["late"]) == (2, 1, 1)
-
-
-def test_plans_that_were_not_carried_out_are_counted_by_themselves():
-    followed = [carried_out(0.1, 0.11), carried_out(0.1, 0.2, "late")]
-    others = [
-        carried_out(8.68, 0.3, "", NotFollowed.HAD),
-        carried_out(0.1, None, "", NotFollowed.ENDED),
-        carried_out(0.1, 0.1, "late", NotFollowed.PREEMPTED),
-    ]
-    assert plan_accuracy(followed + others) == plan_accuracy(followed) | {"not_followed": 3}

@@ -15,7 +15,7 @@ from holdfast.keys import keyring_file
 from holdfast.keys.audit import AuditLog
 from holdfast.keys.audit import check as check_audit
 from holdfast.keys.keyring import KeyRing
-from holdfast.store.estimates import EngineCosts, EngineStep, Estimates
+from holdfast.store.estimates import EngineId, EngineStep, Estimates
 from holdfast.store.estimates_file import EstimatesFile
 from holdfast.testing.embedded import FINGERPRINT, serves
 from holdfast_bench.campaigns.fuzz import mutated
@@ -114,7 +114,7 @@ def taught() -> Estimates:
     """Return estimates with something in every part."""
     estimates = Estimates(["host", "disk"], ManualClock())
     for at in range(1, 40):
-        estimates.computed(EngineCosts("engine", "f"), [EngineStep(at * 100, 0, at * 0.01)])
+        estimates.computed(EngineId("engine", "f"), [EngineStep(at * 100, 0, at * 0.01)])
         estimates.asked(1, at << 20, b"d")
         estimates.arrived(1, at << 20, b"d", of=at << 20)
     estimates.update_fits()
@@ -123,17 +123,17 @@ def taught() -> Estimates:
 
 def test_saved_estimates_that_are_damaged_anywhere_are_taken_or_ignored(tmp_path, caplog) -> None:
     file, rng = tmp_path / ESTIMATES_FILE, random.Random(17)
-    EstimatesFile(before := taught(), file).recall()
+    EstimatesFile(before := taught(), file).load()
     before.changes += 1
     kept = EstimatesFile(before, file)
     before.changes += 1
-    kept.keep()
+    kept.save()
     made, taken = file.read_bytes(), 0
     for _ in range(2_000):
         file.write_bytes(mutated([made], rng))
         caplog.clear()
         again = Estimates(["host", "disk"], ManualClock())
-        EstimatesFile(again, file).recall()
+        EstimatesFile(again, file).load()
         taken += not caplog.records
         for estimate in again.estimates(b"d"):
             assert 0 <= estimate.seconds(1 << 20) < float("inf")

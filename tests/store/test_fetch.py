@@ -56,6 +56,17 @@ def test_blocks_demoted_to_the_tier_below_climb_again(rig) -> None:
     assert one.store.cover(one.namespace, chains[-1].keys).sources == {"host": 20}
 
 
+def test_the_reason_says_how_many_blocks_arrived_if_not_all_did(rig, monkeypatch) -> None:
+    one = rig(MIB, MemoryTier(64 * MIB))
+    chain = one.chain(1, 4)
+    one.save(chain)
+    one.leave_memory(chain)
+    monkeypatch.setattr(one.tier, "read", lambda batch: [Outcome.GONE] * len(batch))
+    fetched = one.store.fetch(one.namespace, chain.keys, 5.0)
+    assert (fetched.places, fetched.outcome) == ([], Outcome.GONE)
+    assert fetched.reason == "fetch all 4 blocks held; 0 arrived"
+
+
 def test_a_chain_longer_than_the_arena_gives_what_fits(rig) -> None:
     one = rig(MIB, MemoryTier(64 * MIB))
     chain = one.chain(1, 100)

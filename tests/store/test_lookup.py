@@ -5,13 +5,13 @@ import math
 import pytest
 
 from holdfast.store import lookup, remote_lookups
-from holdfast.store.estimates import EngineCosts
+from holdfast.store.estimates import EngineId
 from holdfast.store.lookup import LOOK_S, PromptTokens
 from holdfast.testing.memory import SharedMemoryTier
 from holdfast.tiers.base import segment_place
 
 MIB = 1 << 20
-ENGINE = EngineCosts("test", "f")
+ENGINE = EngineId("test", "f")
 
 
 class Timed(SharedMemoryTier):

@@ -52,6 +52,7 @@ def test_the_newest_copy_of_a_block_wins(rig) -> None:
     other.store.recovery.wait()
     assert other.store.table.index.places[1][0] == place + 7
     assert list(records) == [place + 7]
+    assert other.store.status()["recovered_blocks"] == 1, "the same block twice is one"
     assert other.read(chain) == 1
 
 

@@ -5,7 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.errors import Outcome
-from holdfast.store.remote_lookups import NO_S, NOES_MAX, InflightLookups
+from holdfast.store.remote_lookups import MISS_S, MISSES_MAX, InflightLookups
 from holdfast.testing.memory import SharedMemoryTier
 
 MIB = 1 << 20
@@ -56,14 +56,14 @@ def test_a_thousand_who_ask_for_nothing_ask_now_and_then(rig) -> None:
     for _ in range(1_000):
         assert one.store.look(one.namespace, chain.keys).blocks == 0
     assert one.tier.questions == 1
-    one.clock.advance(NO_S)
+    one.clock.advance(MISS_S)
     one.store.look(one.namespace, chain.keys)
     assert one.tier.questions == 2
 
 
 def test_what_was_not_there_is_forgotten_in_the_end() -> None:
     asking = InflightLookups()
-    for number in range(NOES_MAX + 10):
+    for number in range(MISSES_MAX + 10):
         assert asking.begin((1, str(number).encode()), 0.0) is None
         asking.end((1, str(number).encode()), 0, 0.0)
     assert asking.begin((1, b"0"), 0.0) is None, "the oldest no went first"
@@ -79,9 +79,9 @@ def test_a_missing_answer_is_remembered_as_one() -> None:
     assert waiting.done()
     assert waiting.result() is Outcome.GONE
     assert asking.begin((1, b"k"), 0.0).result() is Outcome.GONE
-    assert asking.begin((1, b"k"), NO_S) is None
-    asking.end((1, b"k"), 0, NO_S)
-    assert asking.begin((1, b"k"), NO_S).result() is Outcome.OK, "now it is a no"
+    assert asking.begin((1, b"k"), MISS_S) is None
+    asking.end((1, b"k"), 0, MISS_S)
+    assert asking.begin((1, b"k"), MISS_S).result() is Outcome.OK, "now it is a no"
 
 
 def test_who_asks_along_waits_for_the_answer() -> None:

@@ -56,8 +56,10 @@ def test_a_pass_ends_even_if_every_step_takes_longer_than_it_may(rig, monkeypatc
 
     monkeypatch.setattr(one.clock, "now", slow)
     scrubber, steps = Scrubber(one.store, 100.0), []
-    monkeypatch.setattr(scrubber, "_make_way", lambda: steps.append(1) or len(steps) < 9 or 1 / 0)
-    scrubber.go_over()
+    monkeypatch.setattr(
+        scrubber, "_wait_for_fetches", lambda: steps.append(1) or len(steps) < 9 or 1 / 0
+    )
+    scrubber.run_pass()
     assert (scrubber.passes, scrubber.checked) == (1, 8)
 
 
@@ -97,7 +99,7 @@ def test_the_rate_holds_from_step_to_step_of_a_pass(rig, monkeypatch) -> None:
     scrubber = Scrubber(one.store, 1e6, one.namespace.record_bytes)
     begun = one.clock.now()
     monkeypatch.setattr(scrubber._stop, "wait", one.clock.advance)
-    scrubber.go_over()
+    scrubber.run_pass()
     assert scrubber.checked == 9
     assert one.clock.now() - begun == pytest.approx(8)  # a second a record, none for the last
 
@@ -116,13 +118,24 @@ def test_the_background_pass_reads_everything_and_counts(rig) -> None:
     one.settle()
     rot(records, 1)
     scrubber = Scrubber(one.store, 1e6)
-    scrubber.go_over()
+    scrubber.run_pass()
     assert scrubber.status() == {
         "passes": 1, "checked": 12, "bytes": 12 * one.namespace.record_bytes, "corrupt": 1,
     }  # fmt: skip
     assert one.store.table.faults[-1].outcome is Outcome.CORRUPT
-    scrubber.go_over()
+    scrubber.run_pass()
     assert (scrubber.passes, scrubber.corrupt) == (2, 1)
+
+
+def test_a_copy_that_cannot_be_read_counts_as_no_corrupt_one(rig, monkeypatch) -> None:
+    one = rig(MIB, MemoryTier(64 * MIB))
+    one.save(one.chain(1, 3))
+    one.settle()
+    monkeypatch.setattr(one.tier, "read", lambda batch: [Outcome.GONE] * len(batch))
+    scrubber = Scrubber(one.store, 1e6)
+    scrubber.run_pass()
+    assert (scrubber.checked, scrubber.corrupt) == (6, 0)
+    assert one.store.table.faults[-1].outcome is Outcome.GONE
 
 
 def test_the_background_leaves_what_others_keep_alone(rig) -> None:
@@ -130,7 +143,7 @@ def test_the_background_leaves_what_others_keep_alone(rig) -> None:
     one.save(one.chain(1, 3))
     one.settle()
     scrubber = Scrubber(one.store, 1e6)
-    scrubber.go_over()
+    scrubber.run_pass()
     assert scrubber.checked == 3
     assert one.store.verify()["checked"] == 6
 
@@ -158,13 +171,13 @@ def test_a_pass_that_fails_is_not_the_last_one(rig, monkeypatch, caplog) -> None
     one, failed = rig(MIB), threading.Event()
     scrubber = Scrubber(one.store, 0.01)
 
-    def go_over():
+    def run_pass():
         if not failed.is_set():
             failed.set()
             raise OSError(12, "Cannot allocate memory")
         scrubber.passes += 1
 
-    monkeypatch.setattr(scrubber, "go_over", go_over)
+    monkeypatch.setattr(scrubber, "run_pass", run_pass)
     scrubber.start()
     until = time.monotonic() + 60
     while not scrubber.passes:

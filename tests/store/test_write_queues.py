@@ -3,7 +3,7 @@ import pytest
 from holdfast.blocks.namespace import Namespace
 from holdfast.clock import ManualClock
 from holdfast.index.residency import Residency
-from holdfast.policy.admit import AlwaysAdmit, SecondTouch
+from holdfast.policy.admit import AlwaysAdmit, SecondTouch, WriteBudget
 from holdfast.store.admission_rules import AdmissionRules
 from holdfast.store.write_queues import WriteQueues
 
@@ -50,6 +50,16 @@ def test_a_tier_that_does_not_admit_a_block_does_not_get_it(index):
     assert queues.enqueue(0), "the other tier takes it"
     queues.write_through([1])
     assert (queues.length(1), queues.length(2)) == (1, 2)
+
+
+def test_a_block_that_the_budget_of_its_domain_refuses_is_queued_for_no_tier(index):
+    budget = WriteBudget(AlwaysAdmit(), NAMESPACE.record_bytes * 24)  # one record a minute
+    budgets = [{NAMESPACE.domain: budget}, {NAMESPACE.domain: budget}]
+    rules = AdmissionRules(index, ManualClock(), [AlwaysAdmit(), AlwaysAdmit()], budgets)
+    queues = WriteQueues(index, rules, 2)
+    assert queues.enqueue(0)
+    assert not queues.enqueue(1), "so it may be evicted"
+    assert len(queues) == 1
 
 
 def test_a_deferred_block_may_be_evicted_until_its_tier_answers(queues):

@@ -94,8 +94,7 @@ class TierFit(OnlineFit):
 
     def __init__(self, default: TierEstimate = LOWER_DEFAULT) -> None:
         self.default = default
-        per_byte = 1.0 / min(max(default.bytes_per_s, 1.0), BYTES_PER_S_MAX)
-        belief = Belief((default.latency_s, per_byte), self.FIRM)
+        belief = Belief((default.latency_s, 1.0 / default.bytes_per_s), self.FIRM)
         super().__init__(belief, TIER_HALF_LIFE, TIER_KEPT)
 
     def observe(self, nbytes: float, seconds: float, *, starts: float = 1.0) -> None:

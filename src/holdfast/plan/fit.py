@@ -89,7 +89,7 @@ class OnlineFit:
 
     def add(self, features: Sequence[float], seconds: float) -> None:
         """Add one observation; ignore an impossible one (negative, infinite, zero time)."""
-        if len(features) != len(self.belief.coefficients) or not _is_plausible(features, seconds):
+        if not _is_plausible(features, seconds):
             return
         self.count += 1
         self._keep(Observation(tuple(map(float, features)), float(seconds), self.count))

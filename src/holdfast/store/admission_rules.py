@@ -49,8 +49,6 @@ class AdmissionRules:
         for row, found in zip(rows, at, strict=True):
             uses[row] = min(uses[row] + 1, USES_MAX)
             block = self._candidate(row)
-            if block is None:
-                continue
             for tier, rule in told:
                 rule.used(block, now_s, at_hand=NOT_HERE < found < tier)
             if uses[row] == SECOND:
@@ -58,14 +56,11 @@ class AdmissionRules:
 
     def admits(self, row: int, tier: int) -> bool:
         """Return whether a tier admits a block; True counts as a write."""
-        block = self._candidate(row)
-        return block is not None and self.of[tier - 1].admit(block, self._clock.now())
+        return self.of[tier - 1].admit(self._candidate(row), self._clock.now())
 
     def affords(self, row: int, tier: int) -> bool:
         """Return whether the write budget of a block's domain permits a mandatory write."""
         block = self._candidate(row)
-        if block is None:
-            return False
         budget = self._budgets[tier - 1].get(block.domain)
         return budget is None or budget.admit(block, self._clock.now())
 
@@ -79,12 +74,10 @@ class AdmissionRules:
         if row < len(self._uses):
             self._uses[row] = 0
 
-    def _candidate(self, row: int) -> AdmissionCandidate | None:
-        index = self._index
-        key, number = index.keys[row], index.namespace_number(row)
-        if key is None:
-            return None
-        namespace, name = index.namespaces[number], index.tags[number] + key
+    def _candidate(self, row: int) -> AdmissionCandidate:
+        index, namespace = self._index, self._index.namespace(row)
         uses = self._uses[row] if row < len(self._uses) else 0
-        group = (number, uses)
-        return AdmissionCandidate(name, group, namespace.record_bytes, namespace.domain, uses)
+        group = (index.namespace_number(row), uses)
+        return AdmissionCandidate(
+            index.name(row), group, namespace.record_bytes, namespace.domain, uses
+        )

@@ -29,7 +29,7 @@ from holdfast.store.remote_lookups import (
     RecentOutcomes,
     RemoteLookups,
 )
-from holdfast.store.sealing import UNKNOWN, CopyEpochs, Sealing
+from holdfast.store.sealing import UNKNOWN_EPOCH, CopyEpochs, Sealing
 from holdfast.store.usage import DomainUsage
 from holdfast.store.write_queues import WriteQueues
 from holdfast.tiers.base import NOWHERE, DroppedBlock, LocalTier, Place, SharedTier, Tier, Volatile
@@ -51,7 +51,7 @@ Without a limit, each rewrite could make the tier drop other public blocks, with
 """
 
 
-class SealFault(NamedTuple):
+class CopyFault(NamedTuple):
     """A note for `inspect` about a block that failed verification or could not be read."""
 
     namespace: Namespace
@@ -164,7 +164,7 @@ class BlockTable:
         """Copies that left each tier for others, since the start."""
         self.failed_checks = Counter[tuple[int, Outcome]]()
         """Copies that failed a check, by tier and outcome, since the start."""
-        self.faults: deque[SealFault] = deque(maxlen=QUARANTINE_NOTES)
+        self.faults: deque[CopyFault] = deque(maxlen=QUARANTINE_NOTES)
 
     def erase_generation(self, domain: bytes) -> int:
         """Return a number that changes whenever a domain is erased, here or by another node.
@@ -239,7 +239,7 @@ class BlockTable:
             column[row] = place
         self.host(namespace).name_slots(list(places.values()), list(places))
 
-    def publish_below(self, row: int, tier: int, place: Place, epoch: int = UNKNOWN) -> None:
+    def publish_below(self, row: int, tier: int, place: Place, epoch: int = UNKNOWN_EPOCH) -> None:
         """Record a complete copy of a row on a lower tier; free an older copy there.
 
         `epoch` is the epoch of the data key that sealed the copy, if known.
@@ -348,7 +348,7 @@ class BlockTable:
         if key is not None:
             self.failed_checks[tier, outcome] += 1
             self.faults.append(
-                SealFault(self.index.namespace(row), key, self.tier_name(tier), outcome)
+                CopyFault(self.index.namespace(row), key, self.tier_name(tier), outcome)
             )
         below = range(1, len(self.index.places)) if tier == HOST else ()
         for number in (*below, tier):

@@ -24,6 +24,7 @@ from holdfast.store.estimates import Estimates
 from holdfast.store.leases import Reservation
 from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.pending_hints import PendingHints
+from holdfast.store.plan_log import PlanLog
 from holdfast.store.promote import BlockMover
 from holdfast.store.recover import Recovery
 from holdfast.store.rewrite import resume, rewrite_lost
@@ -42,7 +43,7 @@ SPARE_THREADS = 4
 
 
 class StoreParts:
-    """Block table, block mover, planner, estimates, clock and domain keys of one store.
+    """Block table, block mover, planner, estimates, plan log, clock and domain keys of one store.
 
     `lower`: the tiers below the host, fastest first. `domains` maps names to 32-byte secret keys.
     Raises ConfigError for options that name an unknown domain.
@@ -83,13 +84,13 @@ class StoreParts:
         self.estimates = Estimates(
             [HostTier.name, *names],
             self.clock,
-            self.activity,
             share=usage.share,
             credit=credit,
         )
+        self.plan_log = PlanLog(self.clock, self.activity)
         self.table = self._block_table(lower, usage)
         self.ladder = BlockMover(self.table, self.estimates, readers)
-        self.recovery = Recovery(self.table, self.clock)
+        self.recovery = Recovery(self.table)
         self.pending_hints = PendingHints()
         self.probes: dict[int, tuple[Namespace, bytes]] = {}
         """By tier, the block to read next to measure the tier."""

@@ -1,4 +1,4 @@
-"""Estimates of tiers and engines, and the plan log: the input of the planner.
+"""Estimates of tiers and engines: the input of the planner.
 
 The planner (`holdfast.plan.planner`) decides; this module measures. It has its own lock, because
 the threads that move bytes report here while others serve. No I/O.
@@ -6,16 +6,12 @@ the threads that move bytes report here while others serve. No I/O.
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.clock import Clock
-from holdfast.errors import NotFollowed
 from holdfast.fairness.fair_queue import MIN_SHARE
 from holdfast.limits import MIB
 from holdfast.plan.cost import (
@@ -27,33 +23,28 @@ from holdfast.plan.cost import (
     TierFit,
 )
 from holdfast.plan.meter import QueueMeter
-from holdfast.plan.planner import Plan
-from holdfast.store.activity import Activity
-
-PLANS_KEPT = 256
-PLAN_NUMBER_BITS = 53
-"""Random bits of a plan's number: what a JSON number holds exactly."""
 
 ENGINES_MAX = 64
-"""Engines whose speed is remembered; of the domain with most the one not seen for longest goes."""
+"""Most engines whose costs are kept; beyond it, the domain with most loses its least recent one."""
 
 DELIVERY_DEFAULT = TierEstimate(1e-3, 5e9)
-"""From the node's memory into an engine's pages, until it told."""
+"""Loading from the node's memory into an engine's pages, until the engine has reported a load."""
 
 PROBE_S = 5.0
 """A tier that no plan wants is read this often all the same: it may have recovered."""
 
 _READS_MIN = 4
+"""Reads of a tier from which on its estimate counts as measured."""
+
 _UNKNOWN_S = 1e-9
+"""Seconds that a tier saves per byte, if it or the next one was not measured."""
 
 USUAL_BYTES = 64 * MIB
-"""What a fetch is taken to read, where it has to be known what holds it up."""
-
-_ROUGHLY_RIGHT = 0.25
+"""Bytes of a typical fetch: of two estimates, the one with the shorter time for them is taken."""
 
 
-class EngineCosts(NamedTuple):
-    """Identity of an engine in the estimates: its name, its fingerprint and its domain (both hex).
+class EngineId(NamedTuple):
+    """An engine in the estimates: its name, its fingerprint and its domain (both hex).
 
     An empty domain, from an earlier version's file, stands for every domain that has no own data.
     """
@@ -71,38 +62,6 @@ class EngineStep(NamedTuple):
     seconds: float
 
 
-class PlanEnding(NamedTuple):
-    """How a plan ended: seconds until all was loaded and until the first token; 0: not known."""
-
-    plan: int
-    loaded_s: float
-    first_token_s: float
-
-
-@dataclass
-class PlanRecord:
-    """One plan: its question, its expectation and its outcome. Times in seconds.
-
-    `first_block`: the first block that the engine does not have. `not_followed`: why the plan was
-    not carried out; None if it was, or if its end is not known yet.
-    """
-
-    engine: EngineCosts
-    prompt_tokens: int
-    have_tokens: int
-    held: int
-    plan: Plan
-    block_bytes: int
-    number: int = 0
-    at: float = 0.0
-    landed: int | None = None
-    fetched_s: float | None = None
-    outcome: str = ""
-    first_token_s: float | None = None
-    first_block: int = 0
-    not_followed: NotFollowed | None = None
-
-
 class _EngineFits:
     """Fits of one engine: prefill time, and the time of handing blocks over."""
 
@@ -112,9 +71,8 @@ class _EngineFits:
 
 
 class Estimates:
-    """Estimates of `names` (tiers, fastest first) and of engines, and the last plans.
+    """Estimates of `names` (tiers, fastest first) and of engines.
 
-    `activity` counts how plans end.
     `share` returns a domain's weight on every tier relative to other domains that wait there.
     `credit` returns how many bytes of a tier a domain may read before other domains.
     """
@@ -123,23 +81,21 @@ class Estimates:
         self,
         names: Sequence[str],
         clock: Clock,
-        activity: Activity | None = None,
         *,
         share: Callable[[bytes], float] = lambda _: 1.0,
         credit: Callable[[int, bytes], float] = lambda *_: 0.0,
     ) -> None:
         self._clock = clock
-        self._activity = activity or Activity()
         self._lock = threading.Lock()
         self._names = list(names)
         self._meters = [QueueMeter(HOST_DEFAULT), *(QueueMeter() for _ in self._names[1:])]
-        self._engines: OrderedDict[EngineCosts, _EngineFits] = OrderedDict()
-        self._plans: OrderedDict[int, PlanRecord] = OrderedDict()
+        self._engines: OrderedDict[EngineId, _EngineFits] = OrderedDict()
         self._probed = [0.0 for _ in self._names]
         self._queued_bytes = [Counter[bytes]() for _ in self._names]
         self._share = share
         self._credit = credit
         self.changes = 0
+        """Number of observations so far; `EstimatesFile` saves if it has changed."""
 
     # Tiers
 
@@ -231,7 +187,7 @@ class Estimates:
 
     # Engines
 
-    def cost(self, engine: EngineCosts) -> tuple[PrefillCost | None, TierEstimate]:
+    def cost(self, engine: EngineId) -> tuple[PrefillCost | None, TierEstimate]:
         """Return an engine's costs of computing (if it reported any) and of being handed bytes."""
         with self._lock:
             fits = self._engines.get(engine) or self._engines.get(engine._replace(domain=""))
@@ -250,7 +206,7 @@ class Estimates:
         told = [cost.b for cost in costs if cost is not None and cost.b > 0]
         return sum(told) / len(told) if told else None
 
-    def computed(self, engine: EngineCosts, steps: Sequence[EngineStep]) -> None:
+    def computed(self, engine: EngineId, steps: Sequence[EngineStep]) -> None:
         """Learn from an engine's steps."""
         with self._lock:
             fits = self._fits_of(engine)
@@ -259,118 +215,18 @@ class Estimates:
             fits.prefill.coefficients()
             self.changes += len(steps)
 
-    # Plans
-
-    def planned(self, record: PlanRecord, instead_of: int = 0) -> int:
-        """Record a plan and return its number. `instead_of`: the plan that it replaces."""
+    def delivered(self, engine: EngineId, nbytes: int, seconds: float) -> None:
+        """Learn how long an engine took to load bytes of the node's memory into its pages."""
         with self._lock:
-            if self._own(instead_of, record.engine):
-                del self._plans[instead_of]
-            # A random number: a counter would reveal to a session how much others plan.
-            number = 0
-            while not number or number in self._plans:
-                number = secrets.randbits(PLAN_NUMBER_BITS)
-            record.number, record.at = number, self._clock.now()
-            self._plans[number] = record
-            while len(self._plans) > PLANS_KEPT:
-                self._plans.popitem(last=False)
-            return number
+            delivery = self._fits_of(engine).delivery
+            delivery.observe(nbytes, seconds)
+            delivery.coefficients()
+            self.changes += 1
 
-    def fetched(
-        self, engine: EngineCosts, number: int, blocks: int, seconds: float, outcome: str
-    ) -> None:
-        """Record the result of a plan's fetch; of several ranks the slowest counts."""
-        with self._lock:
-            record = self._own(number, engine)
-            if record is not None and seconds >= (record.fetched_s or 0.0):
-                if record.not_followed is NotFollowed.NOT_FETCHED:
-                    record.not_followed = None  # the engine had stopped waiting for it
-                record.landed, record.fetched_s, record.outcome = blocks, seconds, outcome
-
-    def ended(self, engine: EngineCosts, ending: PlanEnding) -> None:
-        """Record what the engine saw of a plan, and fit the hand-over time.
-
-        A plan to fetch without a fetch is not used for fitting.
-        """
-        with self._lock:
-            record = self._own(ending.plan, engine)
-            if record is None:
-                return
-            if record.not_followed is NotFollowed.GONE:
-                record.not_followed = None  # it has come back over another connection
-            is_first = record.first_token_s is None
-            if ending.first_token_s > 0:
-                record.first_token_s = ending.first_token_s
-            if record.landed is None and record.plan.blocks > record.first_block:
-                record.not_followed = record.not_followed or NotFollowed.NOT_FETCHED
-            if is_first and record.first_token_s is not None:
-                if record.not_followed is not None:
-                    self._activity.plan_not_followed(str(record.not_followed))
-                elif record.plan.blocks > record.first_block:
-                    self._activity.plan_ended(
-                        record.plan.expected_s, record.first_token_s, record.plan.recompute_s
-                    )
-            if record.not_followed is not None:
-                return
-            whole = record.landed is not None and record.landed * record.block_bytes
-            if whole and ending.loaded_s > (record.fetched_s or 0.0):
-                handed_s = ending.loaded_s - (record.fetched_s or 0.0)
-                delivery = self._fits_of(engine).delivery
-                delivery.observe(whole, handed_s)
-                delivery.coefficients()
-
-    def not_followed(
-        self, engine: EngineCosts, number: int, why: NotFollowed, first_token_s: float = 0.0
-    ) -> None:
-        """Note that an engine did not carry out a plan; `first_token_s` 0: there was no token."""
-        with self._lock:
-            record = self._own(number, engine)
-            if record is not None:
-                if record.not_followed is None and record.first_token_s is None:
-                    self._activity.plan_not_followed(str(why))
-                record.not_followed = why
-                record.first_token_s = first_token_s if first_token_s > 0 else None
-
-    def engine_gone(self, engine: EngineCosts, numbers: Iterable[int]) -> None:
-        """Record that the connection of these plans ended; plans with a first token stay."""
-        with self._lock:
-            for number in numbers:
-                record = self._own(number, engine)
-                if record is not None and record.first_token_s is None:
-                    record.not_followed = record.not_followed or NotFollowed.GONE
-
-    def plans(self) -> dict[str, Any]:
-        """Return the last plans, newest first, and the estimates behind them, as plain data."""
+    def describe(self) -> dict[str, Any]:
+        """Return the estimates of all tiers and engines as plain data."""
         with self._lock:
             now = self._clock.now()
-            records = [
-                {
-                    "plan": record.number,
-                    "age_s": now - record.at,
-                    "engine": record.engine.name,
-                    "fingerprint": record.engine.fingerprint,
-                    "prompt_tokens": record.prompt_tokens,
-                    "have_tokens": record.have_tokens,
-                    "held_blocks": record.held,
-                    "blocks": record.plan.blocks,
-                    "reason": record.plan.reason,
-                    "expected": {
-                        "fetched_s": record.plan.fetch_s,
-                        "first_token_s": record.plan.expected_s,
-                    },
-                    "recompute_s": record.plan.recompute_s,
-                    "deadline_s": record.plan.deadline_s,
-                    "actual": {
-                        "fetched_s": record.fetched_s,
-                        "first_token_s": record.first_token_s,
-                    },
-                    "landed_blocks": record.landed,
-                    "outcome": record.outcome,
-                    "not_followed": record.not_followed and str(record.not_followed),
-                }
-                for record in reversed(self._plans.values())
-            ]
-            accuracy = plan_accuracy(self._plans.values())
             tiers = [
                 {"tier": name, "reads": meter.fit.count, **meter.estimate(now)._asdict()}
                 for name, meter in zip(self._names, self._meters, strict=True)
@@ -385,7 +241,7 @@ class Estimates:
                 }
                 for engine, fits in self._engines.items()
             ]
-        return {"plans": records, "right": accuracy, "tiers": tiers, "engines": engines}
+        return {"tiers": tiers, "engines": engines}
 
     # Between one process and the next
 
@@ -419,10 +275,10 @@ class Estimates:
             }
             for name, fit in tiers.items():
                 fit.restore(data["tiers"][name])
-            engines = OrderedDict[EngineCosts, _EngineFits]()
+            engines = OrderedDict[EngineId, _EngineFits]()
             for one in data["engines"][-ENGINES_MAX:]:
                 whose = str(one["engine"]), str(one["fingerprint"]), str(one.get("domain", ""))
-                fits = engines[EngineCosts(*whose)] = _EngineFits()
+                fits = engines[EngineId(*whose)] = _EngineFits()
                 fits.prefill.restore(one["prefill"])
                 fits.delivery.restore(one["delivery"])
         except (KeyError, TypeError, AttributeError) as error:
@@ -438,39 +294,10 @@ class Estimates:
         if not queued[domain]:
             del queued[domain]
 
-    def _fits_of(self, engine: EngineCosts) -> _EngineFits:
+    def _fits_of(self, engine: EngineId) -> _EngineFits:
         fits = self._engines.setdefault(engine, _EngineFits())
         self._engines.move_to_end(engine)
         if len(self._engines) > ENGINES_MAX:  # of the domain with the most, or one forgets for all
             (domain, _), *_ = Counter(each.domain for each in self._engines).most_common(1)
             del self._engines[next(each for each in self._engines if each.domain == domain)]
         return fits
-
-    def _own(self, number: int, engine: EngineCosts) -> PlanRecord | None:
-        """Return a plan if it is that engine's; a peer may send any number."""
-        record = self._plans.get(number)
-        if record is None or record.engine._replace(fingerprint=engine.fingerprint) != engine:
-            return None  # each rank has a fingerprint of its own
-        return record
-
-
-def plan_accuracy(records: Iterable[PlanRecord]) -> dict[str, Any]:
-    """Return how many plans ended, and how far their first tokens were from the expected time.
-
-    All figures but the last count only plans that were carried out, whose first token came, and
-    whose time was expected: not plans for engines that have not reported their speed.
-    """
-    not_followed, late, errors = 0, 0, list[float]()
-    for record in records:
-        if record.not_followed is not None:
-            not_followed += 1
-        elif record.first_token_s and record.plan.expected_s:
-            errors.append(abs(record.first_token_s / record.plan.expected_s - 1.0))
-            late += record.outcome == "late"
-    return {
-        "ended": len(errors),
-        "within_25_percent": sum(error <= _ROUGHLY_RIGHT for error in errors),
-        "median_error": median(errors) if errors else None,
-        "late": late,
-        "not_followed": not_followed,
-    }

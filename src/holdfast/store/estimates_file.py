@@ -27,9 +27,9 @@ class EstimatesFile:
     def __init__(self, estimates: Estimates, file: Path | None) -> None:
         self._estimates = estimates
         self._file = file
-        self._kept = estimates.changes
+        self._saved = estimates.changes
 
-    def recall(self) -> None:
+    def load(self) -> None:
         """Load what an earlier process saved; other content is left in place and ignored."""
         if self._file is None:
             return
@@ -41,16 +41,20 @@ class EstimatesFile:
         except FileNotFoundError:
             return
         except (OSError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
-            _log.warning("%s: learning speeds anew: %s", self._file, error)
+            _log.warning(
+                "%s: the saved estimates are ignored and will be measured again: %s",
+                self._file,
+                error,
+            )
 
-    def keep(self) -> None:
+    def save(self) -> None:
         """Save the estimates if they changed; a failing disk only costs the saved estimates."""
         changes = self._estimates.changes
-        if self._file is None or changes == self._kept:
+        if self._file is None or changes == self._saved:
             return
         data = msgspec.json.encode({"version": VERSION, **self._estimates.as_data()})
         try:
             replace_file(self._file, data)
         except OSError as error:
-            _log.warning("%s: speeds not kept: %s", self._file, error)
-        self._kept = changes
+            _log.warning("%s: the estimates were not saved: %s", self._file, error)
+        self._saved = changes

@@ -43,8 +43,7 @@ def reserve_slots(table: BlockTable, namespace: Namespace, count: int) -> list[P
     owns the slots: it publishes them or frees them with `give_back`.
     """
     size, host, places = namespace.record_bytes, table.host(namespace), list[Place]()
-    one_by_one = table.usage.divided or namespace.domain == table.public
-    if not one_by_one and table.usage.fits(HOST, namespace.domain, count * size):
+    if not table.usage.divided and namespace.domain != table.public:
         places = [place for place in host.reserve([size] * count).places if place != NOWHERE]
         if missing := count - len(places):
             with closing(_victims_of_size(table, namespace)) as rows:
@@ -110,10 +109,7 @@ def evict_below(table: BlockTable, namespace: Namespace, tier: int, nbytes: int)
 
 def _public_is_full(table: BlockTable, nbytes: int) -> bool:
     """Return whether `nbytes` more exceed the public domain's share; it evicts none of its own."""
-    host = table.hosts.get(table.public)
-    if host is None:
-        return False
-    usage = host.usage()
+    usage = table.hosts[table.public].usage()
     return usage.used_bytes + nbytes > PUBLIC_SHARE * usage.capacity_bytes
 
 

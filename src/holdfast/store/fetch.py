@@ -165,6 +165,8 @@ def _fetch(
             f"fetch {planned} of {coverage.blocks} blocks held; the rest would pass the deadline "
             f"of {deadline_s:.3g} s"
         )
+    if len(places) < planned:
+        reason += f"; {len(places)} arrived"
     taken = sources(table, coverage, len(places))
     return FetchResult(lease, places, taken, outcome, reason, tuple(reads))
 

@@ -19,7 +19,7 @@ EVERYTHING = "*"
 
 
 def status(store: StoreParts) -> dict[str, Any]:
-    """Return fill, speed, counters and recovery as plain data."""
+    """Return usage, counters and the state of recovery as plain data."""
     table = store.table
     with table.lock:
         hosts = [("host", host.usage()) for host in table.all_hosts()]

@@ -22,7 +22,8 @@ from holdfast.plan.planner import Plan, PlanQuestion
 from holdfast.session import LOOK_S
 from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.core import StoreParts
-from holdfast.store.estimates import EngineCosts, PlanRecord
+from holdfast.store.estimates import EngineId
+from holdfast.store.plan_log import PlanRecord
 from holdfast.tiers.base import (
     AnsweringTier,
     HeldAnswer,
@@ -43,7 +44,7 @@ class PromptTokens(NamedTuple):
     which this one replaces.
     """
 
-    engine: EngineCosts
+    engine: EngineId
     tokens: int
     have: int
     limit_s: float
@@ -252,7 +253,7 @@ def plan_fetch(
     )
     plan, number = store.planner.plan(question), 0
     if question.first >= coverage.blocks:
-        estimates.not_followed(prompt.engine, prompt.instead_of, NotFollowed.HAD)
+        store.plan_log.not_followed(prompt.engine, prompt.instead_of, NotFollowed.HAD)
     else:
         record = PlanRecord(
             engine=prompt.engine,
@@ -263,7 +264,7 @@ def plan_fetch(
             block_bytes=namespace.record_bytes,
             first_block=question.first,
         )
-        number = estimates.planned(record, prompt.instead_of)
+        number = store.plan_log.add(record, prompt.instead_of)
         if plan.blocks < coverage.blocks:
             tier = coverage.tiers[plan.blocks]
             if tier != HOST and estimates.wants_probe(tier):  # now and then, though not worth it

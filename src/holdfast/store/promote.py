@@ -235,7 +235,7 @@ class BlockMover:
             found = lower.read(batch)
             reach("climb_read")
             outcomes = [
-                table.sealing.land(get.into, get.key, namespace)
+                table.sealing.check_and_open(get.into, get.key, namespace)
                 if outcome is Outcome.OK
                 else outcome
                 for get, outcome in zip(batch, found, strict=True)
@@ -269,13 +269,10 @@ class BlockMover:
         table, promoted = self._table, False
         with table.lock:
             landed, away = dict[int, Place](), table.sealing.is_away(namespace.domain)
+            erase_generation = table.erase_generation(namespace.domain)
             for promotion, outcome in zip(read_batch, outcomes, strict=True):
-                known = (
-                    not away
-                    and table.index.keys[promotion.row] == promotion.key
-                    and table.erase_generation(namespace.domain) == promotion.erase_generation
-                )
-                if outcome is Outcome.OK and known:
+                erased = promotion.erase_generation != erase_generation
+                if outcome is Outcome.OK and not away and not erased:
                     landed[promotion.row] = promotion.slot
                     promoted |= table.promoted_to_host(promotion.row, promotion.tier)
                 else:

@@ -11,19 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import compress, groupby
-from operator import attrgetter
 from typing import NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES, SEAL_NONE, Header
-from holdfast.blocks.namespace import Namespace
+from holdfast.blocks.namespace import Namespace, namespace_of
 from holdfast.codec.pack import is_announced
 from holdfast.errors import Outcome
 from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.core import StoreParts
 from holdfast.store.evict import reserve_slots, slots
 from holdfast.tiers.base import NOWHERE, Place
-
-_NAMESPACE_OF = attrgetter("fingerprint", "domain", "payload_bytes", "tokens")
 
 
 class ReceiveSlot(NamedTuple):
@@ -44,8 +41,8 @@ def receive_slots(store: StoreParts, headers: Sequence[Header]) -> list[ReceiveS
     to `publish_received` or `discard_received`.
     """
     of_namespace: dict[Namespace, list[int]] = {}
-    for named, group in groupby(range(len(headers)), lambda i: _NAMESPACE_OF(headers[i])):
-        of_namespace.setdefault(Namespace(*named), []).extend(group)
+    for namespace, group in groupby(range(len(headers)), lambda i: namespace_of(headers[i])):
+        of_namespace.setdefault(namespace, []).extend(group)
     table, receive_slots = store.table, dict[int, ReceiveSlot]()
     with table.lock:
         for namespace in of_namespace:
@@ -89,7 +86,8 @@ def publish_received(
 
     A record is CORRUPT if it does not begin with its announced header, or if this node seals its
     domain and cannot open it. `announced` holds all headers as received; if the records begin with
-    the same bytes, their headers are not compared one by one.
+    the same bytes, their headers are not compared one by one. A message that the receive budget
+    turned away has no slots at all; its call counts as FULL.
     """
     table, index, began_s = store.table, store.table.index, store.clock.now()
     begun = b"".join(each.slot[:HEADER_BYTES] for each in receive_slots if each.slot is not None)
@@ -100,8 +98,8 @@ def publish_received(
             outcome = Outcome.OK if each.held else Outcome.FULL
         elif not (headers_match or is_announced(each.slot, each.header)):
             outcome = Outcome.CORRUPT
-        elif table.sealing.checks(each.header):
-            landed = table.sealing.land(each.slot, each.header.key, each.namespace)
+        elif table.sealing.must_open(each.header):
+            landed = table.sealing.check_and_open(each.slot, each.header.key, each.namespace)
             outcome = Outcome.OK if landed is Outcome.OK else Outcome.CORRUPT
         else:
             outcome = Outcome.OK
@@ -131,7 +129,7 @@ def publish_received(
             else:
                 row = index.add(namespace, header.key, header.parent, header.depth)
                 here[row] = each.place
-                if not table.sealing.checks(header):
+                if not table.sealing.must_open(header):
                     table.unverified.add(row)
         for namespace, here in taken.items():
             table.publish_here(namespace, here)
@@ -142,7 +140,8 @@ def publish_received(
                 table.queues.enqueue(row)
     if entered and table.lower:
         store.ladder.wake()
-    worst = next((each for each in outcomes if each is not Outcome.OK), Outcome.OK)
+    if_all_ok = Outcome.OK if receive_slots else Outcome.FULL
+    worst = next((each for each in outcomes if each is not Outcome.OK), if_all_ok)
     store.activity.call("receive", worst, store.clock.now() - began_s, len(entered))
     return outcomes
 

@@ -13,7 +13,6 @@ import threading
 from array import array
 
 from holdfast.blocks.namespace import namespace_of
-from holdfast.clock import Clock
 from holdfast.store.block_table import BlockTable
 from holdfast.tiers.base import NOWHERE, Erasable, LocalTier, Place, SurvivingRecord
 
@@ -23,9 +22,8 @@ _log = logging.getLogger("holdfast.store")
 class Recovery:
     """One background pass over the survivors of every tier below the host."""
 
-    def __init__(self, table: BlockTable, clock: Clock) -> None:
+    def __init__(self, table: BlockTable) -> None:
         self._table = table
-        self._clock = clock
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-recover", daemon=True)
         self._indexed = array("q")
@@ -49,7 +47,7 @@ class Recovery:
         self.wait()
 
     def _run(self) -> None:
-        started = self._clock.now()
+        started = self._table.clock.now()
         for number, tier in enumerate(self._table.lower, start=1):
             if not isinstance(tier, LocalTier):
                 continue
@@ -57,7 +55,7 @@ class Recovery:
                 for survivor in tier.survivors():
                     if self._stop.is_set():
                         break
-                    if not self._table.sealing.disowns(survivor.header):
+                    if not self._table.sealing.predates_sealing(survivor.header):
                         self._index(number, survivor)
                         continue
                     if isinstance(tier, Erasable):
@@ -66,7 +64,7 @@ class Recovery:
             except Exception:  # noqa: BLE001  # a tier that cannot be scanned has no survivors
                 _log.exception("recovery of tier=%s ended early", tier.name)
             self._indexed = array("q")
-        self.seconds = self._clock.now() - started
+        self.seconds = self._table.clock.now() - started
         if any(isinstance(tier, LocalTier) for tier in self._table.lower):
             _log.info("recovered: %d blocks in %.3f s", self.blocks, self.seconds)
 
@@ -93,4 +91,4 @@ class Recovery:
             if row >= len(self._indexed):
                 self._indexed.extend([0] * (row + 1 - len(self._indexed)))
             self._indexed[row] = hash((header.key, place))
-            self.blocks += 1
+            self.blocks += known == NOWHERE

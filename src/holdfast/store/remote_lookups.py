@@ -18,10 +18,10 @@ from holdfast.errors import Outcome
 MAX_CACHED_LOOKUPS = 1 << 18
 """Maximum number of cached remote lookups; the oldest entries are dropped first."""
 
-NO_S = 0.25
+MISS_S = 0.25
 """How long a miss stays valid, in seconds."""
 
-NOES_MAX = 4_096
+MISSES_MAX = 4_096
 
 Name: TypeAlias = tuple[int, Namespace, bytes]
 """Tier number, and namespace and key of a block: the first one of those looked up."""
@@ -95,22 +95,22 @@ class InflightLookups:
 
     def __init__(self) -> None:
         self._under_way: dict[Name, Future[Outcome]] = {}
-        self._noes = RecentOutcomes(NO_S, NOES_MAX)
+        self._misses = RecentOutcomes(MISS_S, MISSES_MAX)
 
     def begin(self, name: Name, now_s: float) -> Future[Outcome] | None:
         """Return None if the caller must ask the tier and call `end`, else the outcome to wait for.
 
         The outcome is OK if the tier answers, whether it holds the block or not. It is there
-        already if the tier missed, or did not answer, within `NO_S`.
+        already if the tier missed, or did not answer, within `MISS_S`.
         """
         under_way = self._under_way.get(name)
         if under_way is not None:
             return under_way
-        outcome = self._noes.get(name, now_s)
+        outcome = self._misses.get(name, now_s)
         if outcome is not None:
-            told: Future[Outcome] = Future()
-            told.set_result(outcome)
-            return told
+            answered: Future[Outcome] = Future()
+            answered.set_result(outcome)
+            return answered
         self._under_way[name] = Future()
         return None
 
@@ -118,6 +118,6 @@ class InflightLookups:
         """Finish a lookup and wake the waiting callers; `found` is the number of blocks held."""
         self._under_way.pop(name).set_result(outcome)
         if found:
-            self._noes.forget(name)
+            self._misses.forget(name)
         else:
-            self._noes.note(name, outcome, now_s)
+            self._misses.note(name, outcome, now_s)

@@ -67,7 +67,7 @@ def _forget_lost(table: BlockTable, number: int, lost: Callable[[Place], bool], 
 def _unsave(table: BlockTable, row: int, number: int) -> None:
     if row < 0:
         return
-    in_memory = table.index.keys[row] is not None and table.is_on(row, HOST)
+    in_memory = table.is_on(row, HOST)
     table.remove_copy(row, number)
     if in_memory:
         table.queues.rewrite(row, number)

@@ -136,7 +136,8 @@ def commit(store: StoreParts, number: int, retention: Retention = Retention.SESS
                     table.queues.do_not_admit(entered)
                     table.eviction.expect(entered, NEVER)
                 case Retention.DURABLE:
-                    table.queues.write_through([*held, *entered])
+                    in_memory = [row for row in held if table.is_on(row, HOST)]
+                    table.queues.write_through([*in_memory, *entered])
                 case Retention.SESSION if store.options.writes_behind:
                     for row in entered:
                         table.queues.enqueue(row)

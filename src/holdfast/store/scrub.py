@@ -15,17 +15,15 @@ from typing import Any, NamedTuple
 
 from holdfast.errors import Outcome
 from holdfast.limits import MIB
-from holdfast.store.block_table import BlockTable
+from holdfast.store.block_table import ROWS_AT_ONCE, BlockTable
 from holdfast.store.core import StoreParts
-from holdfast.store.inspect import EVERYTHING as EVERY_FINGERPRINT
 from holdfast.store.verify import read_copy, verify_record
 from holdfast.tiers.base import Place, TierGet
 
 _RATE_MIN = MIB
-_HASTE = 0.8
-"""A pass is paced to be over in this share of its time."""
+_PASS_SHARE = 0.8
+"""Share of the period in which a pass should end."""
 
-_ROWS_AT_ONCE = 4_096
 _NICE = 15
 _YIELD_S = 0.02
 _YIELDS_MAX = 50
@@ -85,10 +83,10 @@ def scrub(
 class Scrubber:
     """The background scrub of a store: one pass per `every_s`, at most `rate` bytes a second.
 
-    `every_s` 0 turns it off, which is the default. `rate` 0: as fast as the period needs.
+    `every_s` 0 turns it off. `rate` 0: as fast as the period needs.
     """
 
-    def __init__(self, store: StoreParts, every_s: float = 0.0, rate: int = 0) -> None:
+    def __init__(self, store: StoreParts, every_s: float, rate: int = 0) -> None:
         self._every_s = every_s
         self._rate = rate
         self.passes = self.checked = self.checked_bytes = self.corrupt = 0
@@ -124,27 +122,27 @@ class Scrubber:
             usages = [host.usage() for host in table.all_hosts()]
             usages += [tier.usage() for tier in lower]
         held = sum(usage.used_bytes for usage in usages)
-        needed = max(_RATE_MIN, int(held / (_HASTE * self._every_s)))
+        needed = max(_RATE_MIN, int(held / (_PASS_SHARE * self._every_s)))
         return min(self._rate, needed) if self._rate else needed
 
-    def go_over(self) -> None:
+    def run_pass(self) -> None:
         """Run one pass, or its rest until `close`."""
         start = 0
         while start >= 0 and not self._stop.is_set():
-            self._make_way()
+            self._wait_for_fetches()
             request = ScrubRequest("", start, 1.0, self.pace(), shared=False)
             found = scrub(self._store, request, self._stop)
             start = found["next"]
             self.checked += found["checked"]
             self.checked_bytes += found["bytes"]
-            self.corrupt += len(found["bad"])
+            self.corrupt += sum(bad["outcome"] == Outcome.CORRUPT for bad in found["bad"])
             if found["bad"]:
                 _log.warning("scrub found and dropped copies=%d", len(found["bad"]))
             if start >= 0:
                 self._stop.wait(found["owes_s"])
         self.passes += start < 0
 
-    def _make_way(self) -> None:
+    def _wait_for_fetches(self) -> None:
         """Wait while fetches are in progress, up to a limit."""
         for _ in range(_YIELDS_MAX):
             if not self._store.table.reads or self._stop.wait(_YIELD_S):
@@ -157,8 +155,8 @@ class Scrubber:
         while not self._stop.is_set():
             begun = self._store.clock.now()
             try:
-                self.go_over()
-            except Exception:  # noqa: BLE001  # without this thread no rot would be found
+                self.run_pass()
+            except Exception:  # noqa: BLE001  # without this thread no corruption would be found
                 _log.exception("a scrub ended early; the next one begins in time")
             self._stop.wait(max(1.0, begun + self._every_s - self._store.clock.now()))
 
@@ -168,17 +166,16 @@ def _rows(table: BlockTable, request: ScrubRequest) -> Iterator[int]:
     index, at = table.index, max(0, request.start)
     while True:
         with table.lock:
-            stretch = range(at, min(at + _ROWS_AT_ONCE, len(index.keys)))
+            part = range(at, min(at + ROWS_AT_ONCE, len(index.keys)))
             rows = [
                 row
-                for row in stretch
+                for row in part
                 if index.keys[row] is not None
-                and request.fingerprint
-                in ("", EVERY_FINGERPRINT, index.namespace(row).fingerprint.hex())
+                and request.fingerprint in ("", index.namespace(row).fingerprint.hex())
             ]
         yield from rows
-        at = stretch.stop
-        if not stretch:
+        at = part.stop
+        if not part:
             return
 
 

@@ -23,7 +23,7 @@ from holdfast.blocks.envelope import (
 )
 from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import aligned_buffer
-from holdfast.clock import Clock, SystemClock
+from holdfast.clock import Clock
 from holdfast.codec.pack import matches
 from holdfast.codec.seal import Sealer
 from holdfast.errors import FormatError, Outcome
@@ -33,7 +33,7 @@ from holdfast.keys.keyring_watch import KeyRingWatch
 UNREADABLE_LOG_S = 60.0
 """Shortest time between two log lines about unreadable records of one domain, in seconds."""
 
-UNKNOWN = 0
+UNKNOWN_EPOCH = 0
 """The copy is not sealed, or another node sealed it: epochs count from 1."""
 
 _log = logging.getLogger("holdfast.store")
@@ -47,13 +47,11 @@ class Sealing:
     trusted.
     """
 
-    def __init__(
-        self, ours: Container[bytes], ring: KeyRing | None = None, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, ours: Container[bytes], ring: KeyRing | None, clock: Clock) -> None:
         self._ours = ours
         self.unreadable = Counter[bytes]()
         self._logged_s: dict[bytes, float] = {}
-        self._clock = clock or SystemClock()
+        self._clock = clock
         self.ring = ring
         self.watch = KeyRingWatch(ring, self._clock) if ring else None
         self._sealed = frozenset(ring.enrolled() if ring else ())
@@ -87,7 +85,7 @@ class Sealing:
             copies.append(into)
         return copies
 
-    def land(self, record: memoryview, key: bytes, namespace: Namespace) -> Outcome:
+    def check_and_open(self, record: memoryview, key: bytes, namespace: Namespace) -> Outcome:
         """Check a record from below the host and open it in place.
 
         OK: the requested block, plain if its domain is ours. MISS: another block. UNREADABLE:
@@ -142,7 +140,7 @@ class Sealing:
         """Return how many erasures of a domain the ring has recorded."""
         return self.ring.erasures(domain) if self.ring else 0
 
-    def checks(self, header: Header) -> bool:
+    def must_open(self, header: Header) -> bool:
         """Return whether a received record must be opened: it or its domain is sealed, and ours."""
         return header.domain in self._ours and (
             header.seal != SEAL_NONE or self.seals(header.domain)
@@ -157,7 +155,7 @@ class Sealing:
             return False
         return not self.ring.opens(domain, epoch)
 
-    def disowns(self, header: Header) -> bool:
+    def predates_sealing(self, header: Header) -> bool:
         """Return whether a record is plain, from before its domain was sealed."""
         return header.seal == SEAL_NONE and self.seals(header.domain)
 
@@ -188,12 +186,12 @@ class CopyEpochs:
         """Record the epoch of a copy that was just published."""
         epochs = self._epochs[tier - 1]
         if row >= len(epochs):
-            if epoch == UNKNOWN:
+            if epoch == UNKNOWN_EPOCH:
                 return
-            epochs.extend([UNKNOWN] * (row + 1 - len(epochs)))
+            epochs.extend([UNKNOWN_EPOCH] * (row + 1 - len(epochs)))
         epochs[row] = epoch
 
     def of(self, row: int, tier: int) -> int:
         """Return the epoch of the copy that the index has of a row on a tier."""
         epochs = self._epochs[tier - 1]
-        return epochs[row] if row < len(epochs) else UNKNOWN
+        return epochs[row] if row < len(epochs) else UNKNOWN_EPOCH

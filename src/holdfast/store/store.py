@@ -36,10 +36,11 @@ from holdfast.store import scrub as scrubbing
 from holdfast.store.activity import PromptCounts
 from holdfast.store.call_threads import CallHandle
 from holdfast.store.core import StoreParts
-from holdfast.store.estimates import EngineCosts, EngineStep, PlanEnding
+from holdfast.store.estimates import EngineId, EngineStep
 from holdfast.store.estimates_file import EstimatesFile
 from holdfast.store.fetch import FetchResult
 from holdfast.store.options import StoreOptions
+from holdfast.store.plan_log import PlanEnding
 from holdfast.store.prefault import ArenaPrefault
 from holdfast.store.probe_tiers import probe_tier, unmeasured_tiers
 from holdfast.store.receive import ReceiveSlot
@@ -112,7 +113,7 @@ class Store(StoreParts):
 
     def start(self) -> None:
         """Start the store's threads: memory, recovery, write-behind, housekeeping."""
-        self._estimates_file.recall()
+        self._estimates_file.load()
         self._prefault.start()
         self.recovery.start()
         if self.table.lower:
@@ -135,7 +136,7 @@ class Store(StoreParts):
     @_while_open
     def learn(
         self,
-        engine: EngineCosts,
+        engine: EngineId,
         steps: Sequence[EngineStep],
         endings: Sequence[PlanEnding],
         not_followed: Sequence[tuple[int, NotFollowed, float]] = (),
@@ -151,9 +152,10 @@ class Store(StoreParts):
         if steps:
             self.estimates.computed(engine, steps)
         for ending in endings:
-            self.estimates.ended(engine, ending)
+            if delivery := self.plan_log.ended(engine, ending):
+                self.estimates.delivered(engine, *delivery)
         for number, why, first_token_s in not_followed:
-            self.estimates.not_followed(engine, number, why, first_token_s)
+            self.plan_log.not_followed(engine, number, why, first_token_s)
         self.estimates.update_fits()
         coverage.probe(self)
 
@@ -237,8 +239,13 @@ class Store(StoreParts):
     check_suspects = _while_open(reported_records.check_suspects)
 
     @_while_open
+    def plans(self) -> dict[str, Any]:
+        """Return the last plans, newest first, and the estimates behind them, as plain data."""
+        return {**self.plan_log.as_data(), **self.estimates.describe()}
+
+    @_while_open
     def status(self) -> dict[str, Any]:
-        """Return fill, speed, counters and recovery as plain data."""
+        """Return usage, counters and the state of recovery as plain data."""
         memory = {
             "capacity_bytes": self.host_bytes,
             "resident_bytes": sum(host.resident_bytes() for host in self.table.all_hosts()),
@@ -271,7 +278,8 @@ class Store(StoreParts):
 
         Returns within `write_s` and `CLOSE_STOP_S` more, whatever a tier does. It can be called
         again, also after an exception interrupted it. From the call on, nothing is accepted:
-        `fetch` and `reserve` answer GONE, other methods raise StoreClosedError.
+        `fetch`, `reserve` and `publish_received` answer GONE, `commit` returns 0, `release` returns
+        False, `abort` and `discard_received` do nothing; other methods raise StoreClosedError.
         """
         if not self.gone:
             self.gone = "this store is closed; open it again"
@@ -336,7 +344,7 @@ class Store(StoreParts):
             partial(self.lookups.shutdown, cancel_futures=True),
             partial(self.background.shutdown, wait=True, cancel_futures=True),
             partial(self.ladder.close, write_s),
-            self._estimates_file.keep,
+            self._estimates_file.save,
             *(tier.close for tier in lower),
             *(host.close for host in hosts),
             partial(self.audit.catch_up, whole=True),
@@ -392,7 +400,7 @@ class Store(StoreParts):
             self._probed_tiers.add(number)
             self.background.submit(probe_tier, self, number)
         if self.clock.now() >= self._keep_at:
-            self._estimates_file.keep()
+            self._estimates_file.save()
             self._keep_at = self.clock.now() + _KEEP_ESTIMATES_S
 
 

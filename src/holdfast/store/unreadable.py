@@ -16,7 +16,7 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.keys.keyring import KeyRing
 from holdfast.store.block_table import HOST, ROWS_AT_ONCE, BlockTable
 from holdfast.store.core import StoreParts
-from holdfast.store.sealing import UNKNOWN
+from holdfast.store.sealing import UNKNOWN_EPOCH
 from holdfast.tiers.base import Place, SharedTier, TierGet
 
 DELETES_MAX = 1 << 17
@@ -117,12 +117,15 @@ def sweep_retired(store: StoreParts, ring: KeyRing, domain: bytes) -> Unreadable
             result.add(row, local)
         shared = [number for number in table.shared if table.is_on(row, number)]
         epochs = {number: table.epochs.of(row, number) for number in shared}
-        tiers = [*local, *(n for n, epoch in epochs.items() if epoch == UNKNOWN or retired(epoch))]
+        tiers = [
+            *local,
+            *(n for n, epoch in epochs.items() if epoch == UNKNOWN_EPOCH or retired(epoch)),
+        ]
         if tiers and table.is_on(row, HOST):
             again.append((table.index.namespace(row), table.index.keys[row] or b"", tiers))
         for number in tiers:
             if (tier := table.shared.get(number)) is not None:
-                if epochs[number] != UNKNOWN:
+                if epochs[number] != UNKNOWN_EPOCH:
                     names = elsewhere.setdefault(tier, [])
                     if len(names) < DELETES_MAX:
                         names.append(_named(table, row, number))

@@ -42,7 +42,7 @@ def verify_record(
     """Verify a record that was read from a tier; opens a sealed one from a lower tier in place."""
     if tier == HOST and namespace.domain in table.hosts:
         return verify(record, key, namespace.fingerprint, namespace.payload_bytes)
-    return table.sealing.land(record, key, namespace)
+    return table.sealing.check_and_open(record, key, namespace)
 
 
 def verify_in_memory(table: BlockTable, row: int) -> VerifiedCopy:

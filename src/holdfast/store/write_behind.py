@@ -27,7 +27,7 @@ from holdfast.limits import MIB
 from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.evict import evict_below
 from holdfast.store.rewrite import defer_queued
-from holdfast.store.sealing import UNKNOWN
+from holdfast.store.sealing import UNKNOWN_EPOCH
 from holdfast.store.verify import verify_in_memory
 from holdfast.tiers.base import (
     NOWHERE,
@@ -170,7 +170,7 @@ class WriteBehind:
             sent = self._send(batch)
         except Exception:  # noqa: BLE001  # a tier may be third-party code
             _log.exception("writing failed tier=%s", self._tier.name)
-            sent = [(Outcome.GONE, UNKNOWN)] * len(batch)
+            sent = [(Outcome.GONE, UNKNOWN_EPOCH)] * len(batch)
             self._free([load.put.place for load in batch])
         reach("descent_written")
         # If kept, a block that is corrupt in memory counts as held and cannot be saved again.
@@ -211,8 +211,8 @@ class WriteBehind:
     def _send(self, batch: Sequence[_Load]) -> list[tuple[Outcome, int]]:
         """Write what the tier lacks: directly if no block is sealed, else in parallel groups.
 
-        Returns for each block the outcome and the epoch of the data key that sealed it; `UNKNOWN`
-        if it is not sealed, or if another node sealed it.
+        Returns for each block the outcome and the epoch of the data key that sealed it:
+        `UNKNOWN_EPOCH` if it is not sealed, or if another node sealed it.
         """
         known = [False] * len(batch)
         if batch and isinstance(self._tier, Queryable):
@@ -241,14 +241,14 @@ class WriteBehind:
             wait(sent)  # a slot must not be reused while it is read
             outcomes = [outcome for each in sent for outcome in each.result()]
             written = [
-                (outcome, one.sealer.epoch if isinstance(one.sealer, Sealer) else UNKNOWN)
+                (outcome, one.sealer.epoch if isinstance(one.sealer, Sealer) else UNKNOWN_EPOCH)
                 for outcome, one in zip(outcomes, sealed, strict=True)
             ]
         elif new:
             outcomes = self._tier.write([load.put for load in new])
-            written = [(outcome, UNKNOWN) for outcome in outcomes]
+            written = [(outcome, UNKNOWN_EPOCH) for outcome in outcomes]
         rest = iter(written)
-        return [(Outcome.OK, UNKNOWN) if there else next(rest) for there in known]
+        return [(Outcome.OK, UNKNOWN_EPOCH) if there else next(rest) for there in known]
 
     def _send_sealed(self, group: Sequence[_Sealed]) -> list[Outcome]:
         """Seal a group into this thread's staging buffer, then write it.

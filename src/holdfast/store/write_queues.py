@@ -48,9 +48,7 @@ class WriteQueues:
         """
         if not tiers and not self._rules.choosy:
             self.write_through([row])
-            return True
-        if self._index.keys[row] is None:
-            return False
+            return self.is_queued(row) or any(places[row] >= 0 for places in self._index.places[1:])
         wanted = False
         for tier in tiers or range(1, len(self._index.places)):
             queue = self._queues[tier - 1]
@@ -67,8 +65,6 @@ class WriteQueues:
         The write budget of the domain still applies.
         """
         for row in rows:
-            if self._index.keys[row] is None:
-                continue
             for tier, queue in enumerate(self._queues, start=1):
                 missing = row not in queue and self._index.places[tier][row] < 0
                 if missing and self._rules.affords(row, tier):

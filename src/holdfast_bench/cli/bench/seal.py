@@ -24,6 +24,7 @@ import msgspec
 
 from holdfast.blocks.envelope import NONCE_BYTES, TAG_BYTES
 from holdfast.buffers import aligned_buffer
+from holdfast.clock import SystemClock
 from holdfast.codec.pack import pack
 from holdfast.codec.seal import DATA_KEY_BYTES, missing
 from holdfast.errors import ConfigError, HoldfastError, Outcome
@@ -134,7 +135,8 @@ def core_rows(rounds: int) -> list[Row]:
         pack(record, header_of(NAMESPACE, FINGERPRINT))
     ring = KeyRing(None)
     ring.enrol("bench", SECRET)
-    sealing, key = Sealing({NAMESPACE.domain}, ring), ring.current(NAMESPACE.domain)
+    sealing = Sealing({NAMESPACE.domain}, ring, SystemClock())
+    key = ring.current(NAMESPACE.domain)
     assert key is not None, "a new key ring has no data key"
     cipher, nonce, about = AESGCM(os.urandom(DATA_KEY_BYTES)), os.urandom(NONCE_BYTES), bytes(112)
     texts = [aligned_buffer(size)[:PAYLOAD_BYTES] for _ in range(BLOCKS)]
