@@ -158,8 +158,7 @@ def secret_memory(secret: bytes) -> memoryview:
 
     With the last view, the page returns to the kernel, which clears it.
     """
-    page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    keep_from_dumps(page)
+    page = _private(mmap.PAGESIZE)
     at = ctypes.addressof(ctypes.c_char.from_buffer(page))
     ctypes.CDLL(None).mlock(ctypes.c_void_p(at), ctypes.c_size_t(mmap.PAGESIZE))
     page[: len(secret)] = secret

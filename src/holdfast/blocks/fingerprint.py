@@ -7,7 +7,6 @@ For every field there is a public incident in which wrong KV was served without 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import msgspec
 
@@ -47,11 +46,3 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the 16 bytes: BLAKE2b-128 of the fields as canonical JSON."""
         text = msgspec.json.encode(self, order="sorted")
         return hashlib.blake2b(text, digest_size=KEY_BYTES, person=b"holdfast-fprint").digest()
-
-    @classmethod
-    def of(cls, fields: dict[str, Any]) -> Fingerprint:
-        """Return the fingerprint of plain data; raise BlockError for a missing or unknown field."""
-        try:
-            return msgspec.convert(fields, cls)
-        except msgspec.ValidationError as error:
-            raise BlockError(f"fingerprint: {error}") from error

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from holdfast.blocks.envelope import Header, record_bytes
 from holdfast.blocks.key import KEY_BYTES
 
-TAG_BYTES = 8
+_TAG_BYTES = 8
 
 _HEAD = struct.Struct("<24xI36x16s16sI28x")
 """The fields of a 128-byte header that name its namespace: tokens, fingerprint, domain, length."""
@@ -71,7 +71,7 @@ def namespace_digest(namespace: Namespace) -> bytes:
 
 def namespace_tag(namespace: Namespace, key: bytes) -> bytes:
     """Return 8 bytes that name a namespace within this process, keyed with `key`."""
-    return hashlib.blake2b(_packed(namespace), key=key, digest_size=TAG_BYTES).digest()
+    return hashlib.blake2b(_packed(namespace), key=key, digest_size=_TAG_BYTES).digest()
 
 
 def _packed(namespace: Namespace) -> bytes:

@@ -77,16 +77,6 @@ def is_announced(record: memoryview, header: Header) -> bool:
         return False
 
 
-def intact(record: memoryview, header: Header) -> bool:
-    """Return whether a record with this header is intact, as far as is known without a key.
-
-    For a sealed record, only the length is checked.
-    """
-    if header.seal != SEAL_NONE:
-        return len(record) >= HEADER_BYTES + header.payload_bytes + TAG_BYTES
-    return matches(record, header)
-
-
 def check_without_key(record: memoryview, key: bytes, namespace: Namespace) -> Outcome:
     """Verify the record stored under a key, as far as that is possible without a data key.
 

@@ -16,7 +16,7 @@ from holdfast.errors import ConfigError
 from holdfast.failpoints import arm
 from holdfast.limits import GIB
 from holdfast.probe import memory
-from holdfast.tiers.disk.kind import DISK_BYTES_MIN
+from holdfast.tiers.disk.kind import DISK_BYTES_MIN, FILE_NAME, nearest
 from holdfast.wire.address import UNIX
 
 ENVIRONMENT_PREFIX = "HOLDFAST__"
@@ -42,9 +42,8 @@ def default_tiers(folder: str) -> list[dict[str, Any]]:
     """
     host_bytes = max(HOST_BYTES_MIN, min(HOST_BYTES_DEFAULT, memory().nbytes // 5))
     tiers: list[dict[str, Any]] = [{"kind": "host", "capacity": host_bytes}]
-    blocks = Path(folder, "disk", "blocks.holdfast")
-    there = next(path for path in (Path(folder), *Path(folder).parents) if path.exists())
-    nbytes = min(DISK_BYTES_DEFAULT, shutil.disk_usage(there).free // 4)
+    blocks = Path(folder, "disk", FILE_NAME)
+    nbytes = min(DISK_BYTES_DEFAULT, shutil.disk_usage(nearest(folder)).free // 4)
     if blocks.exists():
         nbytes = blocks.stat().st_size
     if nbytes >= DISK_BYTES_MIN:

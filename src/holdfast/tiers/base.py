@@ -94,14 +94,16 @@ class Tier(Protocol):
     def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
         """Write records to their places; return OK, FULL, GONE or CORRUPT for each.
 
-        A record is readable after OK.
+        A shared tier also returns LATE, if it had no answer by its deadline. A record is readable
+        after OK.
         """
         ...
 
     def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
-        """Read records into their buffers; return OK, MISS (record not held) or GONE (I/O error).
+        """Read records into their buffers; return an outcome for each.
 
-        OK means only that the tier returned the bytes at the place; the caller verifies them.
+        OK, MISS (record not held) or GONE (I/O error, or no server reached); a shared tier also
+        LATE. OK means only that the tier returned the bytes at the place; the caller verifies them.
         """
         ...
 
@@ -118,7 +120,8 @@ class Tier(Protocol):
 class LocalTier(Tier, Protocol):
     """A tier that only this store writes to: the store reserves and frees its places.
 
-    A place whose `write` failed is free again and holds nothing.
+    A place whose `write` failed is free again and holds nothing. A record of another length than
+    was reserved is CORRUPT.
     """
 
     def reserve(self, sizes: Sequence[int]) -> ReservedPlaces:

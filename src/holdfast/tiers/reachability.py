@@ -6,8 +6,10 @@ After two failures in a row it blocks calls to the server for a pause that doubl
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -18,6 +20,9 @@ from holdfast.tiers.breaker import BreakerOptions, BreakerPhase, CallEnding, Cir
 from holdfast.wire.remote.stream import Deadline
 
 LIMITS = BreakerOptions(failures=2, stall_s=10.0, pause_s=0.1, pause_max_s=5.0, probes=1)
+
+REFUSAL_S = 60.0
+"""Time after an error reply for which it is shown, and equal ones are not logged, in seconds."""
 
 _LOGGED_CHARS_MAX = 300
 """Longest part of an error text in a log line, in characters."""
@@ -34,24 +39,30 @@ class ServerBackoff:
 
     def __init__(self, name: str, clock: Clock) -> None:
         self._name = name
-        self._lock = threading.Lock()
+        self._clock = clock
+        self._call_ended = threading.Condition()
         rng = random.Random()  # noqa: S311  # for jitter of pauses, not for secrets
         self._breaker = CircuitBreaker(clock, LIMITS, rng)
         self._trouble = ""
         self._refusal = ""
+        self._refused_s = -math.inf
 
     def call(self, work: Callable[[], str], deadline: Deadline) -> Outcome:
         """Call `work` if the breaker permits it; OK if it returns, LATE past the deadline, or GONE.
 
         A text that `work` returns is an error reply, and a failure of the server. A call after its
-        deadline does not reach the server and does not count as its failure.
+        deadline does not reach the server and does not count as its failure. While another call
+        probes the server, a call waits for the result, so that the parallel parts of a batch
+        succeed or fail together.
         """
         if deadline.over:
             return Outcome.LATE
-        with self._lock:
-            ticket = self._breaker.begin()
-        if ticket is None:
-            return Outcome.GONE
+        with self._call_ended:
+            while (ticket := self._breaker.begin()) is None:
+                if self._breaker.phase() is not BreakerPhase.HALF_OPEN:
+                    return Outcome.GONE
+                if not self._call_ended.wait(deadline.at - time.monotonic()):
+                    return Outcome.LATE
         ending, outcome, trouble = CallEnding.CANCELLED, Outcome.LATE, ""
         try:
             trouble = work()
@@ -64,8 +75,9 @@ class ServerBackoff:
             ending, outcome = CallEnding.ERROR, Outcome.GONE
             trouble = str(error) or type(error).__name__
         finally:
-            with self._lock:
+            with self._call_ended:
                 self._breaker.end(ticket, ending)
+                self._call_ended.notify_all()
                 before = self._trouble
                 if ending is not CallEnding.CANCELLED:
                     self._trouble = trouble
@@ -76,18 +88,27 @@ class ServerBackoff:
         return outcome
 
     def record_refusal(self, words: str) -> None:
-        """Record an error reply of the server; repeated equal texts are logged once."""
-        if words != self._refusal:
-            self._refusal = words
+        """Record an error reply; equal replies within `REFUSAL_S` of each other are logged once."""
+        with self._call_ended:
+            is_new = words != self._recent_refusal()
+            self._refusal, self._refused_s = words, self._clock.now()
+        if is_new:
             _log.warning("%s answers: %s", self._name, words[:_LOGGED_CHARS_MAX])
 
     def allows(self) -> bool:
-        """Return whether a call would be permitted now."""
-        with self._lock:
-            return self._breaker.phase() is not BreakerPhase.OPEN
+        """Return whether a call would reach the server now: not while another call probes it."""
+        with self._call_ended:
+            return self._breaker.allows()
 
     def health(self) -> dict[str, str]:
-        """Return the breaker's `phase`, and as `state` the last error, or "active"."""
-        with self._lock:
-            state = self._trouble or self._refusal or "active"
+        """Return the breaker's `phase`, and as `state` the present error, or "active".
+
+        An error reply counts as present for `REFUSAL_S`.
+        """
+        with self._call_ended:
+            state = self._trouble or self._recent_refusal() or "active"
             return {"state": state, "phase": str(self._breaker.phase())}
+
+    def _recent_refusal(self) -> str:
+        """Return the last error reply; empty after `REFUSAL_S`. The caller holds the lock."""
+        return self._refusal if self._clock.now() < self._refused_s + REFUSAL_S else ""

@@ -6,7 +6,8 @@ import pytest
 
 from holdfast.errors import BusyError, ConfigError, FormatError
 from holdfast.limits import MIB
-from holdfast.tiers.disk.file import FILE_NAME, DiskConfig, check_file
+from holdfast.tiers.disk.file import DiskConfig, check_file
+from holdfast.tiers.disk.kind import FILE_NAME
 from holdfast.tiers.disk.tier import DiskTier
 
 
@@ -128,9 +129,6 @@ def test_less_than_one_region_is_refused(tmp_path):
     [
         ({"region_bytes": 5_000}, "tiers.1.region is 5000"),
         ({"region_bytes": 4096}, "tiers.1.region is 4096"),
-        ({"reader_threads": 0}, "tiers.1.reader_threads is 0"),
-        ({"writer_threads": 65}, "tiers.1.writer_threads is 65"),
-        ({"snapshot_s": 0}, "tiers.1.snapshot_s is 0"),
     ],
 )
 def test_options_out_of_range_name_value_and_limit(tmp_path, changes, expected):

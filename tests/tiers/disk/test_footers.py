@@ -69,6 +69,15 @@ def test_records_freed_before_a_snapshot_stay_freed_after_a_crash(medium, places
     assert numbers_of(tier_on(MemoryExtents(medium.image))) == left
 
 
+def test_no_memory_of_the_snapshots_freed_records_is_kept_after_recovery(medium, places):
+    freed_with(medium, places, range(0, COUNT, 20)).close()
+    tier = tier_on(medium)
+    assert tier._state.freed
+    assert len(numbers_of(tier)) == COUNT - len(range(0, COUNT, 20))
+    assert not tier._state.freed
+    tier.close()
+
+
 def test_few_freed_records_cause_no_footer_rewrite(medium, places):
     before = len(medium.log)
     freed_with(medium, places, range(FREED_PER_REGION * REGIONS)).close()

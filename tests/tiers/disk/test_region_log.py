@@ -38,7 +38,7 @@ def close_full(log):
     regions = []
     while full := log.next_full():
         regions.append(full)
-        log.footer_written(full, SECTOR)
+        log.footer_written(full[0], SECTOR)
     return regions
 
 
@@ -177,10 +177,10 @@ def test_a_footer_lists_live_records():
     places = [put(log, number, 3)[0] for number in range(4)]
     log.free(places[1:2])
     log.close_open()
-    [full] = close_full(log)
-    assert [entry.sector for entry in full.entries] == [1, 7, 10]
-    assert [entry.head[32:48] for entry in full.entries] == [key_of(n) for n in (0, 2, 3)]
-    assert log.freed() == [(full.life.region, 4)]
+    [(life, entries)] = close_full(log)
+    assert [entry.sector for entry in entries] == [1, 7, 10]
+    assert [entry.head[32:48] for entry in entries] == [key_of(n) for n in (0, 2, 3)]
+    assert log.freed() == [(life.region, 4)]
 
 
 def test_a_life_ends_when_its_region_is_reclaimed():
@@ -262,8 +262,7 @@ def test_a_region_without_footer_gets_it_after_the_scan():
     log.load(life, found, set(), 0)
     assert log.next_full() is None
     log.end_scan(life)
-    full = log.next_full()
-    assert (full.life, full.entries) == (RegionLife(UUID, 1, 3), [entry for _, entry in found])
+    assert log.next_full() == (RegionLife(UUID, 1, 3), [entry for _, entry in found])
 
 
 def test_a_retired_region_is_never_used():

@@ -1,8 +1,11 @@
 """A wait for a free lane neither kills Mooncake's client nor counts as a failure of the store."""
 
+import contextlib
+import gc
 import os
 import threading
 import time
+from pathlib import Path
 from socket import create_server
 
 import pytest
@@ -10,8 +13,9 @@ import pytest
 from holdfast.byte_size import Size
 from holdfast.errors import Outcome
 from holdfast.testing.chained import ChainedBlocks
+from holdfast.tiers.mooncake import process
 from holdfast.tiers.mooncake import tier as module
-from holdfast.tiers.mooncake.client import ClientRequest
+from holdfast.tiers.mooncake.client import ClientRequest, ClientSettings
 from holdfast.tiers.mooncake.kind import MooncakeOptions
 from holdfast.tiers.mooncake.tier import LANES, MooncakeTier
 from holdfast.wire.remote.stream import Deadline
@@ -109,6 +113,22 @@ def test_a_wait_for_a_starting_client_is_no_failure_of_the_store(store):
         assert tier.held(BLOCKS.namespace, [b"k" * 16], 0) == 0
     assert tier.reachable()
     assert state(tier) == "active"
+
+
+def test_a_client_that_cannot_be_started_leaves_no_memory_behind(monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError
+
+    monkeypatch.setattr(process.subprocess, "Popen", refuse)
+    settings = ClientSettings("127.0.0.1:9", "127.0.0.1", "tcp", "")
+    with pytest.raises(PermissionError):
+        process.ClientProcess(settings, LANES, 1 << 20)
+    gc.collect()
+    open_files = []
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the folder itself
+            open_files.append(str(fd.readlink()))
+    assert not [name for name in open_files if "holdfast-mooncake" in name]
 
 
 def test_a_waiting_call_gets_a_lane_whose_late_answer_arrives(store):

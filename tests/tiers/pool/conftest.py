@@ -19,7 +19,7 @@ from holdfast.tiers.base import TierGet, TierPut, segment_place
 from holdfast.tiers.breaker import BreakerOptions
 from holdfast.tiers.pool.health import HealthOptions
 from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
-from holdfast.wire.remote.client import FoundBlocks, HeldCount, ReceivedRecords
+from holdfast.wire.remote.client import BlockCount, HeldFlags, ReceivedRecords
 
 NAMESPACE = namespace_of(8_000)
 QUICK = PoolTierOptions(
@@ -59,13 +59,13 @@ class FakeTarget:
 
     def exist(self, namespace, keys, deadline_s):
         if not keys:  # the pool's own question whether an idle member is there
-            return HeldCount(b"", Outcome.GONE if "dead" in self.mood else Outcome.OK)
+            return HeldFlags(b"", Outcome.GONE if "dead" in self.mood else Outcome.OK)
         if not self._answers():
-            return HeldCount(bytes(len(keys)), Outcome.GONE)
-        return HeldCount(bytes(key in self.records for key in keys), Outcome.OK)
+            return HeldFlags(bytes(len(keys)), Outcome.GONE)
+        return HeldFlags(bytes(key in self.records for key in keys), Outcome.OK)
 
     def delete(self, namespace, keys, deadline_s):
-        return FoundBlocks(sum(self.records.pop(key, None) is not None for key in keys), Outcome.OK)
+        return BlockCount(sum(self.records.pop(key, None) is not None for key in keys), Outcome.OK)
 
     def suspect(self, namespace, keys, deadline_s):
         damaged = [

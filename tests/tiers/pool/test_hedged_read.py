@@ -1,6 +1,9 @@
 """Hot segments have two copies: who is asked first, and who when that is late."""
 
+import threading
 import time
+
+import pytest
 
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
@@ -9,6 +12,7 @@ from holdfast.tiers.base import TierGet, segment_place
 from holdfast.tiers.pool import tier
 from holdfast.tiers.pool.hot_segments import HOT_HITS
 from holdfast.tiers.pool.segment_batch import segment_of
+from holdfast.wire.remote.client import ReceivedRecords
 
 NAMESPACE = namespace_of(8_000)
 
@@ -47,8 +51,8 @@ def test_one_fetch_of_a_long_context_makes_nothing_hot_however_many_batches_it_t
 
 
 def test_what_was_written_before_it_was_hot_gets_its_second_copy_too(fleet, monkeypatch) -> None:
-    for most in (tier.RACED_BYTES, 1):  # in a race, and one owner after the other
-        monkeypatch.setattr(tier, "RACED_BYTES", most)
+    for most in (tier.HEDGED_BYTES_MAX, 1):  # hedged, and one owner after the other
+        monkeypatch.setattr(tier, "HEDGED_BYTES_MAX", most)
         one = fleet()
         chain = one.chain(1, 4)
         one.write(chain)
@@ -90,7 +94,7 @@ def test_who_stands_in_for_one_of_two_owners_is_not_asked_first(fleet, monkeypat
     assert asked == {alive}
 
 
-def test_who_answered_in_a_race_is_not_asked_again(fleet) -> None:
+def test_who_answered_a_hedged_read_is_not_asked_again(fleet) -> None:
     one = fleet()
     chain, owners = hot(one)
     empty, full = owners
@@ -102,13 +106,51 @@ def test_who_answered_in_a_race_is_not_asked_again(fleet) -> None:
     assert one.targets[full].calls - before[full] <= 40 + one.pool.hedged_reads.hedging.hedges
 
 
-def test_what_is_too_large_for_a_race_is_read_into_the_callers_memory_at_once(fleet, monkeypatch):
+def test_what_is_too_large_to_hedge_is_read_into_the_callers_memory_at_once(fleet, monkeypatch):
     one = fleet()
     chain, _ = hot(one)
-    monkeypatch.setattr(tier, "RACED_BYTES", NAMESPACE.record_bytes)
-    raced = one.pool.hedged_reads.hedging.requests
+    monkeypatch.setattr(tier, "HEDGED_BYTES_MAX", NAMESPACE.record_bytes)
+    before = one.pool.hedged_reads.hedging.requests
     assert set(one.read(chain)) == {Outcome.OK}
-    assert one.pool.hedged_reads.hedging.requests == raced
+    assert one.pool.hedged_reads.hedging.requests == before
+
+
+@pytest.mark.parametrize(
+    ("answered", "outcome"),
+    [
+        (Outcome.GONE, Outcome.GONE),
+        (Outcome.LATE, Outcome.LATE),
+        (Outcome.UNSENT, Outcome.LATE),
+        (Outcome.MISS, Outcome.MISS),
+    ],
+)
+def test_a_hedged_read_that_fails_at_both_owners_is_no_miss(fleet, monkeypatch, answered, outcome):
+    one = fleet(2)
+    chain, owners = hot(one)
+    monkeypatch.setattr(one.pool.health, "hedge_after_s", lambda: 0.0)
+    monkeypatch.setattr(one.pool.hedged_reads.hedging, "take", lambda: True)
+    both = threading.Barrier(2, timeout=60)
+
+    def refuse(*_):
+        both.wait()  # neither answers before the other is asked
+        return ReceivedRecords(0, answered)
+
+    for target in owners.values():
+        monkeypatch.setattr(target, "get", refuse)
+    assert one.read(chain) == [outcome] * 4
+
+
+@pytest.mark.parametrize("answered", [Outcome.GONE, Outcome.LATE])
+def test_blocks_are_not_misplaced_if_the_other_owner_did_not_answer(fleet, monkeypatch, answered):
+    one = fleet()
+    chain, owners = hot(one)
+    one.pool.misplaced(NAMESPACE, chain.keys)
+    failing = next(iter(owners))
+    monkeypatch.setattr(one.pool.health, "hedge_after_s", lambda: None)
+    monkeypatch.setattr(one.pool.health, "choose", lambda _: failing)
+    monkeypatch.setattr(owners[failing], "get", lambda *_: ReceivedRecords(0, answered))
+    assert one.read(chain) == [Outcome.OK] * 4
+    assert one.pool.misplaced(NAMESPACE, chain.keys) == set()
 
 
 def test_a_late_copy_is_overtaken_by_the_other_within_the_budget(fleet) -> None:

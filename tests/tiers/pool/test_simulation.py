@@ -1,4 +1,4 @@
-"""A pool of many nodes and clients in one loop on a clock turned by hand.
+"""A pool of many nodes and clients in one loop on a virtual clock.
 
 Everything comes from one seed: who joins, dies, flaps, drains or slows down, what the membership
 service says and what it forgets to say, who asks for which segment. After every step the routes

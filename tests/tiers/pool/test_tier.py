@@ -321,6 +321,39 @@ def test_a_question_does_not_wait_for_reads_that_take_all_threads(fleet) -> None
     assert not reading.is_alive()
 
 
+def test_a_part_that_no_thread_reads_by_the_deadline_is_late(fleet) -> None:
+    one = fleet(1, threads=1, deadline_s=0.05)
+    target = one.targets["t0"]
+    get = target.get
+    chains = [one.chain(seed, 1) for seed in (1, 2)]
+    for chain in chains:
+        one.write(chain)
+
+    def until_the_deadline(namespace, keys, into, deadline_s, *rest):
+        time.sleep(deadline_s)
+        return get(namespace, keys, into, deadline_s, *rest)
+
+    target.get = until_the_deadline
+    gets = [
+        TierGet(
+            segment_place(c.segment(0)),
+            c.keys[0],
+            aligned_buffer(NAMESPACE.record_bytes),
+            NAMESPACE,
+        )
+        for c in chains
+    ]
+    assert one.pool.read(gets) == [Outcome.OK, Outcome.LATE]
+
+
+def test_records_after_the_first_missing_one_are_misses(fleet) -> None:
+    one = fleet(1)
+    chain = one.chain(1, 4)
+    one.write(chain)
+    del one.targets["t0"].records[chain.keys[1]]
+    assert one.read(chain) == [Outcome.OK, Outcome.MISS, Outcome.MISS, Outcome.MISS]
+
+
 def test_a_system_without_threads_to_spare_reads_and_writes_all_the_same(fleet, monkeypatch):
     """A pool of threads that would make one now leaves the work in its queue, for later."""
     one = fleet()

@@ -45,7 +45,10 @@ class _Entry(NamedTuple):
 
     namespace: Namespace
     key: bytes
-    nbytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.namespace.record_bytes
 
 
 class CxlTier:
@@ -85,7 +88,7 @@ class CxlTier:
         return ReservedPlaces(places, dropped)
 
     def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
-        """Copy records into their slots."""
+        """Copy records into their slots; CORRUPT for bytes that are no record of their length."""
         with self._gate.enter() as admitted:
             if not admitted:
                 return [Outcome.GONE] * len(batch)
@@ -153,9 +156,10 @@ class CxlTier:
         header = header_of_record(put.record)
         whole = header is not None and record_bytes(header.payload_bytes) == len(put.record)
         with self._lock:
-            if self._reserved.get(put.place) != len(put.record):
+            reserved = self._reserved.get(put.place)
+            if reserved is None or put.place in self._writing:
                 return Outcome.GONE
-            if header is None or not whole:
+            if header is None or not whole or reserved != len(put.record):
                 del self._reserved[put.place]
                 self._slots.free([put.place])
                 return Outcome.CORRUPT
@@ -167,7 +171,7 @@ class CxlTier:
                 self._slots.free([put.place])
                 return Outcome.GONE
             self._slots.name_slot(put.place, put.place // ALIGNMENT)
-            self._entries[put.place] = _Entry(namespace_of(header), header.key, len(put.record))
+            self._entries[put.place] = _Entry(namespace_of(header), header.key)
             self._written_bytes += len(put.record)
         return Outcome.OK
 

@@ -11,6 +11,7 @@ import msgspec
 from holdfast.errors import ConfigError, FormatError
 from holdfast.limits import MIB
 from holdfast.tiers.disk.extent_io import Extents, FileExtents, lock_folder, preallocate
+from holdfast.tiers.disk.kind import FILE_NAME
 from holdfast.tiers.disk.recovery import read_superblock
 from holdfast.tiers.disk.region import (
     REGION_BYTES_MAX,
@@ -21,8 +22,6 @@ from holdfast.tiers.disk.region import (
     pack_superblock,
     region_bytes_for,
 )
-
-FILE_NAME = "blocks.holdfast"
 
 
 class DiskConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,12 +130,6 @@ def _changed(
 
 
 def _check(config: DiskConfig) -> None:
-    for field in ("reader_threads", "writer_threads"):
-        value = getattr(config, field)
-        if not 1 <= value <= 64:  # noqa: PLR2004 - the message names the limits
-            raise ConfigError(f"{config.setting}.{field} is {value}; it must be from 1 to 64")
-    if config.snapshot_s <= 0:
-        raise ConfigError(f"{config.setting}.snapshot_s is {config.snapshot_s}; it must be > 0")
     size = config.region_bytes
     if size is not None and (size % SECTOR or not REGION_BYTES_MIN <= size <= REGION_BYTES_MAX):
         raise ConfigError(

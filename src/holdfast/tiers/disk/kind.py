@@ -20,6 +20,9 @@ from holdfast.tiers.option_checks import check_at_least
 if TYPE_CHECKING:
     from holdfast.tiers.disk.file import DiskConfig
 
+FILE_NAME = "blocks.holdfast"
+"""Name of the file with the blocks, in the tier's folder."""
+
 DISK_BYTES_MIN = 16 * MIB
 DISK_BYTES_MAX = 1 << 50
 """1 PiB; creating the region table of a larger tier takes too long."""
@@ -77,7 +80,7 @@ def examine_disk(options: DiskOptions, context: TierContext) -> Iterator[Finding
     """Check the folder, its free space and its blocks' file; changes nothing."""
     at, there = context.at, nearest(options.path)
     stat = os.statvfs(there)
-    free, file = stat.f_bavail * stat.f_frsize, Path(options.path, "blocks.holdfast")
+    free, file = stat.f_bavail * stat.f_frsize, Path(options.path, FILE_NAME)
     held = file.stat().st_size if file.exists() else 0
     found = f"disk, {options.capacity} in {options.path}"
     if not os.access(there, os.W_OK):

@@ -7,7 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
-from holdfast.blocks.envelope import HEADER_BYTES, MAGIC, Header, read_header, record_bytes
+from holdfast.blocks.envelope import (
+    HEADER_BYTES,
+    MAGIC,
+    SEAL_NONE,
+    Header,
+    read_header,
+    record_bytes,
+)
 from holdfast.buffers import aligned_buffer
 from holdfast.codec import pack
 from holdfast.errors import FormatError
@@ -261,4 +268,6 @@ def _record_at(image: memoryview, generation: int) -> Header | None:
     nbytes = record_bytes(header.payload_bytes)
     if found != generation or nbytes > len(image):
         return None
-    return header if pack.intact(image[:nbytes], header) else None
+    if header.seal == SEAL_NONE and not pack.matches(image[:nbytes], header):
+        return None
+    return header

@@ -42,13 +42,6 @@ class RecordExtent(NamedTuple):
     nbytes: int
 
 
-class FullRegion(NamedTuple):
-    """A region whose footer is due: its life and the entries of the footer."""
-
-    life: RegionLife
-    entries: list[RegionEntry]
-
-
 class RegionLog:
     """Places in regions; the oldest region is reclaimed first. All sizes are exact, in bytes."""
 
@@ -152,8 +145,11 @@ class RegionLog:
 
     # Footers and snapshots.
 
-    def next_full(self) -> FullRegion | None:
-        """Return a region whose footer is due, or None; `footer_written` must follow."""
+    def next_full(self) -> tuple[RegionLife, list[RegionEntry]] | None:
+        """Return the life of a region whose footer is due, and the footer's entries.
+
+        Returns None if there is no such region; otherwise `footer_written` must follow.
+        """
         while self._footers_due:
             index = self._footers_due.popleft()
             region = self._regions[index]
@@ -164,20 +160,20 @@ class RegionLog:
                 RegionEntry(region.heads[n], region.starts[n], region.sectors[n])
                 for n in sorted(region.heads)
             ]
-            return FullRegion(self._life(index), entries)
+            return self._life(index), entries
         return None
 
-    def footer_written(self, full: FullRegion, nbytes: int) -> None:
+    def footer_written(self, life: RegionLife, nbytes: int) -> None:
         """Close a region whose footer has `nbytes`, 0 if it could not be written.
 
         Without a footer the region stays readable, and a restart scans it.
         """
-        region = self._regions[full.life.region]
+        region = self._regions[life.region]
         region.busy -= 1
         region.state = RegionState.CLOSED
         region.footer_bytes = nbytes
         region.end_writes()
-        self._advance(full.life.region)
+        self._advance(life.region)
 
     def close_open(self) -> None:
         """End reservations in the open region, if any; its footer waits for writes in progress."""

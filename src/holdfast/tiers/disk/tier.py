@@ -163,7 +163,7 @@ class DiskTier:
         for life, records, footer, error in regions:
             if error:
                 self._count_failures(error)
-            freed = self._state.freed.get(life.region, set())
+            freed = self._state.freed.pop(life.region, set())
             with self._mutex:
                 # The records of a region that was reclaimed before its scan are lost.
                 if self._gate.is_shut or not self._regions.begin_scan(life):
@@ -297,15 +297,16 @@ class DiskTier:
                 full = self._regions.next_full()
             if full is None:
                 return
+            life, entries = full
             reach("region_seal")
             written = 0
             try:
-                written = self._write_footer(full.life, full.entries)
+                written = self._write_footer(life, entries)
             except OSError as error:
                 self._count_failures(error)
             reach("region_sealed")
             with self._mutex:
-                self._regions.footer_written(full, written)
+                self._regions.footer_written(life, written)
                 self._changed = True
 
     def _prune_footers(self) -> None:

@@ -32,7 +32,7 @@ METADATA = "P2PHANDSHAKE"
 _OWN_BYTES = 16 << 20
 """Size of Mooncake's own buffer; Holdfast's records do not use it."""
 
-_UP, _DOWN = 0, 1
+_EXIT_OK, _EXIT_NOT_CONNECTED = 0, 1
 
 
 @prepared
@@ -77,14 +77,14 @@ def main(argv: Sequence[str]) -> int:
         store = _connect(settings, memory)
     except Exception as error:  # noqa: BLE001  # the parent must learn of any error
         control.send_bytes((str(error) or type(error).__name__).encode())
-        return _DOWN
+        return _EXIT_NOT_CONNECTED
     for fd in lane_fds:
         lane = Connection(fd)
         threading.Thread(target=_serve, args=(store, memory, lane), daemon=True).start()
     control.send_bytes(READY)
     with contextlib.suppress(EOFError):
         control.recv_bytes()
-    os._exit(_UP)  # a lane's thread may be in a call that does not return
+    os._exit(_EXIT_OK)  # a lane's thread may be in a call that does not return
 
 
 def _connect(settings: ClientSettings, memory: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401  # Mooncake's

@@ -38,7 +38,10 @@ _POLL_S = 0.02
 
 
 class ClientLane:
-    """A connection to the process for one request at a time, with its own part of the memory."""
+    """A connection to the process for one request at a time, with its own part of the memory.
+
+    `memory` is all of the shared memory; the lane's part begins at `offset`.
+    """
 
     def __init__(self, connection: Connection, memory: memoryview, offset: int) -> None:
         self.offset = offset
@@ -75,44 +78,44 @@ class ClientLane:
 
     def view(self, span: RecordSpan) -> memoryview:
         """Return the memory of a span in this lane's part."""
-        start = span.offset - self.offset
-        return self._memory[start : start + span.nbytes]
+        return self._memory[span.offset : span.offset + span.nbytes]
 
 
 class ClientProcess:
     """One process, its shared memory and its lanes. Thread-safe."""
 
     def __init__(self, settings: ClientSettings, lanes: int, lane_bytes: int) -> None:
-        fd = os.memfd_create("holdfast-mooncake")
-        os.ftruncate(fd, lanes * lane_bytes)
-        self._memory = mmap.mmap(fd, lanes * lane_bytes)
-        prefer_huge_pages(self._memory)
-        self._control, remote_control = Pipe()
         self._free: queue.LifoQueue[ClientLane] = queue.LifoQueue()  # recently used memory first
         self._lanes: list[ClientLane] = []
         self._late: list[ClientLane] = []
         """Lanes whose caller has timed out; free again once their answer has arrived."""
         self._late_lock = threading.Lock()
-        remote_ends = [remote_control]
-        for number in range(lanes):
-            local_end, remote_end = Pipe()
-            offset = number * lane_bytes
-            view = memoryview(self._memory)[offset : offset + lane_bytes]
-            self._lanes.append(ClientLane(local_end, view, offset))
-            remote_ends.append(remote_end)
-        fds = [fd, *(connection.fileno() for connection in remote_ends)]
-        command = [sys.executable, "-m", "holdfast.tiers.mooncake.client"]
-        command += [msgspec.json.encode(settings).decode(), *map(str, fds)]
-        self._popen = subprocess.Popen(
-            command,
-            pass_fds=fds,
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # it logs every call; errors arrive on `control`
-            start_new_session=True,
-        )
-        for connection in remote_ends:
-            connection.close()
-        os.close(fd)
+        fd = os.memfd_create("holdfast-mooncake")
+        try:
+            os.ftruncate(fd, lanes * lane_bytes)
+            memory = mmap.mmap(fd, lanes * lane_bytes)
+            prefer_huge_pages(memory)
+            self._control, remote_control = Pipe()
+            remote_ends = [remote_control]
+            for number in range(lanes):
+                local_end, remote_end = Pipe()
+                offset = number * lane_bytes
+                self._lanes.append(ClientLane(local_end, memoryview(memory), offset))
+                remote_ends.append(remote_end)
+            fds = [fd, *(connection.fileno() for connection in remote_ends)]
+            command = [sys.executable, "-m", "holdfast.tiers.mooncake.client"]
+            command += [msgspec.json.encode(settings).decode(), *map(str, fds)]
+            self._popen = subprocess.Popen(
+                command,
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # it logs every call; errors arrive on `control`
+                start_new_session=True,
+            )
+            for connection in remote_ends:
+                connection.close()
+        finally:
+            os.close(fd)
         self._started_s = time.monotonic()
         self._ready = False
         self._ready_lock = threading.Lock()

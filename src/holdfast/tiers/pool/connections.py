@@ -13,11 +13,11 @@ from holdfast.membership.members import Member
 from holdfast.tiers.breaker import CallEnding
 from holdfast.tiers.pool.health import PoolHealth
 from holdfast.tiers.pool.target_statistics import CallKind
-from holdfast.wire.remote.client import FoundBlocks, HeldCount, ReceivedRecords, TargetClient
+from holdfast.wire.remote.client import BlockCount, HeldFlags, ReceivedRecords, TargetClient
 from holdfast.wire.remote.stream import OnProgress
 
 Answer: TypeAlias = (
-    ReceivedRecords | HeldCount | FoundBlocks | list[Outcome] | tuple[dict[str, Any], Outcome]
+    ReceivedRecords | HeldFlags | BlockCount | list[Outcome] | tuple[dict[str, Any], Outcome]
 )
 A = TypeVar("A", bound=Answer)
 _log = logging.getLogger(__name__)
@@ -78,7 +78,8 @@ class TargetConnections:
                     trouble = target.trouble or "no answer"
         except HoldfastError as error:
             trouble = f"refused: {error}"
-        finally:  # or it would count as under way, and be held against the member, for ever
+        finally:
+            # otherwise the call would count as in progress, and as a stall of the member, for ever
             self.failures += ending is CallEnding.ERROR
             self._health.end(begun, ending)
         if ending is CallEnding.CANCELLED or not (trouble or self._troubles):
@@ -109,7 +110,7 @@ class TargetConnections:
                     self._left += [target] if target is not None else []
                     self._targets[member.id], target = (member, connected), connected
                 return target
-        except HoldfastError as error:  # our own fault, nothing against the member
+        except HoldfastError as error:  # an error of this host, not a failure of the member
             why = str(error)
         if self._refusals.get(member.id) != why:
             self._refusals[member.id] = why
@@ -118,12 +119,7 @@ class TargetConnections:
 
 
 def _ending(answer: Answer) -> CallEnding:
-    if isinstance(answer, list):
-        outcomes = set(answer)
-    elif isinstance(answer, ReceivedRecords | HeldCount | FoundBlocks):
-        outcomes = {answer.outcome}
-    else:
-        outcomes = {answer[1]}
+    outcomes = set(answer) if isinstance(answer, list) else {answer[1]}
     if Outcome.GONE in outcomes or Outcome.LATE in outcomes:
         return CallEnding.ERROR
     if Outcome.UNSENT in outcomes:

@@ -28,10 +28,11 @@ from holdfast.tiers.pool.target_statistics import CallKind, TargetStatistics
 
 EJECTED_SHARE_MAX = 0.3
 COMPARED_MIN = 3
-"""With fewer targets there is no telling who is the odd one out."""
+"""Least number of targets that the review compares: of two, neither can be called the outlier."""
 
 MUCH_WORSE_FACTOR = 3.0
-"""How much slower than one that is out another must be to take its place, where no more may go."""
+"""At the cap on ejections, a target replaces an ejected one only if its answers take this many
+times as long."""
 
 
 class HealthOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -288,7 +289,7 @@ class PoolHealth:
         judged = filter(self._is_judged, self._targets.values())
         tried = [t for t in judged if t.on_probation and t.fresh >= self._options.samples]
         for target in self._outliers():
-            if room <= 0 and not self._gives_way(target):
+            if room <= 0 and not self._end_mildest_ejection(target):
                 break
             self._eject(target, now_s)
             room = max(0, room - 1)
@@ -299,8 +300,8 @@ class PoolHealth:
         """Return whether the review covers a target: not while its breaker is open."""
         return not self._ejected(target) and target.breaker.phase() is BreakerPhase.CLOSED
 
-    def _gives_way(self, worse: TargetStatistics) -> bool:
-        """End the mildest ejection if this target is far worse; return whether one was ended."""
+    def _end_mildest_ejection(self, worse: TargetStatistics) -> bool:
+        """End the mildest ejection if `worse` is much slower; return whether one was ended."""
         ejected = [target for target in self._targets.values() if self._ejected(target)]
         mildest = min(ejected, key=lambda target: target.ejected_for_s, default=None)
         if mildest is None or worse.slowest_s() < MUCH_WORSE_FACTOR * mildest.ejected_for_s:

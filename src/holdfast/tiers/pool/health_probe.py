@@ -12,10 +12,11 @@ from holdfast.tiers.pool.health import PoolHealth
 from holdfast.tiers.pool.lookup import SegmentLookup
 
 PROBE_INTERVAL_S = 0.25
-"""How often to look for members to try."""
+"""Interval between two rounds of probes, in seconds."""
 
 IDLE_S = 1.0
-"""A member that was not asked for this long is asked, in seconds: so a dead one is noticed."""
+"""A member to which no call has ended for this long, in seconds, is probed, so that a dead member
+is noticed without traffic."""
 
 NO_NAMESPACE = Namespace(bytes(KEY_BYTES), bytes(KEY_BYTES), 1, 1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
@@ -15,16 +15,16 @@ from holdfast.tiers.base import TierGet
 from holdfast.tiers.pool.health import PoolHealth
 from holdfast.tiers.pool.segment_batch import SegmentBatch
 
-RACERS = 8
-RACED_BYTES = 64 * MIB
-"""Most that is read in a race, which takes memory of its own for each racer."""
+THREADS = 8
+HEDGED_BYTES_MAX = 64 * MIB
+"""Largest read that is hedged, in bytes: each of its two requests needs memory of its own."""
 
 HEDGE_PERCENT = 5
 HEDGES_SAVED_MAX = 10
-"""Hedges that a quiet time saves up: enough for one stall of one target, no storm."""
+"""Most hedges that accumulate while none is sent; bounds the burst when one target stalls."""
 
 Receive: TypeAlias = Callable[[Member, SegmentBatch, Sequence[TierGet], list[Outcome]], list[int]]
-"""Receives the leading run of a part from a member; returns which indices are left."""
+"""Receives the leading run of a part from a member; returns the indices left."""
 
 
 class HedgeBudget:
@@ -54,17 +54,28 @@ class HedgeBudget:
             return True
 
 
+class HedgedResult(NamedTuple):
+    """Result of a hedged read: the indices left, and the members that need not be asked again.
+
+    `missed`: whether one of these members answered that it lacks a record.
+    """
+
+    left: list[int]
+    asked: set[Member]
+    missed: bool
+
+
 class HedgedReads:
     """Runs hedged reads concurrently; owns the threads."""
 
     def __init__(self, health: PoolHealth, name: str) -> None:
         self.hedging = HedgeBudget()
         self._health = health
-        self._racers = ThreadPoolExecutor(RACERS, name)
+        self._threads = ThreadPoolExecutor(THREADS, name)
 
     def close(self) -> None:
         """Wait for hedged reads in progress."""
-        self._racers.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
     def run(
         self,
@@ -73,35 +84,36 @@ class HedgedReads:
         batch: Sequence[TierGet],
         outcomes: list[Outcome],
         receive: Receive,
-    ) -> tuple[list[int], set[Member]]:
+    ) -> HedgedResult:
         """Read a batch from the first member and, if that is late, from the second too.
 
         Each reads into memory of its own, so that the slower one never writes to the caller's.
-        Returns the indices left, and the members that answered and need not be asked again.
         """
-        left, asked = part.indices, set[Member]()
+        left, asked, missed = part.indices, set[Member](), False
         self.hedging.request()
-        first = self._racers.submit(_scratch, members[0], part, batch, receive)
+        first = self._threads.submit(_scratch, members[0], part, batch, receive)
         late_s = self._health.hedge_after_s()
-        racing = {first: members[0]}
+        requests = {first: members[0]}
         if late_s is not None and not wait([first], late_s).done and self.hedging.take():
-            second = self._racers.submit(_scratch, members[1], part, batch, receive)
-            racing[second] = members[1]
-        for done in as_completed(racing):
-            landed = done.result()
-            asked.add(racing[done])
-            if landed:
-                for index, record in zip(left, landed, strict=False):
-                    batch[index].into[:] = record
-                    outcomes[index] = Outcome.OK
-                return left[len(landed) :], asked
-        return left, asked
+            second = self._threads.submit(_scratch, members[1], part, batch, receive)
+            requests[second] = members[1]
+        for done in as_completed(requests):
+            received, found = done.result()
+            asked.add(requests[done])
+            for index, record in zip(left, received, strict=False):
+                batch[index].into[:] = record
+            for index, outcome in zip(left, found, strict=True):
+                outcomes[index] = outcome
+            missed |= Outcome.MISS in found
+            if received:
+                return HedgedResult(left[len(received) :], asked, missed)
+        return HedgedResult(left, asked, missed)
 
 
 def _scratch(
     member: Member, part: SegmentBatch, batch: Sequence[TierGet], receive: Receive
-) -> list[memoryview]:
-    """Read a part into memory of its own; return the records that came."""
+) -> tuple[list[memoryview], list[Outcome]]:
+    """Read a part into memory of its own; return the records received, and all outcomes."""
     left = part.indices
     size = len(batch[left[0]].into)
     memory = aligned_buffer(size * len(left))
@@ -109,7 +121,7 @@ def _scratch(
         batch[index]._replace(into=memory[at * size : (at + 1) * size])
         for at, index in enumerate(left)
     ]
-    outcomes = [Outcome.MISS] * len(own)
+    outcomes = [Outcome.LATE] * len(own)
     whole = part._replace(indices=list(range(len(own))))
     missing = receive(member, whole, own, outcomes)
-    return [get.into for get in own[: len(own) - len(missing)]]
+    return [get.into for get in own[: len(own) - len(missing)]], outcomes

@@ -18,7 +18,8 @@ from holdfast.clock import Clock
 CAPACITY = 1024
 HALF_LIFE_S = 60.0
 HOT_HITS = 60
-"""Hits, halved every minute, that make a head hot: always at 64 a minute, never below 30."""
+"""Hits, halved every minute, from which a segment is hot: always reached at 64 reads a minute,
+never below 30."""
 
 
 class SegmentCount(NamedTuple):
@@ -43,8 +44,8 @@ class HotSegments:
         self._half_life_s = half_life_s
         self._hot_hits = hot_hits
         self._counts: dict[bytes, SegmentCount] = {}
-        # One entry for each segment kept, whose hits may have fallen behind: put right when it
-        # comes up, so that a hit on a known segment costs one dictionary entry.
+        # One entry per segment. Its hits may be out of date; `_admit` corrects an entry when it
+        # reaches the top, so that a hit on a known segment updates only the dictionary.
         self._heap: list[tuple[int, bytes]] = []
         self._halved_s = clock.now()
         self._lock = threading.Lock()

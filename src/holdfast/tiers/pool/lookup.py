@@ -17,7 +17,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from holdfast.membership.members import Member
-from holdfast.membership.membership import Membership, PlacedMember, PoolViews
+from holdfast.membership.membership import Membership, PoolViews, WeightedView
 from holdfast.membership.placement import Placement
 
 UNSEEN_COPIES = 2
@@ -126,10 +126,10 @@ def _learn(views: PoolViews, known: _Known | None) -> _Known:
     return _Known(views, by_id, current, warm, previous, unseen)
 
 
-def _placement(placed: PlacedMember, known: _Known | None) -> Placement:
+def _placement(weighted: WeightedView, known: _Known | None) -> Placement:
     if known is not None:
         placements = (known.current, known.previous, known.unseen)
         for before, placement in zip(known.views, placements, strict=True):
-            if placement is not None and placed == before:
+            if placement is not None and weighted == before:
                 return placement
-    return Placement(placed.view.members, placed.shares)
+    return Placement(weighted.view.members, weighted.shares)

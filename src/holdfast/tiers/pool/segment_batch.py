@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace, namespace_of
-from holdfast.tiers.base import Place, TierGet, TierPut, header_of_record, segment_place
+from holdfast.tiers.base import Place, TierGet, TierPut, header_of_record
 
 
 class SegmentBatch(NamedTuple):
@@ -28,12 +28,8 @@ class SegmentBatch(NamedTuple):
 
 
 def parts_of_puts(batch: Sequence[TierPut], seconds: float) -> list[SegmentBatch]:
-    """Split a batch by segment; bytes that are no record go to any segment."""
-    groups: list[tuple[Place, None]] = []
-    for put in batch:
-        header = header_of_record(put.record)
-        groups.append((segment_place(header.segment) if header else Place(0), None))
-    return _parts(groups, seconds)
+    """Split a batch by segment."""
+    return _parts([(put.place, None) for put in batch], seconds)
 
 
 def parts_of_gets(batch: Sequence[TierGet], seconds: float) -> list[SegmentBatch]:

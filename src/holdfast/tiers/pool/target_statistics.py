@@ -37,8 +37,8 @@ class AnswerTimes:
         """Record an answer's time to its first byte, or how long its caller waited for it."""
         if ending is CallEnding.EMPTY and seconds <= (self.latency_s or math.inf):
             return
-        # What failed says how long it took at least: good only to know that it is slow. So does
-        # what found nothing, where reads that do find something are quicker.
+        # The duration of a failed call, or of a read that found nothing, is only a lower bound: it
+        # may raise the latency, never lower it.
         if ending is CallEnding.OK or self.latency_s is None or seconds > self.latency_s:
             before_s = seconds if self.latency_s is None else self.latency_s
             self.latency_s = before_s + _LATENCY_GAIN * (seconds - before_s)
@@ -87,11 +87,11 @@ class TargetStatistics:
         self.ejected_for_s = 0.0
         self.ejections = 0
         self.on_probation = False
-        """Back from an ejection, and not known yet to be any better."""
+        """Back from an ejection; its probes have not shown yet whether it is faster."""
         self.recovered_s = -math.inf
         """When its breaker last closed again."""
         self.generation = 0
-        """Answers to what was asked in an earlier generation are of no interest any more."""
+        """Answers to requests of an earlier generation are ignored."""
         self.forget()
 
     def forget(self) -> None:
@@ -114,8 +114,8 @@ class TargetStatistics:
         """
         if ending is CallEnding.CANCELLED:
             return
-        # What is not there is known at once. Compared with that, the only member that has
-        # anything would be slow: it brings it from its disk first.
+        # A member answers at once that it lacks a block, but reads a block that it has from disk.
+        # Counting empty answers would make a member that has the blocks look slow.
         if kind is CallKind.READ and ending is not CallEnding.EMPTY:
             self.delays.record(seconds)
         if kind in self.answers:

@@ -43,7 +43,7 @@ from holdfast.tiers.pool.connection_checks import check_members
 from holdfast.tiers.pool.connections import TargetConnections
 from holdfast.tiers.pool.health import HealthOptions, PoolHealth
 from holdfast.tiers.pool.health_probe import HealthProbes
-from holdfast.tiers.pool.hedged_read import RACED_BYTES, HedgedReads
+from holdfast.tiers.pool.hedged_read import HEDGED_BYTES_MAX, HedgedReads
 from holdfast.tiers.pool.hot_segments import HotSegments
 from holdfast.tiers.pool.lookup import Route, SegmentLookup
 from holdfast.tiers.pool.rewrites import LostBlocks, MisplacedBlocks
@@ -57,19 +57,20 @@ from holdfast.tiers.pool.segment_batch import (
 from holdfast.tiers.pool.target_statistics import CallKind
 from holdfast.tiers.transfer_counts import TransferCounts
 from holdfast.tiers.unverified_records import UnverifiedRecords
-from holdfast.wire.remote.client import FoundBlocks, HeldCount, ReceivedRecords, TargetClient
+from holdfast.wire.remote.client import BlockCount, HeldFlags, ReceivedRecords, TargetClient
 from holdfast.workers import workers
 
 HOT_COPIES = 2
-"""Copies of a segment that many ask for."""
+"""Copies of a hot segment, each on another member."""
 
-ASKED_BYTES = 1 * MIB
-"""From here on a member is asked what it has of a batch before the batch is sent."""
+KNOWN_BYTES_MIN = 1 * MIB
+"""Smallest part of a batch, in bytes, whose owner is asked which of its records it holds before
+they are sent."""
 
 _LIST_POLL_S = 0.01
-"""How often a wait for the first list looks for trouble of its source."""
+"""Interval at which `wait_listed` checks the source for an error, in seconds."""
 
-_Tell: TypeAlias = Callable[[TargetClient, Namespace, Sequence[bytes], float], FoundBlocks]
+_Tell: TypeAlias = Callable[[TargetClient, Namespace, Sequence[bytes], float], BlockCount]
 
 
 class PoolTierOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +102,7 @@ class PoolTier(AnsweringTier):
         self.options = options or PoolTierOptions()
         clock = clock or SystemClock()
         self.membership = Membership(clock, self.options.membership)
-        chance = random.Random()  # noqa: S311  # draws who to ask, keeps no secret
+        chance = random.Random()  # noqa: S311  # to choose between members, not for secrets
         self.health = PoolHealth(clock, self.options.health, chance)
         self.connections = TargetConnections(connect, self.health)
         self.lookup = SegmentLookup(self.membership, self.health.trusted, self.health.unsure)
@@ -150,7 +151,7 @@ class PoolTier(AnsweringTier):
 
     def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
         """Receive records straight into their buffers, all segments concurrently."""
-        outcomes = [Outcome.GONE if self._closed else Outcome.MISS] * len(batch)
+        outcomes = [Outcome.GONE if self._closed else Outcome.LATE] * len(batch)
         parts = parts_of_gets(batch, self.options.deadline_s)
         self._each(parts, lambda part: self._read(part, batch, outcomes))
         return outcomes
@@ -165,12 +166,12 @@ class PoolTier(AnsweringTier):
             SegmentBatch(segment_of(place), list(blocks), until)
             for place, blocks in chain_segments(keys, start, self.options.segment_blocks)
         ]
-        said = [Outcome.LATE] * len(keys)
-        self._each(parts, lambda part: self._ask(part, namespace, keys, found, said))
+        answered = [Outcome.LATE] * len(keys)
+        self._each(parts, lambda part: self._ask(part, namespace, keys, found, answered))
         missing = found.find(0, start)
         if missing < 0:
             return HeldAnswer(len(keys) - start, Outcome.OK)
-        return HeldAnswer(missing - start, said[missing])
+        return HeldAnswer(missing - start, answered[missing])
 
     def delete_corrupt(self, batch: Sequence[TierGet]) -> None:
         """Report records to every member that may have served them; each checks its own."""
@@ -272,9 +273,10 @@ class PoolTier(AnsweringTier):
         begun = [(part, self._threads.submit(act, part)) for part in parts]
         for part, done in begun:
             if not wait([done], part.left_s).done:
-                done.cancel()  # every thread is busy, with calls that may take longer than this may
+                done.cancel()  # no thread became free before the deadline
         acted = [done for _, done in begun if not done.cancelled()]
-        wait(acted)  # whatever became of one: no other uses the caller's memory from here on
+        # wait for all parts, even if one failed: after this, none uses the caller's buffers
+        wait(acted)
         for done in acted:
             done.result()
 
@@ -282,12 +284,13 @@ class PoolTier(AnsweringTier):
         """Ask all owners of a part which of its records they hold, if the batch is large enough."""
         records = [batch[index].record for index in part.indices]
         namespace, keys = names_of(records)
-        if namespace is None or sum(map(len, records)) < ASKED_BYTES:
+        if namespace is None or sum(map(len, records)) < KNOWN_BYTES_MIN:
             return
         route = self._route(part)
         answers = [self._exist(one, part, namespace, keys).held for one in route.write]
         for index, key, *there in zip(part.indices, keys, *answers, strict=True):
-            # The owner may replace a doubted record, if it is sent a better one.
+            # The owner replaces an unverified record by one sealed with the same data key or a
+            # later epoch's.
             found[index] = (
                 bool(there) and all(there) and not self._unverified_records.has(namespace, key)
             )
@@ -347,9 +350,10 @@ class PoolTier(AnsweringTier):
                 outcomes[index] = Outcome.GONE
         nbytes = sum(len(batch[index].into) for index in left)
         missed = False
-        if copies > 1 and len(members) > 1 and nbytes <= RACED_BYTES:
-            left, asked = self.hedged_reads.run(members, part, batch, outcomes, self._receive)
-            missed = len(asked) > 1 or bool(asked and left)
+        if copies > 1 and len(members) > 1 and nbytes <= HEDGED_BYTES_MAX:
+            left, asked, missed = self.hedged_reads.run(
+                members, part, batch, outcomes, self._receive
+            )
             if missed:
                 self._note_misplaced(batch, part.indices[: len(part.indices) - len(left)])
         for member in members:
@@ -395,7 +399,10 @@ class PoolTier(AnsweringTier):
             for index in left:
                 outcomes[index] = _late_if_unsent(outcome)
         elif left:
-            outcomes[left[0]] = Outcome.MISS if outcome is Outcome.OK else outcome
+            for index in left:
+                outcomes[index] = Outcome.MISS
+            if outcome is not Outcome.OK:
+                outcomes[left[0]] = outcome
         return left
 
     def _ask(
@@ -404,7 +411,7 @@ class PoolTier(AnsweringTier):
         namespace: Namespace,
         keys: Sequence[bytes],
         found: bytearray,
-        said: list[Outcome],
+        answered: list[Outcome],
     ) -> None:
         """Record for each block of a part whether it is held, and the outcome of the question."""
         wanted = [keys[index] for index in part.indices]
@@ -419,7 +426,7 @@ class PoolTier(AnsweringTier):
             if answer.outcome is not Outcome.OK:
                 outcome = _late_if_unsent(answer.outcome)
         for index in part.indices:
-            said[index] = outcome
+            answered[index] = outcome
 
     def _exist(
         self,
@@ -427,14 +434,14 @@ class PoolTier(AnsweringTier):
         part: SegmentBatch,
         namespace: Namespace,
         keys: Sequence[bytes],
-    ) -> HeldCount:
+    ) -> HeldFlags:
         """Ask a member, if there is time, which blocks it has; all 0 without an answer."""
         held = None
         if part.left_s:
             held = self.connections.call(
                 member, lambda target, _: target.exist(namespace, keys, part.left_s)
             )
-        return held or HeldCount(bytes(len(keys)), Outcome.GONE if part.left_s else Outcome.LATE)
+        return held or HeldFlags(bytes(len(keys)), Outcome.GONE if part.left_s else Outcome.LATE)
 
     def _tell_holders(self, batch: Sequence[TierGet], seconds: float, tell: _Tell) -> None:
         """Call `tell` with every member that may hold records, and the records it may hold."""
