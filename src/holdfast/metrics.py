@@ -47,11 +47,14 @@ METRICS = {
         Metric("uptime_seconds", "gauge", (), "Seconds since the store was opened."),
         Metric("ready", "gauge", (), "1 once the disk tiers are recovered."),
         Metric("prompts_total", "counter", (), "Prompts that engines and Python sessions began."),
-        Metric("prompt_tokens_total", "counter", (), "Tokens of these prompts."),
+        Metric(
+            *("prompt_tokens_total", "counter", ()),
+            "Tokens of the prompts that engines and Python sessions began.",
+        ),
         Metric(
             *("prompt_tokens_by_source_total", "counter", ("source",)),
-            "Tokens of these prompts by where their KV came from: engine (its own cache), "
-            "computed, or the tier of the store.",
+            "Prompt tokens by where their KV came from: engine (its own cache), computed, or the "
+            "tier of the store.",
         ),
         Metric(
             *("saved_seconds", "gauge", ()),
@@ -64,9 +67,10 @@ METRICS = {
             "other nodes.",
         ),
         Metric(
-            "call_blocks_total", "counter", ("operation",), "Blocks they found, fetched or saved."
+            *("call_blocks_total", "counter", ("operation",)),
+            "Blocks that calls of the store found, fetched or saved.",
         ),
-        Metric("call_seconds", "histogram", ("operation",), "Duration of these calls."),
+        Metric("call_seconds", "histogram", ("operation",), "Duration of calls of the store."),
         Metric(
             *("plans_total", "counter", ("ending",)),
             "Plans to fetch that ended: followed, or why they were not.",
@@ -94,12 +98,21 @@ METRICS = {
         Metric("leases", "gauge", (), "Leases that readers hold."),
         Metric("reservations", "gauge", (), "Reservations that writers hold."),
         Metric("domain_used_bytes", "gauge", ("domain", "tier"), "Bytes of a domain in a tier."),
-        Metric("domain_quota_bytes", "gauge", ("domain", "tier"), "Its quota, where it has one."),
+        Metric(
+            *("domain_quota_bytes", "gauge", ("domain", "tier")),
+            "Quota of a domain in a tier, if it has one.",
+        ),
         Metric("audit_events_total", "counter", ("action",), "Events of the audit log."),
         Metric("scrubbed_copies_total", "counter", (), "Copies that the scrub has checked."),
-        Metric("member_breaker_open", "gauge", ("tier", "member"), "1 if it is not closed."),
+        Metric(
+            *("member_breaker_open", "gauge", ("tier", "member")),
+            "1 if the member's circuit breaker is open or half open.",
+        ),
         Metric("member_ejected", "gauge", ("tier", "member"), "1 if a member is left out as slow."),
-        Metric("member_latency_seconds", "gauge", ("tier", "member"), "How soon it answers."),
+        Metric(
+            *("member_latency_seconds", "gauge", ("tier", "member")),
+            "Answer time of a member to requests without records.",
+        ),
         Metric("target_connections", "gauge", (), "Connections of other nodes."),
         Metric("target_requests_total", "counter", (), "Requests of other nodes."),
         Metric("target_refused_total", "counter", (), "Requests of other nodes that were refused."),

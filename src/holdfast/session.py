@@ -182,7 +182,8 @@ class Session:
     def pin(self, tokens: Tokens, ttl_s: float, deadline_s: float = PIN_S) -> int:
         """Keep the held blocks of a context in memory for `ttl_s`; return their tokens.
 
-        Waits up to `deadline_s` until the blocks are read, also from shared tiers.
+        Waits up to `deadline_s` until the blocks are read, also from shared tiers. A node waits at
+        most `PIN_S`.
         """
         _check_seconds_argument("pin: ttl_s", ttl_s)
         _check_seconds_argument("pin: deadline_s", deadline_s)

@@ -1,6 +1,8 @@
+import contextlib
 import fcntl
 import hashlib
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -42,6 +44,21 @@ def test_two_processes_of_one_engine_share_a_node(tmp_path):
         first.close()
     assert gone(first.address)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_with_more_than_a_thousand_descriptors_starts_a_node(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as undo:
+        if 0 <= limits[0] < 2048:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (2048, limits[1]))
+            undo.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        last = 0
+        while last < 1024:
+            last = os.open(os.devnull, os.O_RDONLY)
+            undo.callback(os.close, last)
+        node = PrivateNode("engine", tmp_path)
+        undo.callback(node.close)
+        assert folder_of(node.address).exists()
 
 
 def test_a_folder_that_others_may_change_is_no_place_to_meet(tmp_path):

@@ -22,6 +22,8 @@ from holdfast.testing.embedded import (
     serves,
     tokens_for,
 )
+from holdfast.wire.local import messages as m
+from holdfast.wire.local.client import Client
 from holdfast_bench.harness.process import ChildProcess, wait_until
 
 TOKENS = BLOCKS * LAYOUT.block_tokens
@@ -149,6 +151,23 @@ def test_hints_name_sessions_and_contexts(store):
     session.follow(tokens_for(1), "chat")
     assert session.returns("chat", 1) == BLOCKS
     assert session.closed("chat") == BLOCKS
+
+
+def test_the_deadline_of_a_hint_is_sent_within_the_bounds_of_a_node(node, monkeypatch):
+    sent, call = [], Client.call
+
+    def noted(one, message, timeout_s):
+        sent.append(message)
+        return call(one, message, timeout_s)
+
+    monkeypatch.setattr(Client, "call", noted)
+    with holdfast.open(node.address, domain="default") as store:
+        session = store.session(FINGERPRINT)
+        for deadline_s in (0.0, 2.0, 600.0):
+            session.pin(tokens_for(1), ttl_s=5, deadline_s=deadline_s)
+            session.prestage(tokens_for(1), deadline_s=deadline_s / 10)
+    assert [each.deadline_s for each in sent if isinstance(each, m.Pin)] == [0.001, 2.0, 60.0]
+    assert [each.deadline_s for each in sent if isinstance(each, m.Prestage)] == [0.001, 0.2, 1.0]
 
 
 def test_many_threads_use_one_session(store):

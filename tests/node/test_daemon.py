@@ -218,7 +218,7 @@ def test_a_session_without_a_namespace_may_only_look(start_node):
     assert client.arena is None
     with pytest.raises(RefusedError, match="named no namespace"):
         client.call(m.Cover(b""), 5)
-    assert client.call(m.List(), 5) == m.ReportRequest({"blocks": []})
+    assert client.call(m.List(), 5) == m.ReportReply({"blocks": []})
     client.close()
 
 

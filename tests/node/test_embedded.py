@@ -245,6 +245,18 @@ def test_a_node_pins_what_only_the_pool_holds(hosts):
     assert reader.status()["hints"]["pinned_bytes"] > 0
 
 
+def test_a_silent_pool_delays_a_hint_to_a_node_by_its_deadline(saved, start_node):
+    node = start_node(saved.folder / "node", **saved.settings())
+    with holdfast.open(node.address, domain="default") as store:
+        session = store.session(FINGERPRINT)
+        assert session.save(TOKENS[: 3 * BLOCK_TOKENS], payload()[:3]) == 3
+        covered(session)  # so the node knows that the pool holds the rest, and reads it
+        with saved.silent():
+            # Without a deadline of its own the node would read for longer than the client waits.
+            assert session.pin(TOKENS, ttl_s=60.0, deadline_s=0.5) == 3 * BLOCK_TOKENS
+            assert session.prestage(TOKENS, deadline_s=0.1) == len(TOKENS)
+
+
 def test_a_node_expects_a_session_of_which_only_the_pool_holds_the_context(hosts):
     reader, keys = hosts
     packed = b"".join(keys)

@@ -21,7 +21,7 @@ from holdfast.config import DiskOptions, default_address, load, parse
 from holdfast.errors import ConfigError
 from holdfast.store.call_threads import OwnThreadCalls
 from holdfast.store.store import CLOSE_STOP_S, CLOSE_WRITE_S, Store
-from holdfast.tiers.disk.file import FILE_NAME
+from holdfast.tiers.disk.kind import FILE_NAME
 from holdfast.wire.address import UNIX, is_tcp
 
 HOST_DEFAULT = "256 MiB"

@@ -114,10 +114,11 @@ class PrivateNode:
         until_s = time.monotonic() + READY_S
         if self._process.stdout is not None:
             with self._process.stdout as out:
+                poll = select.poll()  # `select.select` fails for descriptors from 1024 on
+                poll.register(out, select.POLLIN)
                 while b"\n" not in output:
                     left_s = max(0.0, until_s - time.monotonic())
-                    readable, _, _ = select.select([out], [], [], left_s)
-                    chunk = os.read(out.fileno(), 4096) if readable else b""
+                    chunk = os.read(out.fileno(), 4096) if poll.poll(1000 * left_s) else b""
                     if not chunk:
                         break
                     output += chunk

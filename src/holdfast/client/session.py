@@ -31,7 +31,7 @@ from holdfast.errors import (
 )
 from holdfast.limits import RESERVE_BLOCKS_MAX
 from holdfast.policy.retention import Retention
-from holdfast.session import LOOK_S, Landed, Session, check_session
+from holdfast.session import LOOK_S, PIN_S, Landed, Session, check_session
 from holdfast.version import __version__
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
@@ -50,7 +50,7 @@ LOOKUP_SHARE = 0.5
 """Maximum share of a fetch's deadline for lookups on shared tiers."""
 _PEER = f"python {__version__}"
 _SHORTEST_DEADLINE_S = 0.001
-"""Smallest lookup deadline that is sent; 0 selects the tiers' own timeouts."""
+"""Smallest deadline of a lookup or hint that is sent; 0 selects the node's default."""
 
 
 class NodeStore:
@@ -83,11 +83,11 @@ class NodeStore:
 
     def status(self) -> dict[str, Any]:
         """Return the node's state as plain data, as `holdfast inspect --json` shows it."""
-        return _expect(self._node.call(m.Status(), ANSWER_S), m.ReportRequest).data
+        return _expect(self._node.call(m.Status(), ANSWER_S), m.ReportReply).data
 
     def listing(self) -> list[dict[str, Any]]:
         """Return the stored blocks by fingerprint, domain and tier."""
-        data = _expect(self._node.call(m.List(), ANSWER_S), m.ReportRequest).data
+        data = _expect(self._node.call(m.List(), ANSWER_S), m.ReportReply).data
         return msgspec.convert(data["blocks"], list[dict[str, Any]])
 
     def close(self) -> None:
@@ -209,10 +209,13 @@ class RemoteSession:
         return self._hint(m.Returns(session, in_s), ANSWER_S)
 
     def prestage(self, keys: Sequence[bytes], in_s: float, deadline_s: float) -> int:
-        return self._hint(m.Prestage(b"".join(keys), in_s), max(deadline_s, ANSWER_S))
+        lookup_s = max(min(deadline_s, LOOK_S), _SHORTEST_DEADLINE_S)
+        return self._hint(m.Prestage(b"".join(keys), in_s, lookup_s), ANSWER_S)
 
     def pin(self, keys: Sequence[bytes], ttl_s: float, deadline_s: float) -> int:
-        return self._hint(m.Pin(b"".join(keys), ttl_s), max(deadline_s, ANSWER_S) + LATE_S)
+        read_s = max(min(deadline_s, PIN_S), _SHORTEST_DEADLINE_S)
+        pin = m.Pin(b"".join(keys), ttl_s, read_s)
+        return self._hint(pin, max(read_s, ANSWER_S) + LATE_S)
 
     def close(self) -> None:
         """End the connection; the node frees the session's leases and reservations."""

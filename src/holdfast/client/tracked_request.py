@@ -87,12 +87,13 @@ class TrackedRequest:
     """A request of vLLM, from its arrival to its end.
 
     `common`: chains with the key of the public domain; empty without one. `covered`: leading blocks
-    that the node holds, by its last answer; `worth`: those of them to use by its plan. `saved`:
-    leading blocks that need no saving. `prompt_tokens`: tokens computed before the next first
-    token; after a preemption this includes the generated tokens. `local_tokens`: tokens in the
-    engine's own cache; `planned_local_tokens`: the number that the node assumed in `plan` (a plan
-    number, 0: no plan, or its end was noted). `decided_at` and `loaded_s`: as in `PlanEnd`.
-    `is_counted`: the node is told that the engine admitted it.
+    that the node holds, by its last answer; `planned_blocks`: those of them that the node's plan
+    fetches, or that it assumed in the engine's own cache. `saved`: leading blocks that need no
+    saving. `prompt_tokens`: tokens computed before the next first token; after a preemption this
+    includes the generated tokens. `local_tokens`: tokens in the engine's own cache;
+    `planned_local_tokens`: the number that the node assumed in `plan` (a plan number, 0: no plan,
+    or its end was noted). `decided_at` and `loaded_s`: as in `PlanEnd`. `is_counted`: the node is
+    told that the engine admitted it.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class TrackedRequest:
         self.preemptions = request.num_preemptions
         self.prompt_tokens: int = request.num_tokens
         self.question: PlanRequest | None = None
-        self.covered = self.worth = self.saved = 0
+        self.covered = self.planned_blocks = self.saved = 0
         self.sources: Mapping[str, int] = {}
         self.plan = 0
         self.deadline_s = 0.0
@@ -164,7 +165,7 @@ class TrackedRequest:
         blocks = min(answer.blocks, self.question.blocks if self.question else 0)
         self.question = None
         self.covered = self.saved = blocks
-        self.worth = min(answer.worth, blocks)
+        self.planned_blocks = min(answer.worth, blocks)
         self.sources = answer.sources
         self.plan, self.deadline_s = answer.plan, answer.deadline_s
 
@@ -173,7 +174,7 @@ class TrackedRequest:
         if self.question is not None:
             self.question.forget()
         self.question = None
-        self.covered = self.worth = 0
+        self.covered = self.planned_blocks = 0
         self.sources = {}
 
     def fail(self, page: int, page_tokens: int) -> None:
@@ -183,6 +184,6 @@ class TrackedRequest:
         token = self.loading.token + page * page_tokens
         block = token // self.chains[0].block_tokens
         self.covered = min(self.covered, block)
-        self.worth = min(self.worth, block)
+        self.planned_blocks = min(self.planned_blocks, block)
         self.saved = min(self.saved, block)
         self.load_failed = True

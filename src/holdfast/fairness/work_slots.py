@@ -38,11 +38,6 @@ class WorkSlots(Generic[T]):
         return len(self._queue)
 
     @property
-    def waited_for(self) -> bool:
-        """Whether any item waits. Safe to read without a lock."""
-        return bool(self._queue)
-
-    @property
     def empty(self) -> bool:
         """Whether nothing waits and nothing is under way."""
         return not self._running and not self._queue

@@ -25,7 +25,7 @@ def register(options: RegisterOptions, listening: Sequence[str]) -> EtcdRegistra
     The caller closes the registration. An etcd that does not answer is retried without limit.
     Raises ConfigError.
     """
-    reachable = (address for address in listening if not tcp_endpoint(address).is_anywhere)
+    reachable = (address for address in listening if not tcp_endpoint(address).is_wildcard)
     member = Member(
         id=options.id or socket.gethostname(),
         address=options.address or next(reachable),

@@ -9,9 +9,10 @@ from holdfast.blocks.key import KEY_BYTES, unpack_keys
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import BlockError, NotFollowed, ProtocolError
 from holdfast.limits import CHAIN_BLOCKS_MAX
+from holdfast.metrics import OTHER
 from holdfast.session import check_seconds
 from holdfast.store.activity import PromptCounts
-from holdfast.store.estimates import EngineCosts
+from holdfast.store.estimates import EngineId
 from holdfast.store.lookup import PromptTokens
 from holdfast.store.scrub import ScrubRequest
 from holdfast.wire.local import messages as m
@@ -28,8 +29,6 @@ DESCRIPTION_CHARS_MAX = 64 << 10
 """Ample for a fingerprint's description as text."""
 
 PUBLISH_BYTES_MAX = 64
-
-OTHER_TIER = "other"
 
 MAX_INLINE_BLOCKS = 4096
 """A longer chain is planned in a thread: it takes about 10 us a block and delays other sessions."""
@@ -64,7 +63,7 @@ def why_not_followed(why: str) -> NotFollowed:
     return NotFollowed(why) if why in frozenset(NotFollowed) else NotFollowed.OTHER
 
 
-def prompt_tokens(engine: EngineCosts, request: m.Cover) -> PromptTokens:
+def prompt_tokens(engine: EngineId, request: m.Cover) -> PromptTokens:
     """Return the prompt of a cover request; raise HoldfastError if a field is out of bounds."""
     if not 0 <= request.have <= request.tokens <= TOKENS_MAX:
         raise ProtocolError(
@@ -79,13 +78,13 @@ def prompt_tokens(engine: EngineCosts, request: m.Cover) -> PromptTokens:
 def prompt_counts(tiers: Collection[str], prompt: tuple[int, int, dict[str, int]]) -> PromptCounts:
     """Return an engine's counts of a prompt; raise ProtocolError if they are inconsistent.
 
-    Tokens of a tier that the node does not have count as `OTHER_TIER`: a newer engine may name it,
+    Tokens of a tier that the node does not have count as `OTHER`: a newer engine may name it,
     and names must not grow without limit.
     """
     tokens, engine, loaded = prompt
     named = Counter[str]()
     for tier, number in loaded.items():
-        named[tier if tier in tiers else OTHER_TIER] += number
+        named[tier if tier in tiers else OTHER] += number
     counts = [engine, *loaded.values()]
     if not 0 <= sum(counts) <= tokens <= TOKENS_MAX or min(counts) < 0:
         raise ProtocolError(

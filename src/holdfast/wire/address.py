@@ -30,8 +30,8 @@ class HostPort(NamedTuple):
         return ipaddress.ip_address(self.host).is_loopback
 
     @property
-    def is_anywhere(self) -> bool:
-        """Whether it stands for every address of a machine: to listen on, not to connect to."""
+    def is_wildcard(self) -> bool:
+        """Whether it is the wildcard address (0.0.0.0 or ::): to listen on, not to connect to."""
         return self.is_numeric and ipaddress.ip_address(self.host).is_unspecified
 
     @property
@@ -85,7 +85,7 @@ def tcp_endpoint(address: str) -> HostPort:
 def exposed_addresses(addresses: Sequence[str]) -> list[str]:
     """Return those of a node's addresses that other machines can reach.
 
-    Raises ConfigError for one that is none, for none at all, and for two Unix sockets.
+    Raises ConfigError for an invalid address, an empty list, or more than one Unix socket.
     """
     local = [socket_path(address) for address in addresses if not is_tcp(address)]
     if not addresses or len(local) > 1:

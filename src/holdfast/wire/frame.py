@@ -22,10 +22,11 @@ _HEADER = struct.Struct("<IIQ")
 HEADER_BYTES = _HEADER.size
 REQUEST_ID_MAX = 0xFFFF_FFFF
 CONNECTION_ID = 0
-"""The request id of a refusal that concerns the connection and not one request."""
+"""The request id of messages that answer no request: a target's challenge, and a refusal of the
+whole connection."""
 
 WORDS_CHARS_MAX = 300
-"""How much of what a peer said is passed on to people."""
+"""Maximum characters of a peer's text in logs and errors."""
 
 _ROOM_BYTES = 64 * KIB
 _ENCODER = msgspec.msgpack.Encoder()
@@ -130,7 +131,7 @@ class FrameReader(Generic[M]):
             message = self._decoder.decode(self._memory[begin:end])
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise ProtocolError(
-                f"message of request {head.request_id} is not ours: {plain(error)}"
+                f"the message of request {head.request_id} cannot be decoded: {plain(error)}"
             ) from error
         self._start = end
         if self._start == self._end and len(self._memory) > _ROOM_BYTES:

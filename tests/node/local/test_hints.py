@@ -60,6 +60,8 @@ def test_an_ephemeral_context_is_not_written_to_disk(one, names):
         (m.Cover(b"", session="x" * 300), "session: a name of 300 characters"),
         (m.Returns("a", 1e9), r"returns\.in_s: 1e\+09 is not from 0 to 86400 seconds"),
         (m.Pin(b"", 3_601.0), r"pin\.ttl_s: 3601 is not from 0 to 3600 seconds"),
+        (m.Pin(b"", 1.0, 61.0), r"pin\.deadline_s: 61 is not from 0 to 60 seconds"),
+        (m.Prestage(b"", 1.0, -1.0), r"prestage\.deadline_s: -1 is not from 0 to 60 seconds"),
         (m.Prestage(b"k", 0.0), "1 bytes of keys are not a multiple of 16"),
         (m.Commit(1, "forever"), "'forever' is not one of ephemeral, session, durable"),
     ],

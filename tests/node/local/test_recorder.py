@@ -31,7 +31,7 @@ def test_a_running_node_records_what_sim_reads(start_node, engine, names, tmp_pa
     assert trace.unique == 40
 
 
-def test_it_ends_where_it_is_told_to_and_counts_what_is_lost(tmp_path):
+def test_it_ends_where_it_is_told_to_and_says_what_is_lost(tmp_path, caplog):
     file = tmp_path / "asked.jsonl"
     recorder = RequestRecorder(file, most_bytes=200)
     for _ in range(5):
@@ -41,6 +41,23 @@ def test_it_ends_where_it_is_told_to_and_counts_what_is_lost(tmp_path):
     assert kept[0] == {"at_s": 1.0, "fingerprint": "ff", "tokens": 16, "keys": ["aa"]}
     assert len(kept) + recorder.lost == 5
     assert file.stat().st_size <= 200
+    assert [record.getMessage() for record in caplog.records] == [
+        (
+            "record: the file has reached its limit of 200 bytes; requests are not recorded any "
+            "more, until the node is started with another file"
+        ),
+        f"record: {recorder.lost} requests were not recorded",
+    ]
+
+
+def test_after_the_first_line_that_does_not_fit_shorter_ones_are_not_recorded(tmp_path):
+    file = tmp_path / "asked.jsonl"
+    recorder = RequestRecorder(file, most_bytes=200)
+    for blocks in (1, 20, 1):
+        recorder.note(request(0, blocks))
+    recorder.close()
+    assert len(file.read_text().splitlines()) == 1
+    assert recorder.lost == 2
 
 
 def test_a_file_that_can_not_be_written_is_refused_by_name(tmp_path):

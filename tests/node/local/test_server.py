@@ -49,9 +49,9 @@ class Echo:
             case m.Verify():
                 return self.fail()
             case m.List():
-                return m.ReportRequest({"blocks": "x" * (3 << 20)})
+                return m.ReportReply({"blocks": "x" * (3 << 20)})
             case m.Status():
-                return m.ReportRequest({"waiting": self.waiting})
+                return m.ReportReply({"waiting": self.waiting})
         raise ZeroDivisionError("a bug")
 
     async def later(self):

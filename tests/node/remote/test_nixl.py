@@ -41,7 +41,7 @@ def served(serve_here, transfer_buffers):
 def test_records_come_back_and_none_crosses_the_socket(served):
     there = served()
     assert there.target.put(RECORDS, 10) == [Outcome.OK] * len(RECORDS)
-    assert there.target.over == "nixl"
+    assert there.target.transport == "nixl"
     assert there.get(KEYS) == len(KEYS)
     assert there.service.counters.received_bytes == sum(map(len, RECORDS))
 
@@ -67,7 +67,7 @@ def test_a_target_without_it_gets_records_over_tcp_and_a_log_line(served, caplog
     with caplog.at_level(logging.INFO, "holdfast"):
         assert there.target.put(RECORDS, 10) == [Outcome.OK] * len(RECORDS)
         assert there.get(KEYS) == len(KEYS)
-    assert there.target.over == "tcp"
+    assert there.target.transport == "tcp"
     said = [line for line in caplog.messages if "over tcp" in line]
     assert len(said) == 1
 
@@ -81,7 +81,7 @@ def test_a_failed_transfer_is_made_up_for_over_tcp(served, monkeypatch):
 
     monkeypatch.setattr(NixlAgent, "move", fail)
     assert there.get(KEYS) == len(KEYS)
-    assert there.target.over == "tcp"
+    assert there.target.transport == "tcp"
 
 
 def test_a_peer_that_describes_its_memory_wrongly_is_cut_off(served, monkeypatch):
@@ -89,7 +89,7 @@ def test_a_peer_that_describes_its_memory_wrongly_is_cut_off(served, monkeypatch
     there.target.put(RECORDS, 10)
     monkeypatch.setattr("holdfast.wire.remote.connection.pack_spans", lambda _: bytes(16))
     assert there.get(KEYS[:3]) == 3
-    assert there.target.over == "tcp"
+    assert there.target.transport == "tcp"
 
 
 def test_where_blocks_are_sealed_it_is_not_offered(served, monkeypatch, caplog):

@@ -32,10 +32,10 @@ class Peer:
         if reads:
             self.reading.set()
 
-    def send(self, parts, pace):
+    def send(self, parts, limit):
         left, moved = sum(map(len, parts)), 0
         while left:
-            wait_s = pace.seconds(moved)
+            wait_s = limit.seconds(moved)
             moved = 0
             if self.reading.wait(wait_s):
                 moved = min(left, self.takes or left)

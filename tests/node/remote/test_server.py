@@ -4,6 +4,7 @@ import contextlib
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,6 +25,7 @@ from holdfast.wire.remote import client as target_module
 from holdfast.wire.remote import messages as m
 from holdfast.wire.remote.batches import SPLIT_BYTES
 from holdfast.wire.remote.client import TargetClient
+from holdfast.wire.remote.stream import PlainStream
 
 NAMESPACE = namespace_of(30_000)
 KEYS = [key_of(i) for i in range(40)]
@@ -224,6 +226,12 @@ def test_a_batch_for_which_there_is_no_room_leaves_the_connection_in_step(served
     assert node.service.counters.protocol_errors == 0
 
 
+def test_a_put_that_the_receive_budget_turns_away_counts_as_full(node, monkeypatch):
+    monkeypatch.setattr(node.service, "receiving", lambda *_: contextlib.nullcontext(False))
+    assert node.target.put(RECORDS[:2], 10) == [Outcome.FULL] * 2
+    assert node.store.status()["activity"]["calls"]["receive"] == {"full": 1}
+
+
 def test_a_record_larger_than_the_memory_is_refused_and_evicts_nothing(served):
     node = served(host_bytes=MIB)
     node.target.put(RECORDS[:4], 10)
@@ -325,6 +333,40 @@ def test_a_request_that_makes_no_sense_is_refused_and_the_next_one_served(node, 
         assert b"refused" in raw.recv(4096)
         raw.sendall(encode(3, m.ExistBlocks(**NAMESPACE._asdict(), keys=KEYS[0])))
         assert bytes(encode(3, m.Existing(b"\0"))) == raw.recv(4096)
+
+
+def test_the_memory_of_a_peer_that_goes_while_it_joins_is_removed_from_nixl(
+    node, monkeypatch, ended
+):
+    added, removed, send = [], [], PlainStream.send
+
+    def add_peer(metadata):
+        added.append(metadata)
+        return "peer"
+
+    def send_all_but_joined(stream, parts, limit):
+        if b"joined" in parts[0]:
+            raise ConnectionResetError("the peer has gone")
+        send(stream, parts, limit)
+
+    agent = SimpleNamespace(add_peer=add_peer, remove_peer=removed.append)
+    monkeypatch.setattr(node.service, "agent", agent)
+    monkeypatch.setattr(PlainStream, "send", send_all_but_joined)
+    with socket.create_connection(tcp_endpoint(node.address), 10) as raw:
+        raw.recv(4096)
+        raw.sendall(encode(1, m.Join(m.TARGET_PROTOCOL, "raw", b"n" * 32, nixl=b"metadata")))
+        assert ended(raw)
+    node.until(lambda: node.service.counters.protocol_errors == 1)
+    assert (added, removed) == ([b"metadata"], ["peer"])
+
+
+def test_an_idle_connection_is_closed_without_a_warning(served, caplog, ended):
+    node = served(TargetLimits(idle_s=0.1))
+    with node.connect() as raw:
+        assert ended(raw)
+    node.until(lambda: node.service.counters.connections == 0)
+    assert node.service.counters.protocol_errors == 0
+    assert "connection ended" not in caplog.text
 
 
 def test_who_says_nothing_is_sent_away(hasty, ended):

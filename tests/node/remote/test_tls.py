@@ -71,6 +71,13 @@ def test_who_is_idle_keeps_its_connection(behind, files):
     assert behind.service.counters.protocol_errors == 0
 
 
+def test_a_health_check_that_connects_and_closes_is_not_in_the_audit_log(behind):
+    socket.create_connection(tcp_endpoint(behind.address), 10).close()
+    while not behind.service.counters.protocol_errors:
+        time.sleep(0.01)
+    assert not behind.service.store.audit.counts().get("denied")
+
+
 def test_closing_ends_who_is_in_the_middle_of_a_handshake(behind):
     with socket.create_connection(tcp_endpoint(behind.address), 10) as raw:
         while not any(isinstance(each, TlsStream) for each in behind.server._peers.values()):

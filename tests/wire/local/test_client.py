@@ -223,7 +223,7 @@ def test_a_node_that_is_ready_to_run_may_answer_after_the_timeout(fake_node, mon
         peer.welcome()
         number = peer.take().request_id
         answers.wait(30)
-        peer.say(number, m.ReportRequest({}))
+        peer.say(number, m.ReportReply({}))
 
     def runnable(_client):
         looked.append(True)
@@ -232,7 +232,7 @@ def test_a_node_that_is_ready_to_run_may_answer_after_the_timeout(fake_node, mon
 
     monkeypatch.setattr(Client, "node_is_runnable", runnable)
     client = Client(fake_node(slow), HELLO, 60)
-    assert client.call(m.Status(), 0.05) == m.ReportRequest({})
+    assert client.call(m.Status(), 0.05) == m.ReportReply({})
     assert looked
     client.close()
 
@@ -421,10 +421,10 @@ def test_time_in_which_this_process_stands_still_is_no_time_of_the_node(fake_nod
 
     def stalls(peer):
         peer.welcome()
-        peer.say(peer.take().request_id, m.ReportRequest({}))
+        peer.say(peer.take().request_id, m.ReportReply({}))
         waiting = peer.take()
         goes_on.wait(60)
-        peer.say(waiting.request_id, m.ReportRequest({}))
+        peer.say(waiting.request_id, m.ReportReply({}))
         peer.take()
 
     argv = [sys.executable, "-c", ASKS, fake_node(stalls)]
@@ -435,5 +435,5 @@ def test_time_in_which_this_process_stands_still_is_no_time_of_the_node(fake_nod
         asker.send_signal(signal.SIGCONT)
         time.sleep(0.2)
         goes_on.set()
-        assert asker.stdout.readline() == "ReportRequest\n"
+        assert asker.stdout.readline() == "ReportReply\n"
     assert asker.returncode == 0

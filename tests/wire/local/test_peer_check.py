@@ -185,12 +185,15 @@ def test_a_user_whom_this_namespace_does_not_know_may_be_the_owner(tmp_path, mon
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(peer_check.os, "geteuid", lambda: 1)
     monkeypatch.setattr(peer_check, "ROOT", 1)
-    monkeypatch.setattr(peer_check, "UNKNOWN", os.getuid())
+    texts = {"overflowuid": str(os.getuid()), "uid_map": "0 0 4294967295\n"}
+    monkeypatch.setattr(peer_check.Path, "read_text", lambda path, _: texts[path.name])
     with ours, theirs:
         user = peer_check.peer_of(ours).uid
-        with pytest.raises(UntrustedPeerError):
-            peer_check.check_listener(user, "/x", frozenset({7}))
-        monkeypatch.setattr(peer_check.Path, "read_text", lambda *_: "0 100000 65536\n")
+        for every_user in ("0 0 4294967295\n", "0 0 1000\n1000 1000 4294966295\n"):
+            texts["uid_map"] = every_user
+            with pytest.raises(UntrustedPeerError):
+                peer_check.check_listener(user, "/x", frozenset({7}))
+        texts["uid_map"] = "0 100000 65536\n"
         peer_check.check_listener(user, "/x", frozenset({7}))
 
 

@@ -1,5 +1,6 @@
 """The window: lanes for what fits, none of a spoiled one, every byte where it belongs."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 from holdfast.errors import ProtocolError
 from holdfast.limits import MIB
 from holdfast.wire.frame import encode
+from holdfast.wire.remote import buffer_pool as buffer_pool_module
 from holdfast.wire.remote import nixl
 from holdfast.wire.remote.buffer_pool import BufferPool, TransferBuffers, consecutive, copy_parts
 from holdfast.wire.remote.connection import TargetConnection
@@ -44,6 +46,21 @@ def test_a_target_that_answers_a_put_with_records_changes_none_of_ours():
     answer = TargetConnection(stream, pool).ask(PutRecords(b""), [record], (), Deadline.within(5))
     assert isinstance(answer.message, RecordsFollow)
     assert bytes(record) == b"r" * 256
+
+
+def test_a_pool_for_which_no_thread_can_start_is_made_by_a_later_call(monkeypatch):
+    made = SimpleNamespace(spoiled=False)
+    monkeypatch.setattr(buffer_pool_module, "installed", lambda: True)
+    monkeypatch.setattr(buffer_pool_module, "BufferPool", lambda: made)
+    transfer_buffers = TransferBuffers()
+
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(threading.Thread, "start", refuse)
+        assert transfer_buffers.buffer_pool() is None
+    assert transfer_buffers.wait(60) is made
 
 
 @pytest.fixture(scope="module")

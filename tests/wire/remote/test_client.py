@@ -5,6 +5,7 @@ import socket
 import struct
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from holdfast.errors import ConfigError, Outcome, RefusedError
 from holdfast.testing.payloads import is_right, key_of, namespace_of, record_of
 from holdfast.wire.frame import encode
 from holdfast.wire.local.messages import Refused
+from holdfast.wire.remote import client as client_module
 from holdfast.wire.remote import messages as m
 from holdfast.wire.remote.client import TargetClient
 from holdfast.wire.remote.credentials import Credentials
@@ -243,6 +245,28 @@ def test_who_finds_no_connection_of_ours_free_has_sent_nothing_and_questions_fin
     assert on_progress[1] > 0
 
 
+def test_a_call_that_fails_before_it_has_a_connection_gives_its_claim_back(target, monkeypatch):
+    """Otherwise calls with records would find no connection free after as many failures."""
+    transfer_buffers = SimpleNamespace(buffer_pool=lambda: None)
+    monkeypatch.setattr(client_module, "FALLBACK_S", 0.0)
+    node = target(
+        serving(m.Existing(b"\1")),
+        serving(m.Stored(b"\1")),
+        connections_max=1,
+        transfer_buffers=transfer_buffers,
+    )
+    assert node.exist(NAMESPACE, KEYS[:1], 20).outcome is Outcome.OK
+
+    def fail():
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(transfer_buffers, "buffer_pool", fail)
+        with pytest.raises(RuntimeError):
+            node.exist(NAMESPACE, KEYS[:1], 20)
+    assert node.put(RECORDS[:1], 20) == [Outcome.OK]
+
+
 def test_no_time_is_late():
     assert TargetClient("tcp://127.0.0.1:1").exist(NAMESPACE, KEYS, 0) == (bytes(8), Outcome.LATE)
 
@@ -251,6 +275,21 @@ def test_a_target_that_refuses_one_request_is_gone_and_says_why(target):
     node = target(serving(Refused("no room for this")))
     assert node.exist(NAMESPACE, KEYS, 5).outcome is Outcome.GONE
     assert node.refusal == "no room for this"
+
+
+def test_the_trouble_is_that_of_the_last_call_also_if_it_is_refused_as_an_earlier_one(target):
+    def script(far):
+        far.welcome()
+        _, request_id, _ = far.take()
+        far.say(request_id, Refused("no room"))
+        _, request_id, _ = far.take()
+        far.say(request_id + 7, m.Existing(b"\1"))
+
+    node, troubles = target(script, serving(Refused("no room"))), []
+    for _ in range(3):
+        assert node.exist(NAMESPACE, KEYS[:1], 20).outcome is Outcome.GONE
+        troubles.append(node.trouble)
+    assert troubles == ["refused: no room", "the answer to request 10, not 3", "refused: no room"]
 
 
 def test_a_target_that_refuses_us_is_an_error(target):

@@ -60,7 +60,7 @@ def test_a_file_that_is_not_there_or_is_none_is_named(tmp_path):
 def test_certificates_that_can_not_be_used_are_named_with_a_remedy(tmp_path):
     files = Authority(tmp_path).issue("peer")
     (empty := tmp_path / "empty.pem").touch(mode=0o600)
-    with pytest.raises(ConfigError, match=r"tls\.ca: '.*empty\.pem' holds no .*; name the file"):
+    with pytest.raises(ConfigError, match=r"tls\.ca: '.*empty\.pem' holds no .*; name the CA file"):
         client_context(files._replace(ca=str(empty)))
     with pytest.raises(ConfigError, match=r"tls\.cert, tls\.key: .*; name a pair"):
         client_context(files._replace(cert=str(tmp_path / "none")))

@@ -17,6 +17,7 @@ from holdfast.node.remote.service import TargetService
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.wire.frame import encode
+from holdfast.wire.local import peer_check
 from holdfast.wire.remote import peer_user
 from holdfast.wire.remote.client import TargetClient
 from holdfast.wire.remote.credentials import Credentials
@@ -133,9 +134,9 @@ def test_without_netlink_the_lists_are_read(monkeypatch):
 def test_a_number_that_stands_for_any_unmapped_user_is_none(monkeypatch):
     monkeypatch.setattr(peer_user, "_from_netlink", lambda _: STRANGER)
     with connected("127.0.0.1") as (one, _):
-        monkeypatch.setattr(peer_user, "_ALL_IDS", 0)
+        monkeypatch.setattr(peer_check, "_ALL_IDS", 0)
         assert peer_user.peer_user(one) == STRANGER
-        monkeypatch.setattr(peer_user, "_ALL_IDS", 1 << 40)
+        monkeypatch.setattr(peer_check, "_ALL_IDS", 1 << 40)
         assert peer_user.peer_user(one) is None
 
 

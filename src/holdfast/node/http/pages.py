@@ -100,7 +100,7 @@ class NodePages:
 
     def _take(self) -> dict[str, Any]:
         status = self._store.status()
-        plans = self._store.estimates.plans()
+        plans = self._store.plan_log.as_data()
         return {
             **status,
             "target": self._service.status(),

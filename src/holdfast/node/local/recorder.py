@@ -70,7 +70,9 @@ class RequestRecorder:
             raise ConfigError(
                 f"record: {str(file)!r} cannot be written: {error.strerror}; name another file"
             ) from error
-        self._left = most_bytes - os.fstat(fd).st_size
+        self._most_bytes = most_bytes
+        self._left = max(0, most_bytes - os.fstat(fd).st_size)
+        """Bytes until the size limit; negative once a line did not fit and recording has ended."""
         self._lines: queue.Queue[RecordedRequest | None] = queue.Queue(_MAX_QUEUED_LINES)
         self.lost = 0
         """Number of requests that were not recorded."""
@@ -85,9 +87,11 @@ class RequestRecorder:
             self.lost += 1
 
     def close(self) -> None:
-        """Write the queued lines and close the file. Errors are logged."""
+        """Write the queued lines and close the file. Logs errors, and how many lines were lost."""
         self._lines.put(None)
         self._thread.join()
+        if self.lost:
+            _log.warning("record: %d requests were not recorded", self.lost)
         try:
             self._file.close()
         except OSError as error:
@@ -98,6 +102,13 @@ class RequestRecorder:
         while (request := self._lines.get()) is not None:
             line = b"\n" * self._torn + encoder.encode(request) + b"\n"
             if len(line) > self._left:
+                if self._left >= 0:
+                    _log.warning(
+                        "record: the file has reached its limit of %d bytes; requests are not "
+                        "recorded any more, until the node is started with another file",
+                        self._most_bytes,
+                    )
+                self._left = -1
                 self.lost += 1
                 continue
             try:

@@ -168,7 +168,6 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._in_flight = 0
         self._write_paused = False
-        self._paused = False
 
     def end(self) -> None:
         """Abort the connection; the event loop then calls the session's `ended`."""
@@ -227,11 +226,10 @@ class ServerConnection(asyncio.BufferedProtocol):
             return
         if self._transport is None or self._transport.is_closing():
             return
-        if self._full() and not self._paused:
+        if self._full():
             self._transport.pause_reading()
-        elif self._paused and not self._full():
+        else:
             self._transport.resume_reading()
-        self._paused = self._full()
 
     def _full(self) -> bool:
         return self._write_paused or self._in_flight >= IN_FLIGHT_MAX

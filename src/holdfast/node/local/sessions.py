@@ -48,9 +48,10 @@ from holdfast.node.validation import (
     why_not_followed,
 )
 from holdfast.policy.retention import Retention
-from holdfast.session import check_seconds
-from holdfast.store.estimates import PLANS_KEPT, EngineCosts, EngineStep, PlanEnding
+from holdfast.session import LOOK_S, PIN_S, check_seconds
+from holdfast.store.estimates import EngineId, EngineStep
 from holdfast.store.lookup import PromptTokens
+from holdfast.store.plan_log import PLANS_KEPT, PlanEnding
 from holdfast.store.store import Store
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.peer_check import ConnectedPeer
@@ -124,7 +125,7 @@ class NodeSession:
         self._plans = deque[int](maxlen=PLANS_KEPT)
         self._ended = False
         self._namespace: Namespace | None = None
-        self._engine = EngineCosts(hello.peer.partition(" ")[0][:80], hello.fingerprint.hex())
+        self._engine = EngineId(hello.peer.partition(" ")[0][:80], hello.fingerprint.hex())
         self.arena_fd: int | None = None
         self.welcome = m.Welcome(m.PROTOCOL, self._store.incarnation, b"", 0)
         if has_namespace:
@@ -261,7 +262,8 @@ class NodeSession:
     ) -> m.Reply:
         """Look up the chain in shared tiers for at most the engine's timeout, then plan.
 
-        A lookup that is late goes on: its answer serves later requests.
+        A late lookup that has begun goes on, and its answer serves later requests; one that has not
+        begun is cancelled.
         """
         work_item, look = self._work_item(len(keys)), partial(self._store.look, namespace, keys)
         lookup = self._context.threads.lookup.submit(work_item, look)
@@ -298,7 +300,7 @@ class NodeSession:
         for lease in self._leases:
             self._store.release(lease)
         self._leases.clear()
-        self._store.estimates.engine_gone(self._engine, list(self._plans))
+        self._store.plan_log.engine_gone(self._engine, list(self._plans))
         if self._reservations:
             task = asyncio.ensure_future(self._reclaim())
             task.add_done_callback(lambda _: self._process.close())
@@ -325,7 +327,7 @@ class NodeSession:
         fetch = partial(store.fetch, namespace, keys, request.deadline_s)
         fetched = await run_fair(self._context.threads.fetching, self._work_item(len(keys)), fetch)
         lease, took_s = fetched.lease, store.clock.now() - asked_at
-        store.estimates.fetched(
+        store.plan_log.fetched(
             self._engine, request.plan, len(fetched.places), took_s, str(fetched.outcome)
         )
         if self._context.traces is not None:
@@ -389,12 +391,18 @@ class NodeSession:
     ) -> m.Hinted | Awaitable[m.Hinted]:
         """Answer a hint about a chain; in a thread if it may ask shared tiers, or read."""
         store, namespace, keys = self._store, self._entered(), unpack_chain(request.keys)
+        if isinstance(request, m.Prestage):
+            check_seconds("prestage.deadline_s", request.deadline_s, DEADLINE_S_MAX)
+        elif isinstance(request, m.Pin):
+            check_seconds("pin.deadline_s", request.deadline_s, DEADLINE_S_MAX)
 
         def take() -> m.Hinted:
             if isinstance(request, m.Prestage):
-                return m.Hinted(store.prestage(namespace, keys, request.in_s))
+                deadline_s = request.deadline_s or LOOK_S
+                return m.Hinted(store.prestage(namespace, keys, request.in_s, deadline_s))
             if isinstance(request, m.Pin):
-                return m.Hinted(store.pin(namespace, keys, request.ttl_s))
+                deadline_s = request.deadline_s or PIN_S
+                return m.Hinted(store.pin(namespace, keys, request.ttl_s, deadline_s))
             if keys:
                 store.follow(namespace, request.session, keys)
             return m.Hinted(store.returns(namespace.domain, request.session, request.in_s))
@@ -410,16 +418,16 @@ class NodeSession:
             namespace.domain, blocks * namespace.record_bytes, self._store.share(namespace.domain)
         )
 
-    async def _report(self, request: m.Request) -> m.ReportRequest:
+    async def _report(self, request: m.Request) -> m.ReportReply:
         """Answer an operator's request about the node as a whole."""
         self._context.users.check_operator(self._user)
         if isinstance(request, m.Plans):  # what an operator asks if every thread waits for a tier
-            return m.ReportRequest(self._store.estimates.plans())
+            return m.ReportReply(self._store.plans())
         threads = self._context.threads
         # An erasure must not wait for a long report.
         pool = threads.lookup if isinstance(request, m.Domains) else threads.reporting
         report = partial(_report, self._store, request)
-        return m.ReportRequest(await run_fair(pool, WorkItem(OPERATOR), report))
+        return m.ReportReply(await run_fair(pool, WorkItem(OPERATOR), report))
 
 
 def _report(store: Store, request: m.Request) -> dict[str, Any]:

@@ -78,7 +78,6 @@ def socket_setup(address: str, group: int | None = None) -> Iterator[socket.sock
                 ) from error
             path.chmod(0o660)
         inode = path.stat().st_ino
-        listener.setblocking(False)
         try:
             yield listener
         finally:
@@ -90,7 +89,13 @@ def socket_setup(address: str, group: int | None = None) -> Iterator[socket.sock
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold the lock file beside the socket, so that only one starting node replaces the socket."""
-    fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f'listen: socket "{path}" cannot be made: {error.strerror}; choose a folder that you '
+            "can write to"
+        ) from error
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -34,9 +34,9 @@ class NodeThreads:
     def __init__(self) -> None:
         self.fetching = FairThreads(FETCH_THREADS, SPARE_THREADS, "holdfast-fetch")
         self.saving = FairThreads(SAVE_THREADS, SPARE_THREADS, "holdfast-save")
-        self.lookup = FairThreads(FETCH_THREADS, SPARE_THREADS, "holdfast-ask")
+        self.lookup = FairThreads(FETCH_THREADS, SPARE_THREADS, "holdfast-cover")
         self.hinting = FairThreads(HINT_THREADS, HINT_THREADS, "holdfast-hint")
-        self.reporting = FairThreads(1, 0, "holdfast-look")
+        self.reporting = FairThreads(1, 0, "holdfast-report")
 
     def close(self) -> None:
         """Wait for running work; work that has not begun is cancelled."""

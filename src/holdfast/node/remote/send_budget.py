@@ -87,8 +87,6 @@ class SendBudget:
             self._admit_waiting()
 
     def _admit_waiting(self) -> None:
-        if not self._queue:
-            return
         self._queue.advance(time.monotonic())
         while (
             taken := self._queue.take(lambda flow: self._fits(self._queue.head(flow)))
@@ -134,7 +132,7 @@ class SendScheduler:
         nbytes = sum(map(len, parts))
         if nbytes <= SMALL_BYTES:
             with self._lock:  # beside other domains, only a few small messages bypass the queue
-                bypass = not self._work_slots.waited_for and (
+                bypass = not self._work_slots and (
                     self._bypassing < self._at_once
                     or not self._work_slots.shared(work_item.domain, time.monotonic())
                 )
@@ -175,9 +173,7 @@ class SendScheduler:
             self._admit_waiting()
 
     def _admit_waiting(self) -> None:
-        while (
-            len(self._work_slots) and (taken := self._work_slots.take(time.monotonic())) is not None
-        ):
+        while (taken := self._work_slots.take(time.monotonic())) is not None:
             taken[1].set()
 
 

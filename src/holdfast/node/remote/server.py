@@ -182,7 +182,9 @@ class TargetServer:
             why = "" if joined else str(error)
         except (OSError, ProtocolError, RefusedError) as error:
             why = str(error)
-            if isinstance(error, RefusedError | ssl.SSLError):
+            # A peer that closes during the TLS handshake, as a health check does, is not denied.
+            has_left = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
+            if isinstance(error, RefusedError | ssl.SSLError) and not has_left:
                 self._service.store.audit.deny(f"host {peer.host}", why)
         finally:
             if not joined:
@@ -241,10 +243,15 @@ class TargetServer:
             stream.send([encode(joining.request_id, Refused(str(error)))], deadline)
             raise
         service = self._service
-        peer_memory = PeerMemory.over(agent, join.nixl)
+        peer_memory = PeerMemory.of_metadata(agent, join.nixl)
+        session = TargetSession(service, stream, inbox, claims, peer_memory)
         joined = Joined(
             *(TARGET_PROTOCOL, service.store.incarnation, proof), nixl=peer_memory is not None
         )
-        stream.send([encode(joining.request_id, joined)], deadline)
+        try:
+            stream.send([encode(joining.request_id, joined)], deadline)
+        except BaseException:
+            session.close()
+            raise
         _log.info("session peer=%r claims=%s", join.peer[:80], claims)
-        return TargetSession(service, stream, inbox, claims, peer_memory)
+        return session

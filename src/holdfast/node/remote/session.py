@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
@@ -31,7 +31,7 @@ from holdfast.session import check_seconds
 from holdfast.store.receive import ReceiveSlot
 from holdfast.store.store import Store
 from holdfast.wire.frame import HEADER_BYTES, encode, plain, read_head
-from holdfast.wire.local.messages import List, Refused, ReportRequest, Status
+from holdfast.wire.local.messages import List, Refused, ReportReply, Status
 from holdfast.wire.remote import messages as m
 from holdfast.wire.remote.nixl import MoveLostError, PeerMemory
 from holdfast.wire.remote.stream import Deadline, IdleLimit, Stream
@@ -43,7 +43,6 @@ HANDSHAKE_BYTES_MAX = 128 << 10
 _BODY_BUFFER_BYTES = 64 << 10
 _BUDGET_FULL = "the send budget of this domain is used up; read what was sent, or ask later"
 
-T = TypeVar("T")
 _DECODER = msgspec.msgpack.Decoder(m.TargetRequest)
 _NEEDS: dict[type[msgspec.Struct], Verb] = {m.PutRecords: "write", m.DeleteBlocks: "delete"}
 _log = logging.getLogger(__name__)
@@ -163,9 +162,9 @@ class TargetSession:
                 case m.SuspectBlocks():
                     return m.Counted(store.check_suspects(*_named(request)))
                 case Status():
-                    return ReportRequest({**store.status(), "target": self._service.status()})
+                    return ReportReply({**store.status(), "target": self._service.status()})
                 case List():
-                    return ReportRequest({"blocks": store.listing()})
+                    return ReportReply({"blocks": store.listing()})
                 case _:
                     raise ProtocolError(f"{type(request).__name__} was already sent")
         except Exception as error:  # noqa: BLE001  # one bad request never ends a target
@@ -262,11 +261,10 @@ class TargetSession:
             outcomes = store.publish_received(slots, request.headers)
         except Exception as error:  # noqa: BLE001  # one bad request never ends a target
             return self._refusal(error)
-        if slots and Outcome.CORRUPT in outcomes:
-            service.counters.corrupt += outcomes.count(Outcome.CORRUPT)
+        if corrupt := outcomes.count(Outcome.CORRUPT):
+            service.counters.corrupt += corrupt
         held = bytes(outcome is Outcome.OK for outcome in outcomes)
-        held = held or bytes(len(request.headers) // RECORD_HEADER_BYTES)
-        return m.Stored(held)
+        return m.Stored(held or bytes(len(headers)))
 
     def _required_memory(self) -> PeerMemory:
         if self._peer_memory is None:

@@ -191,17 +191,25 @@ class Observed(_Message, frozen=True, tag="observed", omit_defaults=True):
 
 
 class Prestage(_Message, frozen=True, tag="prestage"):
-    """Hint: promote the held blocks of this chain to memory within `in_s` seconds."""
+    """Hint: promote the held blocks of this chain to memory within `in_s` seconds.
+
+    Shared tiers are asked for the other blocks, for at most `deadline_s` (0: the node's default).
+    """
 
     keys: bytes
     in_s: float
+    deadline_s: float = 0.0
 
 
 class Pin(_Message, frozen=True, tag="pin"):
-    """Hint: promote the held blocks of this chain to memory and keep them there for `ttl_s`."""
+    """Hint: promote the held blocks of this chain to memory and keep them there for `ttl_s`.
+
+    The blocks are looked up and read for at most `deadline_s` (0: the node's default).
+    """
 
     keys: bytes
     ttl_s: float
+    deadline_s: float = 0.0
 
 
 class Closed(_Message, frozen=True, tag="closed"):
@@ -280,7 +288,7 @@ class Domains(_Message, frozen=True, tag="domains", omit_defaults=True):
     step: Literal["", "preview", "confirmed"] = ""
 
 
-class ReportRequest(_Message, frozen=True, tag="report"):
+class ReportReply(_Message, frozen=True, tag="report"):
     """Plain data, the answer to Status, Members, List, Plans, Verify, Drop and Domains."""
 
     data: dict[str, object]
@@ -317,5 +325,5 @@ Reply: TypeAlias = (
     | Committed
     | Hinted
     | Done
-    | ReportRequest
+    | ReportReply
 )

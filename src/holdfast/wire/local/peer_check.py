@@ -18,11 +18,13 @@ from typing import NamedTuple
 from holdfast.errors import UntrustedPeerError
 
 ROOT = 0
-UNKNOWN = 65_534
-"""The id under which users of another user namespace appear (nobody)."""
-
 _LINKS_MAX = 40
-_IDS = 1 << 32
+_OVERFLOW_UID = 65_534
+"""The kernel's default for `overflowuid`."""
+
+_ALL_IDS = (1 << 32) - 1
+"""The number of user ids; the last one means no user."""
+
 _UCRED = struct.Struct("=iII")
 _REMEDY = (
     "have the node listen in a folder that only its user can write to, such as /run/holdfast, mode "
@@ -42,6 +44,22 @@ def peer_of(connected: socket.socket) -> ConnectedPeer:
     raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _ = _UCRED.unpack(raw)
     return ConnectedPeer(pid, uid)
+
+
+def is_unmapped(user: int) -> bool:
+    """Return whether an id stands for users that this process's user namespace does not map.
+
+    The kernel reports one id, `overflowuid`, for all of them. If every user is mapped, that id is
+    an ordinary user. Raises OSError if the mapping cannot be read.
+    """
+    try:
+        overflow = int(Path("/proc/sys/kernel/overflowuid").read_text("ascii"))
+    except OSError:
+        overflow = _OVERFLOW_UID
+    if user != overflow:
+        return False
+    lines = Path("/proc/self/uid_map").read_text("ascii").splitlines()
+    return sum(int(line.split()[2]) for line in lines) < _ALL_IDS
 
 
 def owners_of(path: str) -> frozenset[int]:
@@ -94,11 +112,8 @@ def check_listener(user: int, path: str, owners: frozenset[int]) -> None:
     """Raise UntrustedPeerError unless the listener's user is an owner, root or this user."""
     if user in owners or user in (os.geteuid(), ROOT):
         return
-    if user == UNKNOWN:
-        # In a user namespace that maps only some of the machine's users, others have this id.
-        mapped = int(Path("/proc/self/uid_map").read_text("ascii").split()[-1])
-        if mapped < _IDS - 1:
-            return
+    if is_unmapped(user):  # may be the owner, whose id this user namespace cannot tell
+        return
     raise UntrustedPeerError(
         f'socket "{path}" belongs to user {min(owners)}, and a process of user {user} answers; '
         "find out whose process it is, and start the node as the owner of the folder"

@@ -19,7 +19,7 @@ def parts_of_batch(sizes: Sequence[int], ways: int, message_bytes: int) -> list[
 
     A message has at most `message_bytes`, or one record.
     """
-    total = max(sum(sizes), 1)
+    total = sum(sizes)
     if total < min(SPLIT_BYTES, message_bytes):
         return [[slice(0, len(sizes))]] if sizes else []
     batch_parts: list[BatchPart] = [[] for _ in range(ways if total >= SPLIT_BYTES else 1)]
@@ -31,4 +31,4 @@ def parts_of_batch(sizes: Sequence[int], ways: int, message_bytes: int) -> list[
             start, message = end, 0
         batch_part, seen, message = own, seen + size, message + size
     batch_parts[batch_part].append(slice(start, len(sizes)))
-    return [batch_part for batch_part in batch_parts if batch_part] if sizes else []
+    return [batch_part for batch_part in batch_parts if batch_part]

@@ -7,6 +7,7 @@ may still write to the buffer: the buffer is never used again, and its whole poo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import threading
@@ -90,20 +91,21 @@ class TransferBuffers:
             if buffer_pool is not None and not buffer_pool.spoiled:
                 return buffer_pool
             if self._usable and self._making is None:
-                self._making = threading.Thread(
-                    target=self._make, name="holdfast-nixl", daemon=True
-                )
-                self._making.start()
+                making = threading.Thread(target=self._make, name="holdfast-nixl", daemon=True)
+                with contextlib.suppress(RuntimeError):  # no thread can start: a later call retries
+                    making.start()
+                    self._making = making
         return None
 
     def wait(self, timeout_s: float) -> BufferPool | None:
         """Return the pool, waiting until it is made; for start-up and tests."""
         buffer_pool = self.buffer_pool()
+        if buffer_pool is not None:
+            return buffer_pool
         making = self._making
-        if buffer_pool is None and making is not None:
+        if making is not None:  # else it has just ended
             making.join(timeout_s)
-            buffer_pool = self.buffer_pool()
-        return buffer_pool
+        return self.buffer_pool()
 
     def _make(self) -> None:
         try:

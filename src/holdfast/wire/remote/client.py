@@ -24,7 +24,7 @@ from holdfast.errors import ConfigError, Outcome, ProtocolError
 from holdfast.limits import FRAME_PAYLOAD_BYTES_MAX, MIB
 from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.frame import plain
-from holdfast.wire.local.messages import Refused, ReportRequest, Status
+from holdfast.wire.local.messages import Refused, ReportReply, Status
 from holdfast.wire.remote import messages as m
 from holdfast.wire.remote.batches import BatchPart, parts_of_batch
 from holdfast.wire.remote.buffer_pool import FALLBACK_S, BufferPool, TransferBuffers
@@ -70,14 +70,14 @@ class ReceivedRecords(NamedTuple):
     reason: str = ""
 
 
-class HeldCount(NamedTuple):
+class HeldFlags(NamedTuple):
     """One byte per key, 1 if the target holds it; all 0 if `outcome` is not OK."""
 
     held: bytes
     outcome: Outcome
 
 
-class FoundBlocks(NamedTuple):
+class BlockCount(NamedTuple):
     """The number of blocks that a delete found, or that a suspect deleted."""
 
     blocks: int
@@ -107,10 +107,10 @@ class TargetClient:
         self.address = address
         self._tls_name = tls_name
         self.refusal = ""
-        """The message of the last call if the target refused it, empty otherwise."""
+        """The last message with which the target refused a call; cleared by the next answer."""
         self.trouble = ""
         """Why the last call failed; empty if it was answered."""
-        self.over = ""
+        self.transport = ""
         """Transport of records on the last connection: nixl or tcp."""
         self._credentials = credentials or Credentials()
         self.transfer_buffers = transfer_buffers
@@ -176,21 +176,19 @@ class TargetClient:
             zip(wanted, parallel(get_part, batch_parts, self._workers(batch_parts)), strict=True)
         )
 
-    def exist(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> HeldCount:
+    def exist(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> HeldFlags:
         """Ask which of these blocks the target holds; they need not be a leading run."""
         request = self._named(m.ExistBlocks, namespace, keys)
         reply, outcome, _ = self._ask(request, m.Existing, Deadline.within(deadline_s))
         if reply is None or len(reply.held) != len(keys):
-            return HeldCount(bytes(len(keys)), outcome if reply is None else Outcome.GONE)
-        return HeldCount(reply.held, outcome)
+            return HeldFlags(bytes(len(keys)), outcome if reply is None else Outcome.GONE)
+        return HeldFlags(reply.held, outcome)
 
-    def delete(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> FoundBlocks:
+    def delete(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> BlockCount:
         """Delete blocks; the next put writes them again."""
         return self._count(self._named(m.DeleteBlocks, namespace, keys), deadline_s)
 
-    def suspect(
-        self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float
-    ) -> FoundBlocks:
+    def suspect(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> BlockCount:
         """Report blocks that did not verify; the target deletes those that fail its own check.
 
         A target of an earlier version does not know this request and deletes nothing.
@@ -199,7 +197,7 @@ class TargetClient:
 
     def stats(self, deadline_s: float) -> tuple[dict[str, Any], Outcome]:
         """Return the target's status."""
-        reply, outcome, _ = self._ask(Status(), ReportRequest, Deadline.within(deadline_s))
+        reply, outcome, _ = self._ask(Status(), ReportReply, Deadline.within(deadline_s))
         return ({} if reply is None else dict(reply.data)), outcome
 
     def close(self) -> None:
@@ -244,9 +242,9 @@ class TargetClient:
         """Return a request about these blocks."""
         return kind(**namespace._asdict(), keys=b"".join(keys), **more)
 
-    def _count(self, request: msgspec.Struct, deadline_s: float) -> FoundBlocks:
+    def _count(self, request: msgspec.Struct, deadline_s: float) -> BlockCount:
         reply, outcome, _ = self._ask(request, m.Counted, Deadline.within(deadline_s))
-        return FoundBlocks(0 if reply is None else reply.blocks, outcome)
+        return BlockCount(0 if reply is None else reply.blocks, outcome)
 
     def _ask(
         self,
@@ -275,9 +273,9 @@ class TargetClient:
             return answer.message, Outcome.OK, answer.payload_bytes
         refusal = answer.message.message if isinstance(answer.message, Refused) else "nonsense"
         words = plain(refusal)
+        self.trouble = f"refused: {words}"
         if words != self.refusal:
             self.refusal = words
-            self.trouble = f"refused: {words}"
             _log.warning("target=%s answers: %s", self.address, words)
         return None, Outcome.GONE, 0
 
@@ -292,6 +290,9 @@ class TargetClient:
         spare = EXTRA_CONNECTIONS if payload or into else 0
         kept: TargetConnection | None = self._claim(deadline, spare)
         try:
+            if kept is not None and (kept.spent or self._may_use_nixl_now(kept)):
+                replaced, kept = kept, None
+                replaced.close()
             while True:
                 connection, kept = kept or self._dial(deadline), None
                 was_used = connection.used
@@ -333,11 +334,6 @@ class TargetClient:
             connection = self._idle.pop() if self._idle else None
         if waits:
             deadline.note(0)
-        if connection is None:
-            return None
-        if connection.spent or self._may_use_nixl_now(connection):
-            connection.close()
-            return None
         return connection
 
     def _may_use_nixl_now(self, connection: TargetConnection) -> bool:
@@ -365,11 +361,11 @@ class TargetClient:
     def _dial(self, deadline: Deadline) -> TargetConnection:
         buffer_pool = self._buffer_pool()
         connection = connect(self.address, self._credentials, deadline, buffer_pool, self._tls_name)
-        over = "tcp" if connection.buffer_pool is None else "nixl"
-        if buffer_pool is not None and over != self.over:
-            reason = "" if over == "nixl" else ", because the target has no NIXL"
-            _log.info("records go over %s target=%s%s", over, self.address, reason)
-        self.over = over
+        transport = "tcp" if connection.buffer_pool is None else "nixl"
+        if buffer_pool is not None and transport != self.transport:
+            reason = "" if transport == "nixl" else ", because the target has no NIXL"
+            _log.info("records go over %s target=%s%s", transport, self.address, reason)
+        self.transport = transport
         return connection
 
     def _workers(self, batch_parts: Sequence[BatchPart]) -> ThreadPoolExecutor | None:

@@ -18,17 +18,15 @@ import msgspec
 from holdfast.errors import ProtocolError, RefusedError
 from holdfast.limits import HANDSHAKE_S
 from holdfast.wire.address import tcp_endpoint
-from holdfast.wire.frame import HEADER_BYTES, encode, plain, read_head
+from holdfast.wire.frame import CONNECTION_ID, HEADER_BYTES, encode, plain, read_head
 from holdfast.wire.local.messages import Refused
 from holdfast.wire.remote.buffer_pool import BufferPool, consecutive, copy_parts
 from holdfast.wire.remote.credentials import Credentials, client_context
 from holdfast.wire.remote.messages import (
     TARGET_PROTOCOL,
     Challenge,
-    GetRecords,
     Join,
     Joined,
-    PutRecords,
     RecordsFollow,
     TargetReply,
 )
@@ -84,8 +82,8 @@ class TargetConnection:
         """
         buffer_pool, parts = self.buffer_pool, payload or into
         buffer = None
-        if buffer_pool is not None and isinstance(request, PutRecords | GetRecords):
-            buffer = buffer_pool.acquire(sum(len(part) for part in parts))
+        if buffer_pool is not None:
+            buffer = buffer_pool.acquire(sum(map(len, parts)))  # none for a call without records
         if buffer_pool is None or buffer is None:
             self._last_id += 1
             frame = encode(self._last_id, request, sum(map(len, payload)))
@@ -116,7 +114,7 @@ class TargetConnection:
 
     def challenged(self, deadline: Deadline) -> Challenge:
         """Wait for the target's challenge, its first message. Raises the errors of `ask`."""
-        return _expect(self._answer(0, (), deadline), Challenge)
+        return _expect(self._answer(CONNECTION_ID, (), deadline), Challenge)
 
     def join(self, challenge: Challenge, token: Token | None, deadline: Deadline) -> None:
         """Answer the challenge. Raises the errors of `ask`, and RefusedError if not accepted."""

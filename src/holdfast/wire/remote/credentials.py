@@ -56,12 +56,12 @@ class Credentials(NamedTuple):
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return what a node dials with: TLS 1.3, both sides certified, the host's name checked."""
+    """Return the TLS context of a node's connections: TLS 1.3, both certified, name checked."""
     return _context(files, ssl.PROTOCOL_TLS_CLIENT)
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return what a target answers with: TLS 1.3, and no peer without a certificate."""
+    """Return the TLS context of a target: TLS 1.3, and no peer without a certificate."""
     return _context(files, ssl.PROTOCOL_TLS_SERVER)
 
 
@@ -101,7 +101,7 @@ def _context(files: TlsFiles, protocol: int) -> ssl.SSLContext:
     except OSError as error:
         raise ConfigError(
             f"tls.ca: {files.ca!r} holds no certificates in PEM: {error.strerror or error}; name "
-            "the file of who signs the other side's"
+            "the CA file of the other side's certificate"
         ) from error
     return context
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from holdfast.wire.local.messages import List, Refused, ReportRequest, Status
+from holdfast.wire.local.messages import List, Refused, ReportReply, Status
 
 TARGET_PROTOCOL = 1
 
@@ -126,5 +126,5 @@ TargetRequest: TypeAlias = (
     Join | PutRecords | GetRecords | ExistBlocks | DeleteBlocks | SuspectBlocks | Status | List
 )
 TargetReply: TypeAlias = (
-    Challenge | Joined | Stored | RecordsFollow | Existing | Counted | ReportRequest | Refused
+    Challenge | Joined | Stored | RecordsFollow | Existing | Counted | ReportReply | Refused
 )

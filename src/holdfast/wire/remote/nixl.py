@@ -201,7 +201,7 @@ class PeerMemory:
         self._peer = peer
 
     @classmethod
-    def over(cls, agent: NixlAgent | None, metadata: bytes) -> PeerMemory | None:
+    def of_metadata(cls, agent: NixlAgent | None, metadata: bytes) -> PeerMemory | None:
         """Add a peer by its NIXL metadata; return None if either side has no usable NIXL."""
         if agent is None or not metadata:
             return None

@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 from holdfast.errors import RefusedError
 from holdfast.wire.address import HostPort
+from holdfast.wire.local.peer_check import is_unmapped
 
 _ROOT = 0
-_OVERFLOW_UID = 65_534
-_ALL_IDS = (1 << 32) - 1
+_ALL_STATES = (1 << 32) - 1
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLMSG_ERROR, _NLM_F_REQUEST = 4, 20, 2, 1
 _ESTABLISHED = 1
@@ -66,20 +66,10 @@ def peer_user(connected: socket.socket) -> int | None:
         user = _from_netlink(pair)
     except OSError:
         user = _from_proc(pair)
-    if user is None:
-        return None
-    # The kernel reports one number for all users that have none in this namespace.
     try:
-        unmapped = int(Path("/proc/sys/kernel/overflowuid").read_text("ascii"))
-    except OSError:
-        unmapped = _OVERFLOW_UID
-    if user != unmapped:
-        return user
-    try:
-        lines = Path("/proc/self/uid_map").read_text("ascii").splitlines()
+        return None if user is None or is_unmapped(user) else user
     except OSError:
         return None
-    return None if sum(int(line.split()[2]) for line in lines) < _ALL_IDS else user
 
 
 def check_peer(connected: socket.socket, what: str, remedy: str) -> None:
@@ -118,7 +108,7 @@ def _plain(host: str) -> str:
 def _from_netlink(pair: _Pair) -> int | None:
     """Ask for one socket. Raises OSError if there is none, or the kernel has no such interface."""
     wanted = _REQUEST.pack(
-        *(pair.family, socket.IPPROTO_TCP, 0, 0, _ALL_IDS),
+        *(pair.family, socket.IPPROTO_TCP, 0, 0, _ALL_STATES),
         *(pair.own.port.to_bytes(2, "big"), pair.other.port.to_bytes(2, "big")),
         *(
             socket.inet_pton(pair.family, pair.own.host),

@@ -2,8 +2,8 @@
 
 The sockets block; socket timeouts of the kernel end a call. A receive writes directly into the
 given buffers and releases the GIL once for up to 8 MiB. Every error is an OSError: TimeoutError if
-the time is over, ConnectionError if the other side is gone. After an error the stream must be
-closed.
+the time is over, ConnectionError if the other side is gone or was idle for too long. After an error
+the stream must be closed.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ Buffer: TypeAlias = memoryview | bytes | bytearray
 OnProgress: TypeAlias = Callable[[int], None]
 
 
-class MinimumRate(Protocol):
+class TimeLimit(Protocol):
     """The time limit of a transfer."""
 
     def seconds(self, moved: int) -> float:
         """Return how long the next call may block, `moved` bytes after the last one.
 
-        Raises TimeoutError when no time is left.
+        Raises TimeoutError if no time is left, ConnectionAbortedError if the limit is one of idle
+        time.
         """
 
 
@@ -90,7 +91,10 @@ class Deadline:
 
 
 class IdleLimit:
-    """A wait of at most `most_s` in steps of `step_s`, so that the socket timeout is constant."""
+    """A wait of at most `most_s` in steps of `step_s`, so that the socket timeout is constant.
+
+    The end of an idle connection is no failure of a transfer, so it is a ConnectionAbortedError.
+    """
 
     def __init__(self, most_s: float, step_s: float) -> None:
         self._until = time.monotonic() + most_s
@@ -102,7 +106,7 @@ class IdleLimit:
         del moved
         left_s = self._until - time.monotonic()
         if left_s <= 0:
-            raise TimeoutError(f"nothing was received for {self._most_s:g} s")
+            raise ConnectionAbortedError(f"nothing was received for {self._most_s:g} s")
         return min(left_s, self._step_s)
 
 
@@ -140,11 +144,11 @@ class Stream(ABC):
         self._socket = connected
 
     @abstractmethod
-    def send(self, parts: Sequence[Buffer], pace: MinimumRate) -> None:
+    def send(self, parts: Sequence[Buffer], limit: TimeLimit) -> None:
         """Send all parts, in order."""
 
     @abstractmethod
-    def receive(self, parts: Sequence[memoryview], pace: MinimumRate) -> None:
+    def receive(self, parts: Sequence[memoryview], limit: TimeLimit) -> None:
         """Fill all parts, in order."""
 
     def arrives(self, wait_s: float) -> bool:
@@ -181,24 +185,24 @@ class PlainStream(Stream):
         connected.settimeout(None)
         self._limits_s: dict[int, float] = {}
 
-    def send(self, parts: Sequence[Buffer], pace: MinimumRate) -> None:
+    def send(self, parts: Sequence[Buffer], limit: TimeLimit) -> None:
         """Send all parts; one call if the time allows."""
         left, moved = [memoryview(part) for part in parts if part], 0
         while left:
-            self._limit(socket.SO_SNDTIMEO, pace.seconds(moved))
+            self._limit(socket.SO_SNDTIMEO, limit.seconds(moved))
             try:
                 moved = self._socket.sendmsg(left[:PARTS_MAX])
             except BlockingIOError:
                 moved = 0
             left = _rest_of(left, moved)
 
-    def receive(self, parts: Sequence[memoryview], pace: MinimumRate) -> None:
+    def receive(self, parts: Sequence[memoryview], limit: TimeLimit) -> None:
         """Fill all parts, 8 MiB a call."""
         moved = 0
         for piece in pieces(parts, PIECE_BYTES):
             left = piece
             while left:
-                self._limit(socket.SO_RCVTIMEO, pace.seconds(moved))
+                self._limit(socket.SO_RCVTIMEO, limit.seconds(moved))
                 try:
                     if len(left) == 1:
                         moved = self._socket.recv_into(left[0], 0, socket.MSG_WAITALL)
@@ -248,7 +252,7 @@ class TlsStream(Stream):
         self._socket.settimeout(deadline.seconds())
         self._socket.do_handshake()
 
-    def send(self, parts: Sequence[Buffer], pace: MinimumRate) -> None:
+    def send(self, parts: Sequence[Buffer], limit: TimeLimit) -> None:
         """Send all parts, up to 256 KiB a call.
 
         The bytes moved are known only at a call's end. So calls to a slow peer are small, so that
@@ -260,7 +264,7 @@ class TlsStream(Stream):
             while left:
                 piece, took_s, sent = left[: self._piece_bytes], 0.0, False
                 while not sent:
-                    self._limit(pace.seconds(moved))
+                    self._limit(limit.seconds(moved))
                     moved, begun = 0, time.monotonic()
                     with contextlib.suppress(TimeoutError):  # partly sent: TLS must repeat the call
                         moved = self._socket.send(piece)
@@ -272,7 +276,7 @@ class TlsStream(Stream):
                 elif self._piece_bytes < TLS_PIECE_BYTES:
                     self._piece_bytes *= 2
 
-    def receive(self, parts: Sequence[memoryview], pace: MinimumRate) -> None:
+    def receive(self, parts: Sequence[memoryview], limit: TimeLimit) -> None:
         """Fill all parts. A piece takes many calls, so each does little."""
         # `recv_into` calls this method: calling it directly saves a Python call per 16 KiB.
         receive: Callable[[int, memoryview], int] = self._socket.read  # type: ignore[assignment]
@@ -282,11 +286,11 @@ class TlsStream(Stream):
                 at, size, stale_at = 0, len(part), 0.0
                 while at < size:
                     if now() >= stale_at:
-                        self._limit(pace.seconds(moved))
+                        self._limit(limit.seconds(moved))
                         moved, stale_at = 0, now() + _SHORTEST_WAIT_S
                     try:
                         nbytes = receive(size - at, part[at:])
-                    except TimeoutError:  # `pace.seconds` decides whether this was too long
+                    except TimeoutError:  # `limit.seconds` decides whether this was too long
                         stale_at = 0.0
                         continue
                     if not nbytes:
@@ -324,7 +328,7 @@ def dial(endpoint: HostPort, deadline: Deadline) -> socket.socket:
             except UnicodeError as error:
                 answer.put(OSError(f"{endpoint.host!r} is not a host name: {error}"))
 
-        threading.Thread(target=resolve, name="holdfast-look-up", daemon=True).start()
+        threading.Thread(target=resolve, name="holdfast-resolve", daemon=True).start()
         try:
             resolved = answer.get(timeout=deadline.seconds())
         except queue.Empty as error:
