@@ -36,11 +36,11 @@ met one.
 """
 NOTES = {
     "bench plan": "Of several runs, most of one evening, on a machine that gave half of what the "
-    "others had, less at times; `doubt` is the standard error of a ratio, `runs` what each run "
-    "said where there were two: the value is their mean, weighted by how sure they are. `plan.cut` "
-    "from the disk was measured another way: behind nodes of their own, of which two that start "
-    "alike differ by a tenth. From the pool others of the machine disturbed most samples; 8,192 "
-    "tokens, cuts from there and the connector by itself are of the next morning.",
+    "others had, less at times; `standard_error` is that of the ratio, `runs` has the ratio of "
+    "each run if there were two: the value is their mean, weighted by their standard errors. "
+    "`plan.cut` from the disk was measured another way: behind nodes of their own, of which two "
+    "that start alike differ by a tenth. From the pool others of the machine disturbed most "
+    "samples; 8,192 tokens, cuts from there and the connector by itself are of the next morning.",
     "bench pool": "`pool.late.p99` is of three tries; now it is of five, and says how sure it is.",
     "bench tiers": "The limit of `host.fetch` was one thread that copies, where ours has two; now "
     "both have two.",

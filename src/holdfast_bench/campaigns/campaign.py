@@ -100,7 +100,8 @@ class CampaignBudget(NamedTuple):
             if number >= ROUNDS_A_TRY * self.tries + ROUNDS_MORE:
                 result.fail(f"{number} rounds made only {result.tried} {result.unit}")
                 return
-            yield self.rng(result.what, number)
+            seed = f"{self.seed}/{result.what}/{number}"
+            yield random.Random(seed)  # noqa: S311 - rounds must replay
             number += 1
             self.on_progress(result)
 
@@ -108,9 +109,6 @@ class CampaignBudget(NamedTuple):
         """Count a failure if the campaign did too little for a verdict and was not interrupted."""
         if not self.stopped():
             result.expect(condition, message)
-
-    def rng(self, what: str, number: int) -> random.Random:
-        return random.Random(f"{self.seed}/{what}/{number}")  # noqa: S311 - rounds must replay
 
     def share(self, parts: float) -> CampaignBudget:
         """Return the budget of one of `parts` equal parts of a campaign: its tries and time."""

@@ -128,7 +128,7 @@ def run(budget: CampaignBudget) -> Iterator[CampaignResult]:
         pool.end()
     hedging = pool.tier.hedged_reads.hedging
     calls.figures["hedges"] = hedging.hedges
-    calls.figures["standstills"] = len(pool.stalls)
+    calls.figures["stalls"] = len(pool.stalls)
     most = hedging.requests * HEDGE_PERCENT / 100 + HEDGES_SAVED_MAX
     calls.expect(hedging.hedges <= most, f"{hedging.hedges} hedges of {hedging.requests} reads")
     budget.expect_enough(blocks, blocks.tried, "nothing was read")

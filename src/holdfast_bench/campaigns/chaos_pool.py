@@ -66,7 +66,7 @@ class ChaosTarget(NodeUnderTest):
         super().__init__(folder, settings=settings, also=f"tcp://127.0.0.1:{self._port}")
         self.proxy = ChaosProxy(self._port)
 
-    def send_invalid(self, token: Credentials) -> list[socket.socket]:
+    def send_invalid(self, credentials: Credentials) -> list[socket.socket]:
         """Open connections with invalid greetings, and send one batch over the limits as a peer.
 
         Returns the sockets with the invalid greetings, for the caller to close.
@@ -78,7 +78,7 @@ class ChaosTarget(NodeUnderTest):
                 unauthenticated[-1].sendall(greeting)
         address, deadline = f"tcp://127.0.0.1:{self._port}", Deadline.within(DEADLINE_S)
         with contextlib.suppress(OSError, ProtocolError):
-            connection = connect(address, token, deadline)
+            connection = connect(address, credentials, deadline)
             with contextlib.closing(connection):
                 connection.ask(
                     PutRecords(bytes(128) * _OVERSIZE_HEADERS), [bytes(4096)], (), deadline
@@ -243,4 +243,4 @@ class ChaosUsers:
             if took_s - stalled_s > most_s + SLACK_S:
                 self._calls.fail(f"a {verb} took {took_s:.2f} s; its deadline is {most_s:g} s")
             elif stalled_s:
-                self._calls.counts["late while a processor stood still"] += 1
+                self._calls.counts["late because of a stall"] += 1

@@ -72,7 +72,7 @@ class WritingEngine:
     def await_recovery(self) -> None:
         """Wait until the node has recovered the records of earlier processes."""
         end = time.monotonic() + _READY_S
-        while call(self._client, m.Status(), m.ReportRequest).data["recovery_s"] is None:
+        while call(self._client, m.Status(), m.ReportReply).data["recovery_s"] is None:
             if time.monotonic() > end:
                 raise AssertionError(f"recovery did not end within {_READY_S:g} s")
             time.sleep(0.01)
@@ -179,7 +179,8 @@ def _count(
     if killed and ending.by_itself:
         result.expect(point, f"{where}: the node was killed, but not by this campaign")
     result.tried += killed
-    result.counts[f"at {point or 'nobody knows what'}" if ending.by_itself else moment] += 1
+    other = f"at {point}" if point else "by another cause"
+    result.counts[other if ending.by_itself else moment] += 1
 
 
 def _one_life(

@@ -299,5 +299,5 @@ def _one_burst(
     if line.struck:
         result.counts["harmless" if fetched == CHAIN_BLOCKS else "detected"] += 1
     else:
-        result.counts["missed the line"] += 1
+        result.counts["hit no byte"] += 1
     assert _repaired(place, chain), "saved again, but not served whole"

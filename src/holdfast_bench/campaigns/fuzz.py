@@ -180,7 +180,7 @@ _REPLIES = _encoded(
     m.Fetched(3, [0, 4096], {"host": 2}, "ok", "why"),
     m.Reserved(3, [0, -1], "full"),
     m.Refused("no"),
-    m.ReportRequest({"blocks": 3, "tiers": [{"tier": "host"}]}),
+    m.ReportReply({"blocks": 3, "tiers": [{"tier": "host"}]}),
 )
 _TO_TARGET = _encoded(
     t.Join(t.TARGET_PROTOCOL, "peer", b"n" * 32, "claims", b"proof"),

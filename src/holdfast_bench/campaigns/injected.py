@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -30,7 +32,7 @@ from holdfast.tiers.disk.region import SECTOR
 from holdfast.tiers.disk.tier import DiskTier
 from holdfast_bench.campaigns.campaign import CampaignBudget, CampaignResult
 from holdfast_bench.campaigns.contexts import Contexts, chain_of
-from holdfast_bench.harness.lifetime import owned
+from holdfast_bench.harness.process import start_owned
 
 PAYLOAD_BYTES = 9_000
 CHAIN_BLOCKS = 6
@@ -240,20 +242,25 @@ def _why_not(strace: str | None) -> str:
 
 
 def _life(wrapped: Sequence[str], folder: Path, seed: str) -> tuple[int, str]:
-    """Run a process that saves and reads in a folder; return its status and standard error."""
-    argv = [*wrapped, sys.executable, "-m", "holdfast_bench.campaigns.injected", str(folder), seed]
+    """Run a process that saves and reads in a folder; return its status and standard error.
+
+    It is killed after `_LIFE_S`; the status is then -1.
+    """
+    process = start_owned(
+        [*wrapped, sys.executable, "-m", "holdfast_bench.campaigns.injected", str(folder), seed],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        process_group=0,  # Ctrl-C must not reach this process
+    )
     try:
-        done = subprocess.run(
-            owned(argv),
-            capture_output=True,
-            text=True,
-            timeout=_LIFE_S,
-            check=False,
-            process_group=0,  # Ctrl-C must not reach this process
-        )
+        _, stderr = process.communicate(timeout=_LIFE_S)
     except subprocess.TimeoutExpired:
         return -1, f"no end within {_LIFE_S:g} s"
-    return done.returncode, done.stderr
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)  # a traced process may outlive its strace
+            process.communicate()
+    return process.returncode, stderr.decode(errors="replace")
 
 
 def main(folder: str, seed: str) -> int:

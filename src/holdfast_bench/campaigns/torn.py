@@ -48,7 +48,7 @@ def _every_subset(budget: CampaignBudget) -> CampaignResult:
         ]
         for subset, image in enumerate(_subsets(before, sectors)):
             _check(result, image, life, f"round {number}, writes to {end}, subset {subset:b}", {})
-        result.counts["stretches"] += 1
+        result.counts["runs of writes"] += 1
     _expect_records(result, budget)
     return result
 

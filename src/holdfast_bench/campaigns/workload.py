@@ -51,13 +51,6 @@ class DiskLife(NamedTuple):
     freed: dict[WrittenRecord, int]
 
 
-class CheckedImage(NamedTuple):
-    """The number of records that a tier found on an image, and of those that verify."""
-
-    found: int
-    verified: int
-
-
 def open_tier(
     medium: MemoryExtents, clock: ManualClock | None = None, snapshot_s: float = 1e9
 ) -> DiskTier:
@@ -155,8 +148,10 @@ def _is_written(found: bytes | bytearray, record: bytes, generation: int) -> boo
 
 def check(
     image: bytes | bytearray, records: dict[bytes, bytes], required: Mapping[WrittenRecord, bytes]
-) -> CheckedImage:
+) -> tuple[int, int]:
     """Open a tier on an image and read every record that it finds.
+
+    Returns the number of records found, and of those that verify.
 
     Raises AssertionError if a record verifies with other bytes than written, or if a `required`
     record is missing; FormatError if the tier refuses the file.
@@ -173,7 +168,7 @@ def check(
         assert tier.usage().records == len(survivors), "usage() and survivors() disagree"
         lost = [record for record, key in required.items() if (record.place, key) not in verified]
         assert not lost, f"{len(lost)} of {len(required)} whole records are lost, first {lost[0]}"
-        return CheckedImage(len(survivors), len(verified))
+        return len(survivors), len(verified)
 
 
 def _is_whole(tier: DiskTier, place: Place, key: bytes, records: dict[bytes, bytes]) -> bool:

@@ -118,7 +118,7 @@ def verdict(steps: Sequence[DemoStep], elapsed_s: float, praise: str) -> str:
     if wrong:
         parts.append(f"[red]Output differs: {', '.join(wrong)}.[/]")
     if missed:
-        parts.append(f"[red]Not from where it should have come: {', '.join(missed)}.[/]")
+        parts.append(f"[red]Not from the expected tier: {', '.join(missed)}.[/]")
         parts += [f"{step.name}: {escape(step.cause)}." for step in steps if step.cause]
     if not wrong and not missed:
         parts.append(praise)

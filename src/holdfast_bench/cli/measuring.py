@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median_high
+from typing import TypeVar
 
 from holdfast import report
 from holdfast.config import PRIVATE_PARENT
@@ -15,6 +18,8 @@ from holdfast.report import Report, Row
 from holdfast.scratch import RUN, scratch_folder
 from holdfast_bench.cli.progress import Steps
 from holdfast_bench.harness import model
+
+Result = TypeVar("Result")
 
 ROUNDS_MIN = 5
 """Fewer rounds give no reliable median on a shared machine."""
@@ -99,6 +104,16 @@ def engines(keep: Path | None) -> Iterator[Path]:
         )
     with scratch(Path(PRIVATE_PARENT)) as folder:
         yield (keep or folder).absolute()
+
+
+def cpu_timed(work: Callable[[], Result], rounds: int) -> tuple[Result, float]:
+    """Return the last result of `work`, and the median of this process's CPU seconds per round."""
+    taken_s = []
+    for _ in range(rounds):
+        start_s = time.process_time()
+        result = work()
+        taken_s.append(time.process_time() - start_s)
+    return result, median_high(taken_s)
 
 
 def print_rows(rows: Iterable[Row], steps: Steps) -> Iterator[Row]:

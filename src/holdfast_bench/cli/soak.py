@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     lines = "\n".join(f"  {c.name:<9} {c.about} ({c.tries:,} {c.unit})" for c in CAMPAIGNS)
-    parser.epilog = f"campaigns, and how much each does if not told:\n{lines}\n\n{parser.epilog}"
+    parser.epilog = f"campaigns, and the tries of each by default:\n{lines}\n\n{parser.epilog}"
     parser.add_argument(
         "campaigns",
         nargs="*",
@@ -47,10 +47,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="which to run, whole or a part: flips, flips.wire (default: all)",
     )
     amount = parser.add_mutually_exclusive_group()
-    amount.add_argument("--faults", type=int, metavar="N", help="how many of each named")
-    amount.add_argument("--minutes", type=float, metavar="M", help="for so long, all together")
+    amount.add_argument("--faults", type=int, metavar="N", help="tries of each campaign or part")
+    amount.add_argument(
+        "--minutes", type=float, metavar="M", help="minutes for all campaigns together"
+    )
     parser.add_argument(
-        "--seed", type=int, default=1, help="the same seed does the same (default: %(default)s)"
+        "--seed",
+        type=int,
+        default=1,
+        help="seed of the random choices; the same seed repeats the same rounds "
+        "(default: %(default)s)",
     )
     measuring.add_folder_argument(parser, "scratch files, 100 MiB")
     add_json_argument(parser)
@@ -198,4 +204,4 @@ class _Stop:
     def _handle(self, *_: object) -> None:
         self.wanted = True
         self.__exit__()
-        print("\nsoak: stops after this round; once more, and at once", file=sys.stderr)
+        print("\nsoak: stops after this round; interrupt again to stop at once", file=sys.stderr)

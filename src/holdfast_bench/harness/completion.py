@@ -40,7 +40,7 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class CompletionAnswer(msgspec.Struct, frozen=True):
-    """Output and times of one request.
+    """Output of one request, and seconds to its first token.
 
     `logprobs` holds, for each step, the `TOP_LOGPROBS` best tokens as (token id, log-probability).
     """
@@ -48,10 +48,9 @@ class CompletionAnswer(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
     logprobs: tuple[tuple[tuple[str, float], ...], ...]
     ttft_s: float
-    total_s: float
 
     def equals(self, other: CompletionAnswer) -> bool:
-        """Whether tokens and log-probabilities are bitwise the same; times are not compared."""
+        """Whether tokens and log-probabilities are bitwise the same; the time is not compared."""
         return self.tokens == other.tokens and self.logprobs == other.logprobs
 
 
@@ -182,7 +181,7 @@ def _collect(response: http.client.HTTPResponse, start_s: float) -> CompletionAn
             if choice.get("logprobs"):
                 steps = choice["logprobs"]["top_logprobs"]
                 logprobs += (tuple(sorted(step.items())) for step in steps)
-    return CompletionAnswer(tuple(tokens), tuple(logprobs), first_s, time.perf_counter() - start_s)
+    return CompletionAnswer(tuple(tokens), tuple(logprobs), first_s)
 
 
 def _prompt_counts(page: str) -> Counts:

@@ -141,7 +141,7 @@ class NodeUnderTest:
 
     def _query(self, request: m.Request) -> dict[str, Any]:
         with closing(Client(self.address, m.Hello(m.PROTOCOL, "bench"), ANSWER_S)) as client:
-            return call(client, request, m.ReportRequest).data
+            return call(client, request, m.ReportReply).data
 
     def _ready(self) -> bool:
         try:

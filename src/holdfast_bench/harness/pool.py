@@ -51,11 +51,11 @@ class ManualMembers:
         self._members = members
         self.publish: Callable[[Sequence[Member]], None] = lambda _: None
 
-    def watch(self, told: Callable[[Sequence[Member]], None]) -> None:
+    def watch(self, on_members: Callable[[Sequence[Member]], None]) -> None:
         """Set the receiver of `publish`, and give it the members of the start."""
-        self.publish = told
+        self.publish = on_members
         if self._members:
-            told(self._members)
+            on_members(self._members)
 
     def trouble(self) -> str:
         """Return the current fault: always none."""
@@ -176,7 +176,7 @@ class PoolUnderTest:
         share_min = FULL_SHARE_MIN / len(self._addresses)
         return members.keys() == self._addresses.keys() and all(
             member["share"] > share_min
-            and not member.get("ejected", False)  # not reported before the first call
+            and not member.get("ejected", False)  # absent for a moment after the member is listed
             and member.get("phase", BreakerPhase.CLOSED) == BreakerPhase.CLOSED
             for member in members.values()
         )

@@ -30,6 +30,9 @@ COVER_DEADLINE_MS = 1000
 
 HOST = "127.0.0.1"
 
+KV_BYTES = GIB
+"""Memory of the engine for KV pages."""
+
 ENGINE_ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # POST /reset_prefix_cache
     "TORCHDYNAMO_DISABLE": "1",  # else the first request with log-probabilities compiles code
@@ -53,7 +56,6 @@ class VllmServerOptions(msgspec.Struct, frozen=True):
     kv_transfer: dict[str, object] = {}
     model_tokens_max: int = 16_384
     batch_tokens_max: int = 1024
-    kv_bytes: int = 1 << 30
     dtype: str = "auto"
 
 
@@ -75,7 +77,6 @@ class VllmServer:
 
     def __init__(self, name: str, options: VllmServerOptions, log: Path) -> None:
         self.name = name
-        self.options = options
         self.port = free_port()
         argv = [
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
@@ -84,7 +85,7 @@ class VllmServer:
             *("--dtype", options.dtype),
             *("--max-model-len", str(options.model_tokens_max)),
             *("--max-num-batched-tokens", str(options.batch_tokens_max)),
-            *("--kv-cache-memory-bytes", str(options.kv_bytes)),
+            *("--kv-cache-memory-bytes", str(KV_BYTES)),
             "--enforce-eager",
             "--enable-prompt-tokens-details",
         ]

@@ -19,6 +19,7 @@ from holdfast.plan.cost import (
     LOWER_DEFAULT,
     PREFILL_HALF_LIFE,
     PREFILL_KEPT,
+    PREFILL_OBSERVATIONS_MIN,
     PrefillCost,
     PrefillFit,
     TierEstimate,
@@ -34,9 +35,6 @@ from holdfast.sim.rules import rules_of
 from holdfast.sim.run import Simulation, SimulationSettings
 from holdfast.sim.trace import UNKNOWN, Trace
 
-POINTS_MIN = 3
-"""Minimum number of context lengths for a fit."""
-
 MISFIT_MAX = 0.25
 """Maximum relative difference between a fit and each of its measured times."""
 
@@ -50,13 +48,15 @@ def prefill_of(cold: Mapping[int, float], tail: int) -> PrefillCost:
     `cold` maps context tokens to seconds; each prompt has `tail` more tokens. Raises ConfigError
     for too few lengths, HoldfastError for a poor fit.
     """
-    _check_enough(cold)
     fit = PrefillFit()
     for tokens, seconds in cold.items():
         fit.observe(tokens + tail, 0, seconds)
     cost = fit.cost
     if cost is None:
-        raise ConfigError("the measured times do not fit a prefill cost; measure again")
+        raise ConfigError(
+            f"{len(cold)} lengths are too few for a fit; "
+            f"measure at least {PREFILL_OBSERVATIONS_MIN}"
+        )
     for tokens, seconds in cold.items():
         _check_fit(f"{tokens} tokens computed", cost.seconds(tokens + tail), seconds)
     return cost
@@ -72,7 +72,6 @@ def tier_of(
     bytes, because the bytes take little of the time, the bandwidth is that of memory and the rest
     of the time is latency.
     """
-    _check_enough(warm)
     prior = Belief((0.0, 1.0 / LOWER_DEFAULT.bytes_per_s), (1e-6, 0.05))
     fit = OnlineFit(prior, half_life=PREFILL_HALF_LIFE, most=PREFILL_KEPT)
     # The time of a warm request less the prefill of its tail.
@@ -91,13 +90,6 @@ def tier_of(
         fitted_s = tier.seconds(tokens * token_bytes) + prefill.seconds(tail, tokens)
         _check_fit(f"{tokens} tokens fetched", fitted_s, seconds)
     return tier
-
-
-def _check_enough(measured: Mapping[int, float]) -> None:
-    if len(measured) < POINTS_MIN:
-        raise ConfigError(
-            f"{len(measured)} lengths are too few for a fit; measure at least {POINTS_MIN}"
-        )
 
 
 def _check_fit(what: str, fitted_s: float, measured_s: float) -> None:

@@ -27,7 +27,7 @@ from holdfast.testing.chained import ChainedBlocks
 from holdfast.tiers.pool.health import HealthOptions
 from holdfast.tiers.pool.segment_batch import segment_of
 from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
-from holdfast.wire.remote.client import HeldCount, ReceivedRecords, TargetClient
+from holdfast.wire.remote.client import HeldFlags, ReceivedRecords, TargetClient
 from holdfast_bench.harness.hardware_limits import SEED
 from holdfast_bench.harness.pause import pause, resume
 from holdfast_bench.harness.pool import ManualMembers
@@ -73,7 +73,7 @@ class LateTarget(TargetClient):
         time.sleep(self.late_s)
         return super().get(namespace, keys, into, deadline_s, on_progress)
 
-    def exist(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> HeldCount:
+    def exist(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> HeldFlags:
         time.sleep(self.late_s)
         return super().exist(namespace, keys, deadline_s)
 
@@ -182,7 +182,7 @@ def _late_row(addresses: Sequence[str]) -> Row:
         "hits_without": unhedged.hit_share,
         "hedged_share": max(late.hedged_share for _, late in tries),
         "tries": ratios,
-        "doubt": of_median(ratios),
+        "standard_error": of_median(ratios),
     }
     return at_most("pool.late.p99", statistics.median(ratios), "x healthy", LATE_GOAL, **more)
 

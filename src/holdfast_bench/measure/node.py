@@ -111,6 +111,12 @@ class BenchSession:
                 raise HoldfastError("a page differs from the saved payload")
         return fetched
 
+    def fetch_from_disk(self, chain: Chain) -> None:
+        """Fetch a context as `fetch` does; raise HoldfastError if a block is not from disk."""
+        sources = self.fetch(chain).sources
+        if sources != {"disk": len(chain)}:
+            raise HoldfastError(f"expected {len(chain)} blocks from disk, got {sources}")
+
     def scatter(self, moves: Sequence[Move]) -> None:
         if not self.device.scatter(self.arena, moves).wait():
             raise HoldfastError("the copy was incomplete")
@@ -192,15 +198,11 @@ def _host_rows(engine: BenchSession, copy: CopyLimit, rounds: int) -> list[Row]:
 
 def _promotion_rows(engine: BenchSession, contexts: Sequence[Chain], rounds: int) -> list[Row]:
     """Measure fetches from disk to pages, with more contexts than fit in the arena."""
-    turn = itertools.count()
+    turn = itertools.cycle(contexts)
 
     def fetch() -> Speed:
-        chain = contexts[next(turn) % len(contexts)]
-        found: list[m.Fetched] = []
-        speed = timed(BATCH * PAYLOAD_BYTES, lambda: found.append(engine.fetch(chain)))
-        if found[0].sources != {"disk": BATCH}:
-            raise HoldfastError(f"expected {BATCH} blocks from disk, got {found[0].sources}")
-        return speed
+        chain = next(turn)
+        return timed(BATCH * PAYLOAD_BYTES, lambda: engine.fetch_from_disk(chain))
 
     idle = median_speed([fetch() for _ in range(2 * rounds)])
     with busy_thread():

@@ -27,7 +27,7 @@ from holdfast.membership.placement import Placement
 from holdfast.report import Row, at_least, at_most
 from holdfast.store.store import Store
 from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
-from holdfast.wire.remote.client import HeldCount, ReceivedRecords, TargetClient
+from holdfast.wire.remote.client import HeldFlags, ReceivedRecords, TargetClient
 from holdfast_bench.harness.hardware_limits import SEED
 from holdfast_bench.harness.pool import ManualMembers
 from holdfast_bench.measure.pool import TargetUnderTest
@@ -56,7 +56,7 @@ class CountedTarget(TargetClient):
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
-        self.questions = 0
+        self.lookups = 0
         self.reads = Counter[bytes]()
         self._counting = threading.Lock()
 
@@ -72,9 +72,9 @@ class CountedTarget(TargetClient):
             self.reads.update(keys)
         return super().get(namespace, keys, into, deadline_s, on_progress)
 
-    def exist(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> HeldCount:
+    def exist(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> HeldFlags:
         with self._counting:
-            self.questions += 1
+            self.lookups += 1
         return super().exist(namespace, keys, deadline_s)
 
 
@@ -123,7 +123,7 @@ def _crowd_row(folder: Path) -> Row:
     if came != {CROWD_BLOCKS}:
         raise HoldfastError(f"fetches returned {sorted(came)} of {CROWD_BLOCKS} blocks")
     most = float(max(counted.reads.values()))
-    more = {"asked_by": CROWD, "blocks": CROWD_BLOCKS, "questions": counted.questions}
+    more = {"asked_by": CROWD, "blocks": CROWD_BLOCKS, "lookups": counted.lookups}
     return at_most("pool.crowd.reads", most, "reads", CROWD_READS_GOAL, **more)
 
 

@@ -98,7 +98,7 @@ def against_cuts(bench: EnginePair, place: str, length: int, plan_of_runs: Engin
         "rounds": rounds,
         "beside": len(beside.tokens),
         "same_node": together,
-        "doubt": beside.standard_error,
+        "standard_error": beside.standard_error,
     }
     return at_most("plan.cut", beside.ratio, "x", GOAL, **more)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -56,8 +57,9 @@ def together_over_apart(trace: Trace, draws: int = 3) -> float:
     """
     together = {"kind": "pool", "capacity_tokens": NODES * NODE_TOKENS}
     apart = {"kind": "host", "capacity_tokens": NODE_TOKENS}
-    hits = [_hit(trace, apart, two_choices(draw)) for draw in range(draws)]
-    return _hit(trace, together, ROUTERS["round_robin"]) / float(np.mean(hits))
+    hits = [token_hit(trace, apart, two_choices(draw), NODES, _A800) for draw in range(draws)]
+    hit = token_hit(trace, together, ROUTERS["round_robin"], NODES, _A800)
+    return hit / float(np.mean(hits))
 
 
 def fetch_rule_gb_per_s(gpu: str) -> float:
@@ -81,10 +83,16 @@ def h20_first_token_s(tier: str) -> float:
     return first_tokens_s(hardware, _H20_TOKENS)[1]
 
 
-def _hit(trace: Trace, tier: dict[str, Any], router: Router) -> float:
-    """Return the token hit rate of ten workers with one tier."""
-    ladder = parse_ladder({"tiers": [tier], "engine": _A800})
+def token_hit(
+    trace: Trace,
+    tier: dict[str, Any],
+    router: Router,
+    workers: int,
+    engine: Mapping[str, Mapping[str, float]],
+) -> float:
+    """Return the token hit rate of workers with one tier that evicts by leaf-first LRU."""
+    ladder = parse_ladder({"tiers": [tier], "engine": engine})
     hardware = resolve(ladder, shipped(), trace.block_tokens)
-    fleet = Fleet(hardware, NODES, rules_of(hardware, "leaf_lru"))
+    fleet = Fleet(hardware, workers, rules_of(hardware, "leaf_lru"))
     found = Simulation(trace, fleet, SimulationSettings(FetchHeld(), router)).run()
     return found.token_hit(trace)

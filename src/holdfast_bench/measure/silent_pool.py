@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median, quantiles
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS
 from holdfast.report import Row, at_most
 from holdfast_bench.harness.completion import complete
@@ -51,8 +50,6 @@ FALLS = 3
 AGAIN = 2
 """Largest number of measured pairs, as a multiple of the requested rounds."""
 
-QUARTERS = 4
-
 
 class SilentPoolPlan(NamedTuple):
     """Settings: the model's folder and vocabulary, rounds, and the receiver of progress texts."""
@@ -70,11 +67,8 @@ class SilentPoolEngines(NamedTuple):
     behind: VllmServer
 
 
-class SilentPoolPair(NamedTuple):
-    """Seconds to the first token of one prompt, without Holdfast and behind the node."""
-
-    alone_s: float
-    behind_s: float
+SilentPoolPair: TypeAlias = tuple[float, float]
+"""Seconds to the first token of one prompt, without Holdfast and behind the node."""
 
 
 class SilenceResult(NamedTuple):
@@ -146,7 +140,7 @@ class SilentPoolBench:
             for which in (0, 1) if (number + len(found)) % 2 == 0 else (1, 0):
                 times[which] = self._ttft_s(self._engines[which], prompt)
             others = self._others.share()
-            found.append((SilentPoolPair(times[0], times[1]), others))
+            found.append(((times[0], times[1]), others))
             left -= others <= DISTURBED
         return found
 
@@ -198,13 +192,11 @@ def _first_row(silence: SilentTargets, falls: Sequence[SilenceResult]) -> Row:
 
 def _ttft_row(silence: SilentTargets, falls: Sequence[SilenceResult]) -> Row:
     pairs = [pair for fall in falls for pair in fall.pairs]
-    if len(pairs) < QUARTERS:
-        raise HoldfastError(f"{len(pairs)} rounds are fewer than {QUARTERS}; raise --rounds")
-    ratios = [pair.behind_s / pair.alone_s for pair in pairs]
+    ratios = [behind_s / alone_s for alone_s, behind_s in pairs]
     more = {
-        "alone_s": median(pair.alone_s for pair in pairs),
-        "behind_s": median(pair.behind_s for pair in pairs),
-        "quartiles": [quantiles(ratios, n=QUARTERS)[at] for at in (0, 2)],
+        "alone_s": median(alone_s for alone_s, _ in pairs),
+        "behind_s": median(behind_s for _, behind_s in pairs),
+        "quartiles": [quantiles(ratios, n=4)[at] for at in (0, 2)],
         "worst": max(ratios),
         "rounds": len(pairs),
         "disturbed": sum(fall.disturbed for fall in falls),

@@ -104,7 +104,8 @@ def _warm_up(
 ) -> tuple[RaceTimes, CompletionAnswer, list[int]]:
     """Save the context on every engine; return empty times, the right answer, and a probe.
 
-    The probe is a short saved prompt: `wait_asking` sends it until the engine fetches again.
+    The probe is a short saved prompt: `wait_asking` sends it until the engine asks its node for a
+    plan again.
     """
     probe = list(reversed(prompt[:PROBE_TOKENS]))
     blocks = track.node.blocks_on_disk() + len(prompt) // BLOCK_TOKENS + len(probe) // BLOCK_TOKENS

@@ -86,7 +86,7 @@ def test_a_part_runs_alone(part, faults, tmp_path_factory):
 
 
 def test_a_check_that_lets_everything_through_is_found_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(sealing.Sealing, "land", lambda *_: Outcome.OK)
+    monkeypatch.setattr(sealing.Sealing, "check_and_open", lambda *_: Outcome.OK)
     monkeypatch.setattr(verify, "verify", lambda *_: Outcome.OK)
     budget = CampaignBudget(tries=30, seed=1, folder=tmp_path, target=open_target)
     tallies = list(flips.run(budget))

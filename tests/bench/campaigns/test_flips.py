@@ -10,5 +10,5 @@ def test_a_burst_that_meets_no_byte_is_not_tried(tmp_path, monkeypatch):
     budget = CampaignBudget(tries=1, seed=1, folder=tmp_path, target=open_target)
     result = flips._strike_the_wire(budget)
     assert (result.tried, result.counts["harmless"]) == (0, 0)
-    assert result.counts["missed the line"] == 58
+    assert result.counts["hit no byte"] == 58
     assert result.failures == ["58 rounds made only 0 faults"]

@@ -1,6 +1,12 @@
 """The campaign of failing system calls counts what struck, and lives as its seed says."""
 
+import contextlib
+import os
 import random
+import select
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -72,6 +78,31 @@ def test_every_kind_of_call_is_drawn(budget):
     drawn = [injected.Strike.drawn(random.Random(n), n) for n in range(200)]
     assert {strike.kind for strike in drawn} == set(injected.CALLS)
     assert any(s.kind == "fdatasync" and s.inject.endswith("when=3") for s in drawn)
+
+
+def test_a_life_without_end_is_killed_with_the_process_that_strace_traces(tmp_path, monkeypatch):
+    """In the place of strace is a shell that starts a program and waits for it."""
+    pid_file, program = tmp_path / "pid", []
+    script = 'sleep 600 & echo $! > "$0.new"; mv "$0.new" "$0"; wait'
+    communicate = subprocess.Popen.communicate
+
+    def communicate_once_it_runs(process, *args, **options):
+        while not program:
+            assert process.poll() is None
+            if pid_file.exists():
+                program.append(os.pidfd_open(int(pid_file.read_text())))
+            time.sleep(0.01)
+        return communicate(process, *args, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate_once_it_runs)
+    monkeypatch.setattr(injected, "_LIFE_S", 0.01)
+    wrapped = ["sh", "-c", script, str(pid_file)]
+    assert injected._life(wrapped, tmp_path / "disk", "1/0") == (-1, "no end within 0.01 s")
+    ended, _, _ = select.select(program, [], [], 30.0)
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(program[0], signal.SIGKILL)
+    os.close(program[0])
+    assert ended, "the program outlived its life"
 
 
 @pytest.fixture

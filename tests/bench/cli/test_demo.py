@@ -15,7 +15,7 @@ pytest.importorskip("rich")
 
 
 def answered(ttft_s):
-    return CompletionAnswer((1, 2), (), ttft_s, ttft_s + 1)
+    return CompletionAnswer((1, 2), (), ttft_s)
 
 
 COLD = DemoStep(

@@ -15,7 +15,7 @@ HIT, MISS = TokenSources(24, 0, {"pool": 1024}), TokenSources(1048, 0, {})
 
 
 def step(name, fetched, *tokens, equal=True):
-    asked = [MeasuredCompletion(CompletionAnswer((1,), (), 0.5, 1.0), each) for each in tokens]
+    asked = [MeasuredCompletion(CompletionAnswer((1,), (), 0.5), each) for each in tokens]
     spread = {"target-1": 1, "target-3": 1}
     return PoolStep(name, asked, equal, fetched, token_bytes=20_480.0, spread=spread)
 

@@ -61,7 +61,7 @@ def test_what_walks_ends_when_telling_fails():
             [MISSED, WRONG],
             (
                 "2 steps in 3 s. [red]Output differs: wrong.[/] "
-                "[red]Not from where it should have come: missed.[/] "
+                "[red]Not from the expected tier: missed.[/] "
                 r"missed: the connector: late \[again]."
             ),
         ),

@@ -84,7 +84,7 @@ def test_tokens_and_logprobs_are_collected_in_order(fake):
     answer = complete(fake, [1, 2, 3], 2)
     assert answer.tokens == (7, 9)
     assert answer.logprobs == ((("token_id:7", -0.25),), (("token_id:9", -1.5),))
-    assert 0 < answer.ttft_s <= answer.total_s
+    assert answer.ttft_s > 0
 
 
 def test_the_request_is_greedy_and_of_fixed_length(fake):
@@ -150,7 +150,7 @@ def test_a_dead_engine_is_an_error_with_its_last_words(fake):
 
 
 def test_answers_are_equal_only_bit_for_bit():
-    answer = CompletionAnswer((7,), ((("token_id:7", -0.25),),), 0.1, 0.2)
+    answer = CompletionAnswer((7,), ((("token_id:7", -0.25),),), 0.1)
     assert answer.equals(msgspec.structs.replace(answer, ttft_s=5.0))
     assert not answer.equals(msgspec.structs.replace(answer, tokens=(8,)))
     nearly = ((("token_id:7", -0.25000001),),)

@@ -7,6 +7,7 @@ import pytest
 
 from holdfast_bench.cli.bench import plan
 from holdfast_bench.cli.bench.plan import COUPLES, NOWHERE, PARTS, PLACES, TIMES_MAX
+from holdfast_bench.harness.completion import NO_HINT
 from holdfast_bench.harness.standard_error import CONCLUSIVE_ERROR
 from holdfast_bench.measure.engine_pair import BYPASS, TAIL_TOKENS, EnginePairPlan
 
@@ -44,7 +45,7 @@ class SpinBench:
     def wait_idle(self):
         self.last = None
 
-    def ttft_s(self, engine, prompt, hint):
+    def ttft_s(self, engine, prompt, hint=NO_HINT):
         spins, self.last = engine == self.last, engine
         way = "alone" if engine == "alone" else "bypass" if hint == BYPASS else "planned"
         self.asked.append((prompt[0], way))
@@ -77,14 +78,14 @@ def test_couples_that_disagree_are_followed_by_others_up_to_a_limit():
     bench = SpinBench(*[1.2, 0.9] * 20)
     row = plan._connector_row(bench, EnginePairPlan("small", Path(), (), (), 4, lambda _: None))
     assert len(row.more["couples"]) == COUPLES[1]
-    assert row.more["doubt"] == pytest.approx(0.15 / 7**0.5)
+    assert row.more["standard_error"] == pytest.approx(0.15 / 7**0.5)
 
 
 def test_contexts_are_asked_for_until_their_ratio_is_known():
     """Two pairs in three are off by 10 % and more, either way."""
 
     class Noisy(SpinBench):
-        def ttft_s(self, engine, prompt, hint):
+        def ttft_s(self, engine, prompt, hint=NO_HINT):
             seconds, tokens = super().ttft_s(engine, prompt, hint)
             return seconds * rng.lognormvariate(0, 0.1), tokens
 
@@ -92,7 +93,7 @@ def test_contexts_are_asked_for_until_their_ratio_is_known():
     plan_of_runs = EnginePairPlan("small", Path(), (), (), 8, lambda _: None)
     unknown = plan._against_recompute(Noisy(planned=1.05), "host", 1024, plan_of_runs)
     assert unknown.more["rounds"] == TIMES_MAX * plan_of_runs.rounds_at(1024)
-    assert unknown.more["doubt"] > CONCLUSIVE_ERROR
+    assert unknown.more["standard_error"] > CONCLUSIVE_ERROR
     known = plan._against_recompute(Noisy(planned=0.3), "host", 1024, plan_of_runs)
     assert known.more["rounds"] == plan_of_runs.rounds_at(1024)
 

@@ -11,7 +11,7 @@ from holdfast_bench.scenarios.demo_scenario import DemoStep, prompts_of
 
 pytest.importorskip("tokenizers")
 
-ANSWER = CompletionAnswer(tuple(range(demo_scenario.ANSWER_TOKENS)), (), 0.5, 1.0)
+ANSWER = CompletionAnswer(tuple(range(demo_scenario.ANSWER_TOKENS)), (), 0.5)
 
 
 @pytest.fixture(scope="module")

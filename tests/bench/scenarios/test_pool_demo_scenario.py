@@ -30,7 +30,7 @@ FINGERPRINT = b"fingerprint-16-b"
 PAYLOAD_BYTES = 20_000
 TOKENS = 2 * BLOCK_TOKENS
 opened = []
-ANSWER = CompletionAnswer((1, 2), (), 0.5, 1.0)
+ANSWER = CompletionAnswer((1, 2), (), 0.5)
 
 
 def payload_of(key):
@@ -69,7 +69,7 @@ class FakeEngine:
         computed = len(prompt) - local - landed
         text = hashlib.blake2b(repr(prompt).encode(), digest_size=8).digest()
         return MeasuredCompletion(
-            CompletionAnswer(tuple(text), (), 0.1, 0.2), TokenSources(computed, local, fetched)
+            CompletionAnswer(tuple(text), (), 0.1), TokenSources(computed, local, fetched)
         )
 
     def fetch(self, keys):

@@ -10,8 +10,8 @@ from holdfast_bench.harness.server import EngineCooldown
 from holdfast_bench.scenarios import throughput, ttft_race
 
 PROMPT = [3] * 1040
-RIGHT = CompletionAnswer((1, 2, 3, 4), (), 1.0, 1.1)
-WRONG = CompletionAnswer((9, 2, 3, 4), (), 1.0, 1.1)
+RIGHT = CompletionAnswer((1, 2, 3, 4), (), 1.0)
+WRONG = CompletionAnswer((9, 2, 3, 4), (), 1.0)
 COLD, HOST, DISK = (
     TokenSources(1040, 0, {}),
     TokenSources(16, 0, {"host": 1024}),

@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Measure, write the ladder file, and yield its fitted values and its predictions."""
     if args.out.is_dir() or not args.out.absolute().parent.is_dir():
-        raise ConfigError(f"--out {args.out}: is no file in a folder that is there; name another")
+        raise ConfigError(
+            f"--out {args.out}: is a folder, or its folder does not exist; name another file"
+        )
     lengths, predicted = (QUICK_LENGTHS, QUICK_PREDICTED) if args.quick else (LENGTHS, PREDICTED)
     with measuring.engines(args.keep) as folder, ExitStack() as stack:
         plan_of_runs = EnginePairPlan(

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from holdfast.buffers import aligned_buffer
-from holdfast.errors import HoldfastError, Outcome
+from holdfast.errors import Outcome
 from holdfast.limits import GIB, MIB
 from holdfast.probe import free_port
 from holdfast.report import Row, at_most
@@ -103,18 +102,6 @@ def _counting_row(rounds: int) -> Row:
     return at_most("metrics.counting", statistics.median(times_us), "us", COUNTING_GOAL_US)
 
 
-class ScrapedNode(NamedTuple):
-    """A node whose disk holds all contexts, the URL of its metrics, and a session with it.
-
-    `fetch_from_disk` fetches the next context, which memory does not hold.
-    """
-
-    node: NodeUnderTest
-    url: str
-    engine: BenchSession
-    fetch_from_disk: Callable[[], None]
-
-
 def _node_rows(folder: Path, rounds: int) -> Iterator[Row]:
     """Measure the CPU time of a scrape, and a node with a scrape every second and without.
 
@@ -150,9 +137,9 @@ def _sealed_row(folder: Path, rounds: int) -> Row:
     key.write_bytes(SECRET)
     key.chmod(0o600)
     settings = {"domains": {"bench": {"key_file": str(key)}}}
-    with _scraped_node(folder, settings) as sealed:
-        measured = partial(_passes, sealed.fetch_from_disk)
-        return _row("metrics.scraped.sealed", sealed.url, rounds, measured)
+    with _scraped_node(folder, settings) as (_, url, _, fetch_from_disk):
+        measured = partial(_passes, fetch_from_disk)
+        return _row("metrics.scraped.sealed", url, rounds, measured)
 
 
 def _target_rows(folder: Path, rounds: int) -> Iterator[Row]:
@@ -169,7 +156,13 @@ def _target_rows(folder: Path, rounds: int) -> Iterator[Row]:
 
 
 @contextmanager
-def _scraped_node(folder: Path, settings: Mapping[str, object]) -> Iterator[ScrapedNode]:
+def _scraped_node(
+    folder: Path, settings: Mapping[str, object]
+) -> Iterator[tuple[NodeUnderTest, str, BenchSession, Callable[[], None]]]:
+    """Yield a node whose disk holds all contexts, the URL of its metrics, and a session with it.
+
+    The function yielded last fetches the next context, which memory does not hold.
+    """
     listen = f"127.0.0.1:{free_port()}"
     settings = {"http": {"listen": f"tcp://{listen}"}, **settings}
     with (
@@ -181,13 +174,8 @@ def _scraped_node(folder: Path, settings: Mapping[str, object]) -> Iterator[Scra
             engine.save(chain)
             node.wait_idle()
         turn = itertools.cycle(contexts)
-
-        def fetch_from_disk() -> None:
-            sources = engine.fetch(next(turn)).sources
-            if sources != {"disk": BATCH}:
-                raise HoldfastError(f"expected {BATCH} blocks from disk, got {sources}")
-
-        yield ScrapedNode(node, f"http://{listen}/metrics", engine, fetch_from_disk)
+        url = f"http://{listen}/metrics"
+        yield node, url, engine, lambda: engine.fetch_from_disk(next(turn))
 
 
 def _scrape_row(node: NodeUnderTest, url: str, rounds: int) -> Row:

@@ -13,8 +13,9 @@ against engines without a connector, with several couples of engines.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import NamedTuple, TypeAlias
@@ -23,9 +24,7 @@ from holdfast.report import Row, at_most
 from holdfast_bench.cli import measuring
 from holdfast_bench.cli.progress import Steps
 from holdfast_bench.harness import model
-from holdfast_bench.harness.completion import NO_HINT
 from holdfast_bench.harness.noise_filter import OtherProcesses, least_disturbed
-from holdfast_bench.harness.server import VllmServer
 from holdfast_bench.harness.standard_error import is_conclusive, of_mean, of_median
 from holdfast_bench.measure.engine_pair import BYPASS, POOL, EnginePair, EnginePairPlan
 from holdfast_bench.measure.plan_cuts import PAIRS_MIN, against_cuts
@@ -70,11 +69,8 @@ Round: TypeAlias = tuple[PlanPair, float]
 """A pair, and the share of the machine that other processes used."""
 
 
-class PrefillWay(NamedTuple):
-    """A way to get a first token: the engine, and the hint sent to it."""
-
-    engine: VllmServer
-    hint: Mapping[str, object] = NO_HINT
+TimedPrefill: TypeAlias = Callable[[Sequence[int]], tuple[float, int]]
+"""Sends a prompt in one way; returns the seconds to its first token, and the tokens fetched."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,8 +137,8 @@ def _against_recompute(
         else:
             bench.place_contexts(place, "best", prompts)
         plan_of_runs.tell(f"{what} are asked for")
-        way, without = PrefillWay(bench.behind), PrefillWay(bench.behind, BYPASS)
-        found += _asked(bench, prompts, way, without)
+        way = partial(bench.ttft_s, bench.behind)
+        found += _asked(bench, prompts, way, partial(way, hint=BYPASS))
         pairs = least_disturbed(found, len(found) // 2)
         ratios = [pair.ratio for pair in pairs]
         ratio, standard_error = median(ratios), of_median(ratios)
@@ -156,7 +152,7 @@ def _against_recompute(
         "fetched": median(pair.fetched for pair in pairs),
         "rounds": len(pairs),
         "disturbed": len(found) - len(pairs),
-        "doubt": standard_error,
+        "standard_error": standard_error,
     }
     return at_most("plan.recompute", ratio, "x", GOAL, **more)
 
@@ -171,36 +167,38 @@ def _connector_row(bench: EnginePair, plan_of_runs: EnginePairPlan) -> Row:
         if couple:
             bench.restart_engines()
         prompts = [bench.text(CONNECTOR_TOKENS) for _ in range(rounds)]
-        found = _asked(bench, prompts, PrefillWay(bench.behind, BYPASS), PrefillWay(bench.alone))
+        way = partial(bench.ttft_s, bench.behind, hint=BYPASS)
+        found = _asked(bench, prompts, way, partial(bench.ttft_s, bench.alone))
         ratios.append(median(pair.ratio for pair in least_disturbed(found, len(found) // 2)))
         if len(ratios) >= least and is_conclusive(mean(ratios), of_mean(ratios), GOAL):
             break
-    more = {"tokens": CONNECTOR_TOKENS, "rounds": rounds, "couples": ratios}
-    return at_most("plan.connector", mean(ratios), "x", GOAL, **more, doubt=of_mean(ratios))
+    more = {
+        "tokens": CONNECTOR_TOKENS,
+        "rounds": rounds,
+        "couples": ratios,
+        "standard_error": of_mean(ratios),
+    }
+    return at_most("plan.connector", mean(ratios), "x", GOAL, **more)
 
 
 def _asked(
-    bench: EnginePair, prompts: Sequence[Sequence[int]], way: PrefillWay, without: PrefillWay
+    bench: EnginePair, prompts: Sequence[Sequence[int]], way: TimedPrefill, without: TimedPrefill
 ) -> list[Round]:
     """Measure each context both ways; the number of contexts is even.
 
     Of two contexts, one pair is measured on busy-waiting engines, and one on idle engines. The last
     request before the call went to the engine of `way`.
     """
-
-    def ttft_s(chosen: PrefillWay, prompt: Sequence[int]) -> tuple[float, int]:
-        return bench.ttft_s(chosen.engine, prompt, chosen.hint)
-
     others = OtherProcesses()
     rounds: list[Round] = []
     for one, other in zip(prompts[::2], prompts[1::2], strict=True):
         others.share()
-        again, tokens = ttft_s(way, one)
+        again, tokens = way(one)
         bench.wait_idle()
-        rested_without, _ = ttft_s(without, one)
-        again_without, _ = ttft_s(without, other)
+        rested_without, _ = without(one)
+        again_without, _ = without(other)
         bench.wait_idle()
-        rested, other_tokens = ttft_s(way, other)
+        rested, other_tokens = way(other)
         share = others.share()
         rounds.append((PlanPair(again, again_without, tokens), share))
         rounds.append((PlanPair(rested, rested_without, other_tokens), share))

@@ -13,7 +13,7 @@ from holdfast_bench.harness import model
 from holdfast_bench.measure import degraded_pool, peers, placement, pool, silent_pool
 from holdfast_bench.measure.silent_pool import SilentPoolPlan
 
-ALSO = ("near_s_per_gb", "far_s_per_gb", "plain_us", "alone_s", "why")
+ALSO = ("local_cpu_s_per_gb", "remote_cpu_s_per_gb", "plain_us", "alone_s", "why")
 
 MODEL = "demo"
 PAIRS = 2
@@ -22,8 +22,9 @@ PARTS = {
     "sockets": "a target beside plain sockets",
     "tls": "the same under TLS",
     "nixl": "the first over NIXL, where it is installed",
-    "placement": "what moves with a member, what a loss leaves, what a crowd asks; no timing",
-    "trouble": "a join, a target that is late, and all of them mute",
+    "placement": "segments moved by a join, prefixes usable after a loss, reads caused by "
+    "1,000 threads; no timing",
+    "trouble": "a member that joins, one late target, all targets stopped",
     "engine": "a real engine while all targets are mute, where vLLM is installed",
     "peers": "other stores, those that are installed",
 }

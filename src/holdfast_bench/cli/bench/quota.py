@@ -23,7 +23,7 @@ from statistics import median_high
 from typing import NamedTuple
 
 from holdfast.cli.serve import gc_frozen
-from holdfast.errors import ConfigError
+from holdfast.errors import HoldfastError
 from holdfast.fairness.fair_queue import WINDOW_S, WorkItem
 from holdfast.fairness.shares import Quota
 from holdfast.limits import MIB
@@ -110,7 +110,7 @@ class _Bench:
     def fetch(self, name: str, number: int) -> float:
         """Fetch a context from the disk, as an engine's request does; return the seconds it took.
 
-        Removes the context from memory again.
+        Removes the context from memory again. Raises HoldfastError if the victim gets only a part.
         """
         contexts, keys = self._contexts[name], self._chains[name][number % CONTEXTS]
         namespace, domain = contexts.namespace, contexts.namespace.domain
@@ -122,7 +122,10 @@ class _Bench:
         self.store.release(fetched.lease)
         contexts.leave_host(keys)
         if name == "victim" and len(fetched.places) < BLOCKS:
-            raise ConfigError(f"only {len(fetched.places)} of {BLOCKS} blocks came: {fetched}")
+            raise HoldfastError(
+                f"fetched {len(fetched.places)} of {BLOCKS} blocks within {DEADLINE_S:g} s: "
+                f"{fetched}"
+            )
         return took_s
 
     @contextlib.contextmanager

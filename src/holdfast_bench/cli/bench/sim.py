@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import resource
-import time
 from collections.abc import Iterator
-from statistics import median_high
 
 import msgspec
-import numpy as np
 
 from holdfast import report
-from holdfast.plan.planner import BestCut, FetchHeld
+from holdfast.plan.planner import BestCut
 from holdfast.report import Row
 from holdfast.sim.curve import curve
 from holdfast.sim.fleet import Fleet
@@ -24,7 +21,7 @@ from holdfast.sim.profile import shipped
 from holdfast.sim.route import ROUTERS
 from holdfast.sim.rules import rules_of
 from holdfast.sim.run import Simulation, SimulationSettings
-from holdfast.sim.shipped import LONGEST, find_trace
+from holdfast.sim.shipped import LONGEST_TRACE, find_trace
 from holdfast.sim.trace import Trace
 from holdfast_bench.cli import measuring
 from holdfast_bench.cli.progress import Steps
@@ -38,6 +35,7 @@ from holdfast_bench.measure.published import (
     fetch_rule_gb_per_s,
     h20_first_token_s,
     together_over_apart,
+    token_hit,
 )
 
 ALSO = ("published",)
@@ -68,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Yield the figures."""
-    names = TRACES if args.quick else (*TRACES, LONGEST)
+    names = TRACES if args.quick else (*TRACES, LONGEST_TRACE)
     steps.plan(len(names))
     for name in names:
         steps.begin(name)
@@ -89,13 +87,12 @@ def _speed(trace: Trace, name: str, rounds: int) -> Iterator[Row]:
     hardware = resolve(
         parse_ladder(_FOUR_TIERS), shipped(), trace.block_tokens, load_model("Llama-3.1-70B")
     )
-    taken = []
-    for _ in range(rounds):
-        began_s = time.process_time()
+
+    def simulate() -> None:
         fleet = Fleet(hardware, 1, rules_of(hardware))
         Simulation(trace, fleet, SimulationSettings(BestCut(), ROUTERS["least_queue"])).run()
-        taken.append(time.process_time() - began_s)
-    spent_s = median_high(taken)
+
+    _, spent_s = measuring.cpu_timed(simulate, rounds)
     yield report.at_least(f"{name}.speed", trace.blocks / spent_s, "blocks/s", SPEED_GOAL)
     if name == "conversation":
         yield report.at_most(f"{name}.cpu", spent_s, "s", CONVERSATION_GOAL_S)
@@ -108,14 +105,7 @@ def _like_curve(trace: Trace, name: str) -> Iterator[Row]:
     exact = curve(trace)
     for blocks in CURVE_BLOCKS:
         tier = {"kind": "host", "capacity_tokens": blocks * trace.block_tokens}
-        ladder = parse_ladder({"engine": {"prefill": {}}, "tiers": [tier]})
-        hardware = resolve(ladder, shipped(), trace.block_tokens)
-        fleet = Fleet(hardware, 1, rules_of(hardware, "leaf_lru"))
-        found = Simulation(
-            trace, fleet, SimulationSettings(FetchHeld(), ROUTERS["round_robin"])
-        ).run()
-        reused = np.minimum(found.fetched.sum(axis=1) * trace.block_tokens, trace.input_tokens)
-        hit = float(reused.sum()) / float(trace.input_tokens.sum())
+        hit = token_hit(trace, tier, ROUTERS["round_robin"], 1, {"prefill": {}})
         limit = exact.token_hit(blocks)
         row = report.share(f"{name}.one_tier_{blocks}", hit, "tokens", limit)
         yield msgspec.structs.replace(row, ok=abs(hit - limit) <= EXACT)

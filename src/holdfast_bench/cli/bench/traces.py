@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Iterator
-from statistics import median_high
-from typing import TypeVar
+from collections.abc import Iterator
 
 from holdfast import report
 from holdfast.report import Row
@@ -15,7 +12,7 @@ from holdfast.sim.curve import HitCurve, curve
 from holdfast.sim.formats.load import load
 from holdfast.sim.retention import retention
 from holdfast.sim.reuse import Reuse, reuse
-from holdfast.sim.shipped import LONGEST, SHIPPED, find_trace
+from holdfast.sim.shipped import LONGEST_TRACE, SHIPPED, find_trace
 from holdfast.sim.statistics import statistics
 from holdfast.sim.trace import Trace
 from holdfast_bench.cli import measuring
@@ -31,8 +28,6 @@ SHARES = (0.01, 0.05, 0.10, 0.25, 0.50)
 TTLS_S = (60.0, 300.0, 3600.0)
 OF_MAX = {"tenth": 0.1, "half": 0.5, "most": 0.95}
 """Sizes that are looked at: where LRU has these shares of the hits of a store without end."""
-
-Result = TypeVar("Result")
 
 # Block hits of leaf-first LRU at SHARES of the different blocks, by an independent survey of
 # September 2026 that its authors computed from the raw files.
@@ -57,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Yield the figures."""
     names = {file: name for name, file in SHIPPED.items()}
-    chosen = args.traces or [name for name in SHIPPED if not args.quick or name != LONGEST]
+    chosen = args.traces or [name for name in SHIPPED if not args.quick or name != LONGEST_TRACE]
     steps.plan(len(chosen))
     for path in [find_trace(text) for text in chosen]:
         steps.begin(path.name)
@@ -67,8 +62,8 @@ def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
 
 def _rows(trace: Trace, name: str, rounds: int) -> Iterator[Row]:
     """Every figure of one trace."""
-    runs, curve_s = _timed(lambda: reuse(trace), rounds)
-    found, count_s = _timed(lambda: curve(trace, runs), rounds)
+    runs, curve_s = measuring.cpu_timed(lambda: reuse(trace), rounds)
+    found, count_s = measuring.cpu_timed(lambda: curve(trace, runs), rounds)
     if trace.blocks >= SMALL:
         speed = trace.blocks / (curve_s + count_s) / 1e6
         yield report.at_least(f"{name}.curve", speed, "M/s", SPEED_GOAL)
@@ -107,13 +102,3 @@ def _bounds(trace: Trace, name: str, runs: Reuse, found: HitCurve) -> Iterator[R
         (bound,) = belady(trace, [blocks], runs)
         hit, limit = found.token_hit(blocks), bound.token_hit
         yield report.share(f"{name}.lru_{label}", hit, "tokens", limit, blocks=blocks)
-
-
-def _timed(work: Callable[[], Result], rounds: int) -> tuple[Result, float]:
-    """The result, and the median seconds of this process's CPU over a few rounds."""
-    taken = []
-    for _ in range(rounds):
-        begin = time.process_time()
-        result = work()
-        taken.append(time.process_time() - begin)
-    return result, median_high(taken)

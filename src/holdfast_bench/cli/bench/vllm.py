@@ -73,7 +73,7 @@ def _rows(
         "alone_tokens_per_s": pairs.tokens_per_s(pairs.alone),
         "holdfast_tokens_per_s": pairs.tokens_per_s(pairs.behind),
         "rounds": len(pairs.alone),
-        "doubt": 100 * of_median(pairs.ratios),
+        "standard_error": 100 * of_median(pairs.ratios),
     }
     yield report.at_most("vllm.overhead", 100 * pairs.overhead, "%", OVERHEAD_GOAL, **more)
 

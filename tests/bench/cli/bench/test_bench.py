@@ -89,7 +89,7 @@ def test_a_peer_that_missed_is_no_comparison(measured):
     assert status == 0
     [peer] = [row for row in rows if row["what"] == "vllm.lmcache.4096"]
     assert (peer["missed"], peer["goal"], peer["ok"]) == (2, None, None)
-    assert rows[-1]["doubt"] == pytest.approx(0)
+    assert rows[-1]["standard_error"] == pytest.approx(0)
 
 
 def test_too_much_overhead_is_exit_code_1(measured):

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast_bench.cli.bench import quota
 
 pytest.importorskip("rich")
@@ -67,6 +67,17 @@ def test_the_99th_percentile_in_the_flood_is_held_against_that_in_peace(
         assert rows[name]["flood_disk"] > 0
     assert rows["quota.saturating.share1"]["ok"] is None
     assert [round(pause, 6) for pause in pauses] == [0.12] * 404 + [0.0] * 202
+
+
+def test_an_incomplete_fetch_is_an_error_but_not_one_of_usage(monkeypatch, tmp_path):
+    for name, value in (("CONTEXTS", 1), ("HOST_BYTES", 32 << 20), ("DISK_BYTES", 64 << 20)):
+        monkeypatch.setattr(quota, name, value)
+    with contextlib.closing(quota._Bench(tmp_path, 1.0)) as bench:
+        assert bench.fetch("victim", 0) > 0
+        bench.store.drop("*")
+        with pytest.raises(HoldfastError, match="fetched 0 of 32 blocks within 60 s") as raised:
+            bench.fetch("victim", 0)
+    assert not isinstance(raised.value, ConfigError)
 
 
 def test_the_worst_of_few_is_no_percentile():
