@@ -47,6 +47,7 @@ def test_figures_come_as_rows_and_as_a_table(files, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "host" in shown
     assert "hit tokens" in shown
+    assert "; small, 1 worker\n" in shown
     assert re.search(
         r"^gpu busy .* of the engines there are \(.* prefill, .* decode\)$", shown, re.MULTILINE
     )

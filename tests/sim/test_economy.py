@@ -35,6 +35,21 @@ def test_a_run_within_its_hours_has_no_such_line(priced):
     assert not [line for line in assumptions(priced(10, DISK)) if "there are" in line]
 
 
+def test_an_object_store_is_charged_by_objects_not_by_blocks(priced):
+    run = priced(10, {"kind": "object", "medium": "s3-standard"})
+    medium = run.fleet.hardware.tier_specs[0].medium
+    read, written = run.tier_bytes(0)
+    [store] = run.fleet.tier_states(0)
+    stored_gb = store.peak * run.fleet.hardware.namespace.record_bytes / 1e9
+    months = run.span_s / (8_760 / 12 * 3_600)
+    calls = (written * medium.dollars_per_million_puts.mid) / 8e6 / 1e6
+    calls += (read * medium.dollars_per_million_gets.mid) / 8e6 / 1e6
+    assert written > 0
+    assert economy_figures(run)[0].more["object_dollars"] == pytest.approx(
+        stored_gb * medium.dollars_per_gb_month.mid * months + calls
+    )
+
+
 def test_writes_of_less_than_a_day_are_said_to_be_overstated(priced):
     [said] = [line for line in assumptions(priced(1_799, DISK)) if line.startswith("writes per")]
     assert said.startswith("writes per day are extrapolated from 1.0 hours, which over")

@@ -59,7 +59,7 @@ def test_a_number_of_gpus_that_no_engine_has_is_refused(number):
 
 @pytest.mark.parametrize("name", ["H200x8", "My card 3"])
 def test_a_gpu_of_ones_own_is_found_by_its_whole_name(laid_over, name):
-    figures = "flop_per_s memory_bytes memory_bytes_per_s host_bytes_per_s network_bytes_per_s"
+    figures = "flop_per_s memory_bytes host_bytes_per_s network_bytes_per_s"
     lines = ", ".join(f"{figure}: 1e12" for figure in figures.split())
     profile = laid_over(
         f'gpus: {{"{name}": {{about: mine, {lines}, dollars_per_hour: 9, watts: 9}}}}'
@@ -83,6 +83,27 @@ def test_a_new_middle_stretches_the_range(laid_over):
     price = laid_over("media: {ddr5: {dollars_per_gb: {mid: 30}}}").media["ddr5"].dollars_per_gb
     assert (price.low, price.mid, price.high) == (4.0, 30, 30)
     assert price.source.endswith("mine.yaml")
+
+
+def test_a_new_middle_may_be_a_number_that_yaml_reads_as_text(laid_over):
+    before = shipped().media["nvme-tlc"].read_bytes_per_s
+    text = "media: {nvme-tlc: {read_bytes_per_s: {mid: 4e8}}}"
+    speed = laid_over(text).media["nvme-tlc"].read_bytes_per_s
+    assert (speed.low, speed.mid, speed.high) == (4e8, 4e8, before.high)
+
+
+@pytest.mark.parametrize(
+    ("moved", "watts"),
+    [(0.0, 3 * 2.0), (6e9, 3 * 5.0), (12e9, 3 * 8.0), (99e9, 3 * 8.0)],
+    ids=["idle", "half busy", "busy", "overloaded"],
+)
+def test_power_follows_the_time_in_which_units_move_bytes(laid_over, moved, watts):
+    medium = laid_over("""
+media: {ddr5: {read_bytes_per_s: 4e9, active_watts: 8, idle_watts: 2}}
+""").media["ddr5"]
+    assert medium.watts(3, moved) == watts
+    assert medium.watts(0, moved) == 0
+    assert shipped().media["s3-standard"].watts(3, moved) == 0
 
 
 def test_media_and_gpus_can_be_added(laid_over):

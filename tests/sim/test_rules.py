@@ -5,6 +5,7 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.plan.planner import FetchHeld
+from holdfast.policy.admit import AlwaysAdmit
 from holdfast.policy.base import NEVER
 from holdfast.policy.cost_aware import CostAware
 from holdfast.policy.leaf import LeafLru
@@ -55,6 +56,22 @@ def test_unknown_policies_are_refused_where_they_stand():
         fleet_of([tier("host", 4)], "coin")
     with pytest.raises(ConfigError, match=r"tiers\.1\.policy: 'coin' is not known"):
         fleet_of([tier("host", 4), tier("disk", 4, policy="coin")])
+
+
+def test_each_of_two_equal_tiers_is_compared_with_the_one_below_it(monkeypatch):
+    saved = []
+
+    def admission(options, saved_s):
+        saved.append(saved_s)
+        return AlwaysAdmit()
+
+    monkeypatch.setattr("holdfast.sim.rules.admission", admission)
+    cxl = tier("cxl", 80, read_bytes_per_s=4e9)
+    fleet_of([cxl, cxl, tier("disk", 900, read_bytes_per_s=1e9)])
+    upper, lower, lowest = saved
+    assert upper(1_000_000_000) == 0
+    assert lower(1_000_000_000) == pytest.approx(1 - 0.25)
+    assert lowest is None
 
 
 def test_a_disk_that_waits_for_the_second_use_is_written_less():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.sim.figures import Figure
+from holdfast.report import Row
 from holdfast.sim.verdict import verdict
 
 
@@ -11,14 +11,14 @@ def figures(median_s=0.4, slowest_s=4.0, dollars=None, *more):
     costs = []
     if dollars is not None:
         costs = [
-            Figure("sim.cost.per_million_out", dollars, "$"),
-            Figure("sim.cost.without_ladder", 10.0, "$"),
+            Row("sim.cost.per_million_out", dollars, "$"),
+            Row("sim.cost.without_ladder", 10.0, "$"),
         ]
     return [
-        Figure("sim.hit.tokens", 0.3, "share"),
-        Figure("sim.best.tokens", 0.4, "share"),
-        Figure("sim.ttft.p50", median_s, "s", {"without_ladder_s": 1.0}),
-        Figure("sim.ttft.p99", slowest_s, "s", {"without_ladder_s": 5.0}),
+        Row("sim.hit.tokens", 0.3, "share"),
+        Row("sim.best.tokens", 0.4, "share"),
+        Row("sim.ttft.p50", median_s, "s", {"without_ladder_s": 1.0}),
+        Row("sim.ttft.p99", slowest_s, "s", {"without_ladder_s": 5.0}),
         *costs,
         *more,
     ]
@@ -33,6 +33,10 @@ def figures(median_s=0.4, slowest_s=4.0, dollars=None, *more):
         (figures(median_s=1.1, dollars=12.5), "This ladder does not pay: "),
         (figures(), "This ladder saves time: "),
         (figures(median_s=1.1), "This ladder does not save time: "),
+        (figures(1.0, 5.0), "This ladder does not save time: "),
+        (figures(1.0, 5.0, 8.0), "This ladder saves money but not time: "),
+        (figures(None, None), "This ladder does not save time: "),
+        (figures(1.0, 4.0), "This ladder saves time: "),
     ],
 )
 def test_the_first_sentence_weighs_time_and_money(found, says):
@@ -51,10 +55,10 @@ def test_what_fails_in_operation_is_told():
         0.4,
         4.0,
         8.0,
-        Figure("sim.gpu.busy", 1.3, "engines"),
-        Figure("sim.late", 7.0, "requests"),
-        Figure("sim.writes_per_day.1.disk", 3.0, "drives", {"rated": 1.0}),
-        Figure("sim.writes_per_day.2.pool", 0.9, "drives", {"rated": 1.0}),
+        Row("sim.gpu.busy", 1.3, "engines"),
+        Row("sim.late", 7.0, "requests"),
+        Row("sim.writes_per_day.1.disk", 3.0, "drives", {"rated": 1.0}),
+        Row("sim.writes_per_day.2.pool", 0.9, "drives", {"rated": 1.0}),
     )
     engines, late, wear = verdict(found)[2:]
     assert "1.30 times the engines" in engines

@@ -6,17 +6,17 @@ import argparse
 import shlex
 import time
 
-from holdfast.cli.options import add_json_argument, add_output_argument, write_text
+from holdfast.cli.options import add_json_argument, add_output_argument, many
 from holdfast.cli.progress import work_progress
 from holdfast.cli.traces import OPTIONS, add_trace_arguments, read_trace
 from holdfast.errors import ConfigError
 from holdfast.plan.planner import BestCut
 from holdfast.policy.choice import DEFAULT, POLICIES
-from holdfast.report import Report, Row, number, write
+from holdfast.report import Report, Row, number, write, write_text
 from holdfast.sim.amounts import size_text
 from holdfast.sim.bounds import bounds, bounds_figures
 from holdfast.sim.economy import assumptions, economy_figures
-from holdfast.sim.figures import Figure, SimulationFigures, hit_figures, time_figures, wear_figures
+from holdfast.sim.figures import SimulationFigures, hit_figures, time_figures, wear_figures
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.hardware import capacity_text, check_contexts, resolve
 from holdfast.sim.ladder import read_ladder
@@ -96,13 +96,16 @@ def run(args: argparse.Namespace) -> int:
     with work_progress("requests") as show:
         total = 2 * trace.requests  # with the ladder, then without
         began_s = time.process_time()
-        requests = Simulation(trace, fleet, setting).run(
-            lambda arrived: show(arrived, total, "with the ladder")
-        )
+        requests = Simulation(
+            trace, fleet, setting, lambda arrived: show(arrived, total, "with the ladder")
+        ).run()
         spent_s = time.process_time() - began_s
-        computed = Simulation(trace, bare, setting).run(
-            lambda arrived: show(trace.requests + arrived, total, "without the ladder")
-        )
+        computed = Simulation(
+            trace,
+            bare,
+            setting,
+            lambda arrived: show(trace.requests + arrived, total, "without the ladder"),
+        ).run()
     found = SimulationFigures(trace, fleet, requests, computed)
     curves = bounds(trace)
     figures = [
@@ -111,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         *wear_figures(found),
         *economy_figures(found),
         *bounds_figures(curves),
-        Figure("sim.speed", trace.blocks / max(spent_s, 1e-9), "blocks/s", {"cpu_s": spent_s}),
+        Row("sim.speed", trace.blocks / max(spent_s, 1e-9), "blocks/s", {"cpu_s": spent_s}),
     ]
     if args.json != "-":
         _show(found, figures, model)
@@ -142,14 +145,15 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _show(found: SimulationFigures, figures: list[Figure], model: ModelShape | None) -> None:
+def _show(found: SimulationFigures, figures: list[Row], model: ModelShape | None) -> None:
     """Print the verdict, a table of tiers, every other figure on a line, and the assumptions."""
     trace, fleet = found.trace, found.fleet
     on = f"{fleet.hardware.name}, {model.name}" if model else fleet.hardware.name
+    workers = many(len(fleet.workers), "worker")
     print(
         f"{trace.name}: {trace.requests:,} requests, "
         f"{trace.input_tokens.sum() / 1e6:,.1f} M tokens in, "
-        f"{trace.output_tokens.sum() / 1e6:,.1f} M out; {on}, {len(fleet.workers)} workers\n"
+        f"{trace.output_tokens.sum() / 1e6:,.1f} M out; {on}, {workers}\n"
     )
     print("\n".join(verdict(figures)) + "\n")
     print(
@@ -185,7 +189,7 @@ def _show(found: SimulationFigures, figures: list[Figure], model: ModelShape | N
 def _rows(
     args: argparse.Namespace,
     found: SimulationFigures,
-    figures: list[Figure],
+    figures: list[Row],
     model: ModelShape | None,
 ) -> list[Row]:
     """Return the rows of the report: setting, verdict, every figure, and the assumptions."""
@@ -197,10 +201,9 @@ def _rows(
         "workers": len(found.fleet.workers),
         "command": _command(args),
     }
-    rows = [
-        Figure("sim.setting", None, "", setting),
-        *(Figure("sim.verdict", None, "", {"says": line}) for line in verdict(figures)),
+    return [
+        Row("sim.setting", None, "", setting),
+        *(Row("sim.verdict", None, "", {"says": line}) for line in verdict(figures)),
         *figures,
-        *(Figure("sim.assumption", None, "", {"says": line}) for line in assumptions(found)),
+        *(Row("sim.assumption", None, "", {"says": line}) for line in assumptions(found)),
     ]
-    return [Row(what=row.what, value=row.value, unit=row.unit, more=row.more) for row in rows]

@@ -7,10 +7,10 @@ import sys
 from textwrap import indent
 from typing import TextIO
 
-from holdfast.cli.options import add_json_argument, add_output_argument, count, write_text
+from holdfast.cli.options import add_json_argument, add_output_argument, count
 from holdfast.cli.traces import OPTIONS, add_trace_arguments, read_trace
 from holdfast.errors import ConfigError
-from holdfast.report import Report, Row, at_most, write
+from holdfast.report import Report, Row, at_most, write, write_text
 from holdfast.sim.explain import CLAIMS, find_claim
 from holdfast.sim.model.catalogue import known_models, load_model
 from holdfast.sim.profile import load_profile
@@ -166,7 +166,7 @@ def _question(args: argparse.Namespace) -> SizingQuestion:
         profile=profile,
         goal=SizingGoal(args.slo_ttft, args.slo_share),
         nodes=args.nodes,
-        prices=args.price_level,
+        price_level=args.price_level,
         **chosen,
     )
 
@@ -186,7 +186,7 @@ def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
         "slo_ttft_s": goal.ttft_s,
         "slo_share": goal.share,
         "media": list(question.media),
-        "prices": question.prices,
+        "prices": question.price_level,
         "prices_of": question.profile.date,
     }
     rows = [
@@ -207,7 +207,7 @@ def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
             million_tokens_dollars(question, without),
             "$/M tokens",
         ),
-        ("size.engines", best.prefill_gpu_s_per_s, without.prefill_gpu_s_per_s, "engines"),
+        ("size.engines", best.busy_engines, without.busy_engines, "engines"),
         ("size.engines.needed", best.engines, without.engines, "engines"),
         ("size.energy", kwh_a_day(best), kwh_a_day(without), "kWh/day"),
         ("size.purchase", best.purchase_dollars, without.purchase_dollars, "$"),

@@ -161,14 +161,10 @@ class ReusePrediction(Admission):
             _, missed = self._watched.popitem(last=False)
             self._class(missed).note(0.0)
 
-    def chance(self, group: Hashable) -> float:
-        """Return the probability that a block of a class is used again."""
-        return self._class(group).chance
-
     def admit(self, block: AdmissionCandidate, now_s: float) -> bool:
         """Return whether blocks of this class are used again often enough."""
         del now_s
-        return self.chance(block.group) >= self._least
+        return self._class(block.group).chance >= self._least
 
     def _class(self, group: Hashable) -> _Class:
         found = self._classes.get(group)

@@ -1,4 +1,4 @@
-"""The simulator: traces, exact capacity curves, and the serving code on a clock turned by hand."""
+"""The simulator: traces, exact capacity curves, and the serving code on a virtual clock."""
 
 from holdfast.sim import belady, curve, retention, statistics
 from holdfast.sim.formats.load import load

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from holdfast.report import Row
 from holdfast.sim.belady import OracleBound, belady
 from holdfast.sim.curve import curve
-from holdfast.sim.figures import Figure
-from holdfast.sim.retention import RetentionCurve, retention
+from holdfast.sim.retention import RetentionPoint, retention
 from holdfast.sim.reuse import reuse
 from holdfast.sim.statistics import Statistics, statistics
 from holdfast.sim.trace import Trace
@@ -26,7 +26,7 @@ class StoreBounds(NamedTuple):
 
     lru: list[tuple[int, float]]
     bounds: list[OracleBound]
-    retention: list[RetentionCurve]
+    retention: list[RetentionPoint]
     statistics: Statistics
 
 
@@ -41,21 +41,19 @@ def bounds(trace: Trace) -> StoreBounds:
     return StoreBounds(lru, bounds, retention(trace, ttls, runs), statistics(trace, runs))
 
 
-def bounds_figures(found: StoreBounds) -> list[Figure]:
+def bounds_figures(found: StoreBounds) -> list[Row]:
     """Return the curves as figures, with their `points`."""
     facts = found.statistics
     return [
-        Figure(
-            "sim.best.tokens", facts.infinite_token_hit, "share", {"blocks": facts.unique_blocks}
-        ),
-        Figure("sim.curve.lru", found.lru[-1][1], "share", {"points": found.lru}),
-        Figure(
+        Row("sim.best.tokens", facts.infinite_token_hit, "share", {"blocks": facts.unique_blocks}),
+        Row("sim.curve.lru", found.lru[-1][1], "share", {"points": found.lru}),
+        Row(
             "sim.curve.belady",
             found.bounds[-1].token_hit,
             "share",
             {"points": [(bound.capacity_blocks, bound.token_hit) for bound in found.bounds]},
         ),
-        Figure(
+        Row(
             "sim.curve.retention",
             found.retention[-1].token_hit,
             "share",
@@ -65,7 +63,7 @@ def bounds_figures(found: StoreBounds) -> list[Figure]:
                 "peak_blocks": [row.peak_blocks for row in found.retention],
             },
         ),
-        Figure("sim.reuse.p50", facts.reuse_s.get("p50"), "s", {"quantiles": facts.reuse_s}),
+        Row("sim.reuse.p50", facts.reuse_s.get("p50"), "s", {"quantiles": facts.reuse_s}),
     ]
 
 

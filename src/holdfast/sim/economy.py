@@ -9,8 +9,10 @@ stored and by request.
 
 from __future__ import annotations
 
+from holdfast.report import Row
 from holdfast.sim.amounts import HOURS_PER_YEAR, SECONDS_PER_DAY
-from holdfast.sim.figures import Figure, SimulationFigures
+from holdfast.sim.figures import SimulationFigures
+from holdfast.sim.profile import OBJECT_BYTES
 from holdfast.sim.trace import share
 
 HOUR_S = 3_600.0
@@ -19,7 +21,7 @@ MONTH_S = YEAR_S / 12
 JOULES_PER_KWH = 3.6e6
 
 
-def economy_figures(run: SimulationFigures) -> list[Figure]:
+def economy_figures(run: SimulationFigures) -> list[Row]:
     """Return dollars per million output tokens with and without the ladder, and the energy."""
     gpu, gpus, out = run.fleet.hardware.gpu, run.fleet.hardware.gpus, run.output_tokens
     if gpu is None or not out:
@@ -41,36 +43,29 @@ def economy_figures(run: SimulationFigures) -> list[Figure]:
         hardware = gb * medium.dollars_per_gb.mid * span_s / (site.amortised_years.mid * YEAR_S)
         stored_gb = sum(tier_state.peak for tier_state in tier_states) * size / 1e9
         hardware += stored_gb * medium.dollars_per_gb_month.mid * span_s / MONTH_S
-        requests = medium.dollars_per_million_gets.mid * (read / size) / 1e6
-        requests += medium.dollars_per_million_puts.mid * (written / size) / 1e6
+        requests = medium.dollars_per_million_gets.mid * (read / OBJECT_BYTES) / 1e6
+        requests += medium.dollars_per_million_puts.mid * (written / OBJECT_BYTES) / 1e6
         requests += medium.dollars_per_gb_out.mid * read / 1e9
         requests += medium.dollars_per_gb_in.mid * written / 1e9
-        joules = 0.0
-        if medium.active_watts:
-            units = tier_spec.units_bought * len(tier_states)
-            idle = medium.idle_watts.mid if medium.idle_watts else 0.0
-            moving_s = share(read + written, medium.read_bytes_per_s.mid * units)
-            busy = min(1.0, share(moving_s, span_s))
-            drawn = units * (idle + busy * (medium.active_watts.mid - idle))
-            joules = drawn * span_s * site.power_overhead.mid
+        units = tier_spec.units_bought * len(tier_states)
+        watts = medium.watts(units, share(read + written, span_s)) * site.power_overhead.mid
+        joules = watts * span_s
         dollars = hardware + joules / JOULES_PER_KWH * site.dollars_per_kwh.mid + requests
         costs[f"{tier_spec.kind}_dollars"] = dollars
         tier_dollars += dollars
         tier_joules += joules
     with_ladder = (worked_s * per_s + tier_dollars) / out * 1e6
     without = bare_s * per_s / out * 1e6
-    watts = gpus * gpu.watts.mid * site.power_overhead.mid
-    spared: dict[str, object] = {"spared_kwh": watts * (bare_s - worked_s) / JOULES_PER_KWH}
+    gpu_watts = gpus * gpu.watts.mid * site.power_overhead.mid
+    spared: dict[str, object] = {"spared_kwh": gpu_watts * (bare_s - worked_s) / JOULES_PER_KWH}
     return [
-        Figure(
+        Row(
             "sim.cost.per_million_out", with_ladder, "$", {"gpu_dollars": worked_s * per_s} | costs
         ),
-        Figure("sim.cost.without_ladder", without, "$", {"gpu_dollars": bare_s * per_s}),
-        Figure(
-            "sim.cost.gain", without / with_ladder - 1 if with_ladder else None, "more tokens per $"
-        ),
-        Figure("sim.energy.gpu", watts * worked_s / JOULES_PER_KWH, "kWh", spared),
-        Figure("sim.energy.tiers", tier_joules / JOULES_PER_KWH, "kWh"),
+        Row("sim.cost.without_ladder", without, "$", {"gpu_dollars": bare_s * per_s}),
+        Row("sim.cost.gain", without / with_ladder - 1 if with_ladder else None, "share"),
+        Row("sim.energy.gpu", gpu_watts * worked_s / JOULES_PER_KWH, "kWh", spared),
+        Row("sim.energy.tiers", tier_joules / JOULES_PER_KWH, "kWh"),
     ]
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from holdfast.errors import ConfigError
 from holdfast.sim.amounts import GB, SECONDS_PER_DAY, TB
 from holdfast.sim.model.catalogue import load_model
-from holdfast.sim.model.shape import DTYPE_BYTES, ModelShape
+from holdfast.sim.model.shape import DTYPE_BYTES
 
 TOKENS_128K = 128_000
 TOKENS_128K_BINARY = 131_072
@@ -317,7 +317,11 @@ def _break_even() -> Explained:
     lines = ["KV bytes / prefill time on 8 H100 at half their peak, in GB/s at 2K, 8K, 32K, 128K:"]
     for name in _BREAK_EVEN_MODELS:
         shape = load_model(name)
-        row = [break_even_bytes_per_s(shape, tokens, flop_per_s) / GB for tokens in lengths]
+        # Windows and recurrent states do not grow with the context, so they are left out.
+        row = [
+            tokens * shape.kv_bytes_per_token() / (shape.prefill_flop(tokens) / flop_per_s) / GB
+            for tokens in lengths
+        ]
         figures |= {f"{name} {n}": value for n, value in zip(lengths, row, strict=True)}
         lines.append(f"{name:<16}" + "".join(f"{value:7.1f}" for value in row))
     return Explained(
@@ -400,16 +404,6 @@ def _wear() -> Explained:
         HOLDS_IF,
         "for dense models that write every token; admission and latent attention reduce the writes",
     )
-
-
-def break_even_bytes_per_s(shape: ModelShape, tokens: int, flop_per_s: float) -> float:
-    """Return the bandwidth above which fetching a context is faster than computing it.
-
-    This is its KV bytes in bf16 divided by its prefill time at a sustained `flop_per_s`. Windows
-    and recurrent states do not grow with the context and are left out: the result is for long
-    contexts.
-    """
-    return tokens * shape.kv_bytes_per_token() / (shape.prefill_flop(tokens) / flop_per_s)
 
 
 def fetch_rule_bytes_per_s(

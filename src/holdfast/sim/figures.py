@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
+from holdfast.report import Row
 from holdfast.sim.amounts import SECONDS_PER_DAY
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.served import ServedRequests
 from holdfast.sim.statistics import mean
 from holdfast.sim.trace import Longs, Trace, share
-
-
-class Figure(msgspec.Struct, frozen=True):
-    """One figure; `more` has the fields specific to this figure."""
-
-    what: str
-    value: float | None
-    unit: str
-    more: dict[str, object] = {}
 
 
 class SimulationFigures(NamedTuple):
@@ -89,7 +80,7 @@ class SimulationFigures(NamedTuple):
         ) * size
 
 
-def hit_figures(run: SimulationFigures) -> list[Figure]:
+def hit_figures(run: SimulationFigures) -> list[Row]:
     """Return the hits as shares of input tokens and block accesses, in total and by tier."""
     trace, found = run.trace, run.requests
     inputs = int(trace.input_tokens.sum())
@@ -98,9 +89,9 @@ def hit_figures(run: SimulationFigures) -> list[Figure]:
     by_tier: Longs = np.diff(tokens, axis=1, prepend=0).sum(axis=0)
     held = np.minimum(found.held * trace.block_tokens, trace.input_tokens)
     figures = [
-        Figure("sim.hit.tokens", share(int(tokens[:, -1].sum()), inputs), "share"),
-        Figure("sim.hit.blocks", share(int(found.fetched.sum()), trace.blocks), "share"),
-        Figure("sim.held.tokens", share(int(held.sum()), inputs), "share"),
+        Row("sim.hit.tokens", share(int(tokens[:, -1].sum()), inputs), "share"),
+        Row("sim.hit.blocks", share(int(found.fetched.sum()), trace.blocks), "share"),
+        Row("sim.held.tokens", share(int(held.sum()), inputs), "share"),
     ]
     for tier, name in enumerate(run.fleet.names):
         tier_states = run.fleet.tier_states(tier)
@@ -117,11 +108,11 @@ def hit_figures(run: SimulationFigures) -> list[Figure]:
             "declined_blocks": sum(tier_state.declined for tier_state in tier_states),
         }
         hit = share(int(by_tier[tier]), inputs)
-        figures.append(Figure(f"sim.tier.{tier}.{name}", hit, "share", more))
+        figures.append(Row(f"sim.tier.{tier}.{name}", hit, "share", more))
     return figures
 
 
-def time_figures(run: SimulationFigures) -> list[Figure]:
+def time_figures(run: SimulationFigures) -> list[Row]:
     """Return time to first token with its parts, and the GPU seconds used and saved."""
     found, gpus = run.requests, run.fleet.hardware.gpus
     ttft = found.first_s - found.arrived_s
@@ -137,8 +128,8 @@ def time_figures(run: SimulationFigures) -> list[Figure]:
         value, without = (
             float(np.percentile(each, percent)) if len(each) else None for each in (ttft, bare)
         )
-        figures.append(Figure(f"sim.ttft.p{percent}", value, "s", {"without_ladder_s": without}))
-    figures.append(Figure("sim.ttft.mean", mean(ttft), "s", parts))
+        figures.append(Row(f"sim.ttft.p{percent}", value, "s", {"without_ladder_s": without}))
+    figures.append(Row("sim.ttft.mean", mean(ttft), "s", parts))
     saved = float(found.saved_s.sum())
     available_s = len(run.fleet.workers) * run.span_s
     parts_busy: dict[str, object] = {
@@ -149,18 +140,16 @@ def time_figures(run: SimulationFigures) -> list[Figure]:
     }
     return [
         *figures,
-        Figure("sim.gpu.prefill", run.prefill_s * gpus, "GPU s"),
-        Figure(
-            "sim.gpu.saved", saved * gpus, "GPU s", {"share": share(saved, saved + run.prefill_s)}
-        ),
-        Figure("sim.gpu.decode", run.decode_s * gpus, "GPU s"),
-        Figure("sim.gpu.busy", run.busy, "of the engines there are", parts_busy),
-        Figure("sim.late", float(found.late.sum()), "requests"),
-        Figure("sim.requests", float(run.trace.requests), "requests", {"span_s": run.span_s}),
+        Row("sim.gpu.prefill", run.prefill_s * gpus, "GPU s"),
+        Row("sim.gpu.saved", saved * gpus, "GPU s", {"share": share(saved, saved + run.prefill_s)}),
+        Row("sim.gpu.decode", run.decode_s * gpus, "GPU s"),
+        Row("sim.gpu.busy", run.busy, "of the engines there are", parts_busy),
+        Row("sim.late", float(found.late.sum()), "requests"),
+        Row("sim.requests", float(run.trace.requests), "requests", {"span_s": run.span_s}),
     ]
 
 
-def wear_figures(run: SimulationFigures) -> list[Figure]:
+def wear_figures(run: SimulationFigures) -> list[Row]:
     """Return the writes per day of every tier that wears, and the rating of its medium.
 
     They are relative to the whole drives bought; a tier's `capacity` may be a part of those.
@@ -182,5 +171,5 @@ def wear_figures(run: SimulationFigures) -> list[Figure]:
             more |= {"rated": rated.mid, "drives_worth": tier_spec.units_bought * owners}
         what = f"sim.writes_per_day.{tier}.{tier_spec.kind}"
         unit = "of the drives bought" if tier_spec.units_bought else "of its capacity"
-        figures.append(Figure(what, per_day / (tier_spec.bytes_bought * owners), unit, more))
+        figures.append(Row(what, per_day / (tier_spec.bytes_bought * owners), unit, more))
     return figures

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Sequence
+from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from holdfast.byte_size import Size
+from holdfast.byte_size import convert_size
 from holdfast.errors import ConfigError
+from holdfast.yaml_file import value_at
 
 _AT = re.compile(r" - at `\$?\.?(.*)`$")
 _BOUND = re.compile(r"[<>]=? \S+$")
@@ -24,15 +25,9 @@ class FileSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def read_section(data: object, kind: type[_Section], file: str, path: str = "") -> _Section:
     """Convert plain data, which stands at `path` in its file. Raises ConfigError."""
     try:
-        return msgspec.convert(data, kind, strict=False, dec_hook=_size)
+        return msgspec.convert(data, kind, strict=False, dec_hook=convert_size)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{file}: {_describe(error, data, kind, path)}") from error
-
-
-def _size(kind: type, value: object) -> Size:
-    if kind is Size:
-        return Size.of(value)
-    raise NotImplementedError(f"no reader for {kind.__name__}")
 
 
 def _describe(
@@ -41,12 +36,7 @@ def _describe(
     """Return the message for an error in converting `data`, which stands at `path` in its file."""
     found = _AT.search(str(error))
     keys = re.findall(r"[A-Za-z0-9_-]+", found[1]) if found else []
-    value: Any = data
-    for key in keys:
-        if isinstance(value, list):
-            value = value[int(key)]
-        else:
-            value = value.get(key) if isinstance(value, Mapping) else None
+    value = value_at(data, keys)
     fault = _AT.sub("", str(error)).replace("`", "'").replace("Object ", "")
     shown = f"{value!r}: " if isinstance(value, str | int | float) else ""
     remedy = "correct it"

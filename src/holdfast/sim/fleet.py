@@ -90,7 +90,7 @@ class FleetCoverage(NamedTuple):
     whole: int
 
 
-UNKNOWN = FleetCoverage([], [], b"", 0)
+NOT_LOOKED_UP = FleetCoverage([], [], b"", 0)
 """The coverage of a request before its lookup."""
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from holdfast.report import Row
 from holdfast.sim.amounts import figure_text, size_text
 from holdfast.sim.bounds import StoreBounds
 from holdfast.sim.economy import assumptions
-from holdfast.sim.figures import Figure, SimulationFigures
+from holdfast.sim.figures import SimulationFigures
 from holdfast.sim.hardware import capacity_text
 from holdfast.sim.pictures import capacity_chart, history_chart, retention_chart, time_chart
 from holdfast.sim.verdict import verdict
@@ -64,9 +65,7 @@ _TIER_COLUMNS = (
 _BAR_EM = 8
 
 
-def page(
-    run: SimulationFigures, figures: Sequence[Figure], found: StoreBounds, command: str
-) -> str:
+def page(run: SimulationFigures, figures: Sequence[Row], found: StoreBounds, command: str) -> str:
     """Return the page; it shows `command`, the command that produced it."""
     title = f"{run.trace.name} on {run.fleet.hardware.name}"
     charts = capacity_chart(run, found), time_chart(run), history_chart(run), retention_chart(found)

@@ -54,6 +54,10 @@ class ProfileRange(FileSection, frozen=True):
 _FREE = ProfileRange(low=0.0, mid=0.0, high=0.0, source="not charged")
 
 
+OBJECT_BYTES = 8e6
+"""Bytes per object store request: the blocks of a segment are stored as one object."""
+
+
 class Medium(FileSection, frozen=True):
     """Storage hardware for a tier; figures are per `unit` (a channel, a drive, a stream).
 
@@ -79,6 +83,17 @@ class Medium(FileSection, frozen=True):
     idle_watts: ProfileRange | None = None
     drive_writes_per_day: ProfileRange | None = None
 
+    def watts(self, units: float, bytes_per_s: float) -> float:
+        """Return the mean power of `units` units that move `bytes_per_s` together.
+
+        A unit draws idle power, and active power while it moves bytes at its read bandwidth.
+        """
+        if self.active_watts is None or not units:
+            return 0.0
+        idle = self.idle_watts.mid if self.idle_watts is not None else 0.0
+        busy = min(1.0, bytes_per_s / (units * self.read_bytes_per_s.mid))
+        return units * (idle + busy * (self.active_watts.mid - idle))
+
 
 class Gpu(FileSection, frozen=True):
     """One accelerator, its link to host memory and its share of the machine's network.
@@ -89,11 +104,11 @@ class Gpu(FileSection, frozen=True):
     about: str
     flop_per_s: ProfileRange
     memory_bytes: ProfileRange
-    memory_bytes_per_s: ProfileRange
     host_bytes_per_s: ProfileRange
     network_bytes_per_s: ProfileRange
     dollars_per_hour: ProfileRange
     watts: ProfileRange
+    memory_bytes_per_s: ProfileRange | None = None
 
 
 class Site(FileSection, frozen=True):
@@ -215,11 +230,10 @@ def _number(value: object) -> float | None:
 def _ordered(figure: dict[str, Any], given: Mapping[str, Any], file: str) -> dict[str, Any]:
     """Return a range whose ends include a given `mid`; ends that are given stay as they are."""
     figure = {"source": file, **figure, **({} if "source" in given else {"source": file})}
-    if "mid" in given and isinstance(given["mid"], int | float):
+    if (mid := _number(given.get("mid"))) is not None:
         for end, wider in (("low", min), ("high", max)):
             if end not in given:
-                known = figure.get(end, given["mid"])
-                figure[end] = wider(known, given["mid"])
+                figure[end] = wider(figure.get(end, mid), mid)
     return figure
 
 

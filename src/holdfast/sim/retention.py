@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from holdfast.sim.reuse import Reuse, reuse
-from holdfast.sim.trace import MICROS, Floats, Longs, Trace, share
+from holdfast.sim.trace import TIME_DECIMALS, Floats, Longs, Trace, share
 
 
-class RetentionCurve(NamedTuple):
-    """A store of unlimited capacity that drops each block `ttl_s` after its last use.
+class RetentionPoint(NamedTuple):
+    """One point of a retention curve: an unlimited store that drops blocks `ttl_s` after their use.
 
     A use exactly `ttl_s` later still hits. `mean_blocks` is the mean from the first arrival to the
     last, `peak_blocks` the maximum.
@@ -24,8 +24,8 @@ class RetentionCurve(NamedTuple):
     peak_blocks: int
 
 
-def retention(trace: Trace, ttls_s: list[float], runs: Reuse | None = None) -> list[RetentionCurve]:
-    """Return one row for each TTL; `runs` is `reuse(trace)` if the caller has it already."""
+def retention(trace: Trace, ttls_s: list[float], runs: Reuse | None = None) -> list[RetentionPoint]:
+    """Return one point for each TTL; `runs` is `reuse(trace)` if the caller has it already."""
     runs = reuse(trace) if runs is None else runs
     gaps = gaps_s(trace, runs)
     tokens = run_tokens(trace, runs)
@@ -44,20 +44,20 @@ def retention(trace: Trace, ttls_s: list[float], runs: Reuse | None = None) -> l
         enters = np.diff(trace.starts) - held
         leaves = np.concatenate((runs.blocks[expired], used_last))
         ends_s = np.concatenate((trace.time_s[runs.previous[expired]], trace.time_s)) + ttl_s
-        ends_s = np.round(ends_s, MICROS)
+        ends_s = np.round(ends_s, TIME_DECIMALS)
         order = np.argsort(ends_s, kind="stable")
         left = np.concatenate(([0], np.cumsum(leaves[order])))
         before = np.searchsorted(ends_s[order], trace.time_s)  # blocks that leave now still count
         peak = int((np.cumsum(enters) - left[before]).max(initial=0))
         token_hit = share(float(tokens[hit].sum()), inputs)
         block_hit = share(float(runs.blocks[hit].sum()), trace.blocks)
-        rows.append(RetentionCurve(ttl_s, token_hit, block_hit, mean, peak))
+        rows.append(RetentionPoint(ttl_s, token_hit, block_hit, mean, peak))
     return rows
 
 
 def gaps_s(trace: Trace, runs: Reuse) -> Floats:
     """Return [m] the seconds since each run's previous use, rounded to microseconds."""
-    gaps: Floats = np.round(trace.time_s[runs.request] - trace.time_s[runs.previous], MICROS)
+    gaps: Floats = np.round(trace.time_s[runs.request] - trace.time_s[runs.previous], TIME_DECIMALS)
     return gaps
 
 

@@ -62,14 +62,13 @@ def two_choices(draw: int = 0) -> Router:
 def soonest(fleet: Fleet, ask: RouteQuestion) -> Routed:
     """Choose the worker with the earliest first token: its queued prefill plus the request's."""
     prefill, block = fleet.hardware.prefill, fleet.hardware.namespace.block_tokens
-    best: tuple[float, int, FleetCoverage] | None = None
+    choices = []
     for number, worker in enumerate(fleet.workers):
         covered = fleet.cover(worker, ask.keys)
         held = min(len(covered.tiers) * block, ask.tokens - 1)
         done = worker.engine.queue_s + prefill.seconds(ask.tokens - held, held)
-        if best is None or done < best[0]:
-            best = done, number, covered
-    return best[1:] if best else _to(fleet, ask, 0)
+        choices.append((done, number, covered))
+    return min(choices)[1:]
 
 
 ROUTERS: dict[str, Router] = {

@@ -41,7 +41,8 @@ def rules_of(hardware: SimulatedHardware, policy: str = DEFAULT) -> NewRules:
         else:
             given |= _given(tier, "writes_per_day")
             options = DiskOptions(path="", capacity=Size(tier_spec.nbytes), **given)
-        at = hardware.tier_specs.index(tier_spec)
+        # By identity: equal tiers of a ladder compare equal.
+        at = next(i for i, one in enumerate(hardware.tier_specs) if one is tier_spec)
         speeds = [
             TierEstimate(one.latency_s, one.read_bytes_per_s)
             for one in hardware.tier_specs[at : at + 2]

@@ -19,9 +19,9 @@ from holdfast.blocks.key import KEY_BYTES
 from holdfast.plan.planner import Planner, PlanQuestion
 from holdfast.plan.prestage import begin_in_s
 from holdfast.policy.base import NEVER
-from holdfast.sim.fleet import UNKNOWN, Fleet, FleetCoverage, SimulatedWorker
+from holdfast.sim.fleet import NOT_LOOKED_UP, Fleet, FleetCoverage, SimulatedWorker
 from holdfast.sim.route import RouteQuestion, Router
-from holdfast.sim.runs import LONGEST, runs_of
+from holdfast.sim.runs import MAX_RUN_BLOCKS, runs_of
 from holdfast.sim.served import Ledger, ServedRequests
 from holdfast.sim.trace import Floats, Trace
 
@@ -43,7 +43,7 @@ class SimulationSettings(NamedTuple):
     """[n] When the chain of each request is needed again, in seconds of trace time: hints."""
     prestage: bool = True
     """Whether chains with a hint are also prestaged into the worker's host memory."""
-    longest_run: int = LONGEST
+    longest_run: int = MAX_RUN_BLOCKS
     """Maximum blocks per run; blocks of a run move together. 1 simulates each block."""
 
 
@@ -62,8 +62,8 @@ class InflightRequest:
     moving: int = 0
     """Number of running transfers."""
     ready_s: float = 0.0
-    late_s: float = math.inf
-    computed_tokens: int = 0
+    deadline_s: float = math.inf
+    """When the fetch is cancelled."""
     compute_s: float = 0.0
 
     def counts(self, tiers: int) -> list[int]:
@@ -100,12 +100,22 @@ class InflightPrestage(InflightRequest):
 
 
 class Simulation:
-    """One run of one trace through one fleet; the caller may inspect both afterwards."""
+    """One run of one trace through one fleet; the caller may inspect both afterwards.
 
-    def __init__(self, trace: Trace, fleet: Fleet, setting: SimulationSettings) -> None:
+    `progress` gets the count of arrivals every `_PROGRESS_REQUESTS` arrivals.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        fleet: Fleet,
+        setting: SimulationSettings,
+        progress: Callable[[int], object] | None = None,
+    ) -> None:
         self.trace = trace
         self.fleet = fleet
         self._setting = setting
+        self._progress = progress
         self._ledger = Ledger(trace.requests, len(fleet.names))
         self._times_s: list[float] = trace.time_s.tolist()
         self._tokens: list[int] = trace.input_tokens.tolist()
@@ -136,19 +146,14 @@ class Simulation:
         self._due: dict[int, tuple[int, float]] = {}
         """Prestage number to (request whose chain it reads, time when the chain is needed)."""
 
-    def run(self, progress: Callable[[int], object] | None = None) -> ServedRequests:
-        """Run until every request has its first token.
-
-        `progress` gets the count of arrivals every `_PROGRESS_REQUESTS` arrivals.
-        """
+    def run(self) -> ServedRequests:
+        """Run until every request has its first token."""
         waits = {number for numbers in self._followers.values() for number in numbers}
         heads = (n for n in range(self.trace.requests) if n not in waits)
         for number in heads:
             at_s = self._times_s[number]
             self._advance(at_s)
             self._arrive(at_s, number)
-            if progress and self._arrivals % _PROGRESS_REQUESTS == 0:
-                progress(self._arrivals)
         self._advance(math.inf)
         return self._ledger.served()
 
@@ -179,17 +184,19 @@ class Simulation:
         keys, lengths = self._chain(request)
         tokens = self._tokens[request]
         number = 0
-        covered = UNKNOWN  # one worker: nothing to route, so no lookup yet
+        covered = NOT_LOOKED_UP  # one worker: nothing to route, so no lookup yet
         if len(self.fleet.workers) > 1:
             number, covered = self._setting.router(
                 self.fleet, RouteQuestion(self._arrivals, keys, tokens)
             )
         self._arrivals += 1
+        if self._progress and self._arrivals % _PROGRESS_REQUESTS == 0:
+            self._progress(self._arrivals)
         worker = self.fleet.workers[number]
         worker.requests += 1
         inflight = InflightRequest(worker, keys, lengths, covered, tokens, len(covered.tiers))
         self._inflights[request] = inflight
-        if covered is not UNKNOWN:
+        if covered is not NOT_LOOKED_UP:
             self._update_prefill(inflight)
         self._ledger.arrived_s[request] = now_s
         self._ledger.worker[request] = number
@@ -202,17 +209,17 @@ class Simulation:
             request = worker.queue.popleft()
             inflight = self._inflights[request]
             worker.ahead += 1
-            if inflight.covered is UNKNOWN or now_s > self._ledger.arrived_s[request]:
+            if inflight.covered is NOT_LOOKED_UP or now_s > self._ledger.arrived_s[request]:
                 inflight.covered = self.fleet.cover(worker, inflight.keys)
             covered, tokens = inflight.covered, inflight.tokens
             # Leading blocks in device memory need no fetch; at least one token is computed.
-            had = 0
+            device_tokens = 0
             if self._device:
                 size = self._block_tokens
-                had = (len(covered.tiers) - len(covered.tiers.lstrip(b"\0"))) * size
-                if had >= tokens:
-                    had = (tokens - 1) // size * size
-            inflight.blocks = had // self._block_tokens
+                device_tokens = (len(covered.tiers) - len(covered.tiers.lstrip(b"\0"))) * size
+                if device_tokens >= tokens:
+                    device_tokens = (tokens - 1) // size * size
+            inflight.blocks = device_tokens // self._block_tokens
             if len(covered.tiers) > inflight.blocks:  # otherwise there is nothing to fetch
                 plan = self._setting.planner.plan(
                     PlanQuestion(
@@ -224,10 +231,10 @@ class Simulation:
                         limit_s=self._engine.fetch_limit_s,
                         cost=self._prefill,
                         prompt_tokens=tokens,
-                        have_tokens=had,
+                        have_tokens=device_tokens,
                     )
                 )
-                inflight.blocks, inflight.late_s = plan.blocks, now_s + plan.deadline_s
+                inflight.blocks, inflight.deadline_s = plan.blocks, now_s + plan.deadline_s
             self._update_prefill(inflight)
             worker.memory.pin(covered.own)
             if self.fleet.shared:
@@ -239,8 +246,8 @@ class Simulation:
                 counts = inflight.counts(len(self.fleet.names))
                 self._ledger.fetch(request, counts)
                 self._start_transfers(now_s, request, inflight, counts)
-                if inflight.moving and inflight.late_s < math.inf:
-                    self._schedule(inflight.late_s, _DEADLINE, request)
+                if inflight.moving and inflight.deadline_s < math.inf:
+                    self._schedule(inflight.deadline_s, _DEADLINE, request)
             self._complete_fetch(now_s, request, inflight)
 
     def _update_prefill(self, inflight: InflightRequest) -> None:
@@ -253,7 +260,6 @@ class Simulation:
         if reused >= tokens:
             reused = max(0, tokens - 1)
         before_s = inflight.compute_s
-        inflight.computed_tokens = tokens - reused
         inflight.compute_s = cost.seconds(tokens - reused, reused)
         inflight.worker.engine.expect(inflight.compute_s - before_s)
 
@@ -387,8 +393,6 @@ class Simulation:
                 fleet.shared.expect(rows, again_s)
         worker.requests -= 1
         ledger.first_s[request] = now_s
-        ledger.computed_tokens[request] = inflight.computed_tokens
-        ledger.computed_s[request] = inflight.compute_s
         saved_s = self._prefill.seconds(inflight.tokens) - inflight.compute_s
         ledger.saved_s[request] = saved_s
         self._start_prefills(now_s, worker, worker.engine.leave(inflight.compute_s))

@@ -12,7 +12,7 @@ import numpy as np
 
 from holdfast.sim.trace import Ints, Longs, Trace, offsets, previous_ids
 
-LONGEST = 64
+MAX_RUN_BLOCKS = 64
 """Default limit of blocks per run, so that policies that count rows see rows of similar size."""
 
 
@@ -38,7 +38,7 @@ class Runs(NamedTuple):
         return parents
 
 
-def runs_of(trace: Trace, longest: int = LONGEST) -> Runs:
+def runs_of(trace: Trace, longest: int = MAX_RUN_BLOCKS) -> Runs:
     """Cut the chains of a trace into runs of at most `longest` blocks.
 
     Ids are numbered by first appearance, so the blocks of a run have consecutive ids. A run ends

@@ -29,10 +29,6 @@ class ServedRequests(NamedTuple):
     """[n] leading blocks that the tiers held."""
     fetched: Longs
     """[n, tiers] blocks fetched from each tier."""
-    computed_tokens: Longs
-    """[n] tokens that the engine computed."""
-    computed_s: Floats
-    """[n] seconds of prefill."""
     saved_s: Floats
     """[n] seconds of prefill that the fetched blocks saved."""
     late: Ints
@@ -60,8 +56,6 @@ class Ledger:
         self.held = array("i", bytes(4 * requests))
         self.fetched = array("q", bytes(8 * requests * tiers))
         """[requests * tiers] the counts of each request in turn."""
-        self.computed_tokens = array("q", bytes(8 * requests))
-        self.computed_s = array("d", bytes(8 * requests))
         self.saved_s = array("d", bytes(8 * requests))
         self.late = array("i", bytes(4 * requests))
         self._shape = requests, tiers

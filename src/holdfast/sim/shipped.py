@@ -16,7 +16,7 @@ SHIPPED = {
     "azure-conv": "azure_llm_2023_conv.csv.gz",
 }
 
-LONGEST = "claude-code"
+LONGEST_TRACE = "claude-code"
 """The trace with the most block accesses: 42 million."""
 
 DATA = Path(__file__).parent / "data"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 UNKNOWN = -1
-MICROS = 6
+TIME_DECIMALS = 6
 """Decimals that times in seconds are rounded to, so that equal intervals compare equal."""
 
 Floats = NDArray[np.float64]
@@ -120,7 +120,7 @@ def arrange(
         starts = offsets(taken)
         requests = requests.taken(order)
     if len(order):
-        since = np.round(requests.time_s - requests.time_s[0], MICROS)
+        since = np.round(requests.time_s - requests.time_s[0], TIME_DECIMALS)
         requests = requests._replace(time_s=since)
     return Trace(name, block_tokens, *requests, starts, chained(starts, dense(ids)))
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.sim.figures import Figure
+from holdfast.report import Row
 
 _SLOWER = 1.01
-"""Ratio of times to first token above which a ladder counts as slower than computing everything."""
+"""Ratio of times to first token above which a ladder counts as slower than computing everything.
+
+Below the inverse it counts as faster.
+"""
 
 
-def verdict(figures: Sequence[Figure]) -> list[str]:
+def verdict(figures: Sequence[Row]) -> list[str]:
     """Return sentences: whether the ladder pays, how near it is to the best, and warnings."""
     named = {figure.what: figure for figure in figures}
     median, slowest = named["sim.ttft.p50"], named["sim.ttft.p99"]
@@ -22,7 +25,8 @@ def verdict(figures: Sequence[Figure]) -> list[str]:
         )
     cost = named.get("sim.cost.per_million_out")
     bare = named.get("sim.cost.without_ladder")
-    faster = not (_is_slower(median) or _is_slower(slowest))
+    ratios = [_ratio(median), _ratio(slowest)]
+    faster = max(ratios) <= _SLOWER and min(ratios) < 1 / _SLOWER
     conclusion = "This ladder saves time" if faster else "This ladder does not save time"
     if cost is not None and bare is not None and cost.value is not None and bare.value:
         change = cost.value / bare.value - 1
@@ -61,10 +65,13 @@ def verdict(figures: Sequence[Figure]) -> list[str]:
     return lines
 
 
-def _change(ttft: Figure) -> str:
+def _change(ttft: Row) -> str:
     return f"{ttft.value:.2f} s instead of {ttft.more['without_ladder_s']:.2f} s"
 
 
-def _is_slower(ttft: Figure) -> bool:
+def _ratio(ttft: Row) -> float:
+    """Return the time to first token over that without the ladder; 1 if one is unknown."""
     without = ttft.more["without_ladder_s"]
-    return ttft.value is not None and isinstance(without, float) and ttft.value > without * _SLOWER
+    if ttft.value is None or not isinstance(without, float) or not without:
+        return 1.0
+    return ttft.value / without

@@ -7,7 +7,7 @@ import pytest
 from holdfast.sim.model.catalogue import load_model
 from holdfast.sim.profile import shipped
 from holdfast.sim.size.demand import Demand
-from holdfast.sim.size.need import LadderNeed, NeededTier, need
+from holdfast.sim.size.need import CandidateTier, LadderNeed, need
 from holdfast.sim.size.question import SizingGoal, SizingQuestion
 
 MEDIA = ("ddr5", "nvme-tlc", "pool-flash")
@@ -36,12 +36,12 @@ def question_of(
     )
 
 
-def need_of(question: SizingQuestion, *tier_specs: NeededTier) -> LadderNeed | None:
+def need_of(question: SizingQuestion, *candidate: CandidateTier) -> LadderNeed | None:
     """What one ladder needs, every request counted."""
     held = {
-        tokens: question.demand.held(tokens) for tokens in (0.0, *(r.tokens for r in tier_specs))
+        tokens: question.demand.held(tokens) for tokens in (0.0, *(r.tokens for r in candidate))
     }
-    return need(question, question.goal, tier_specs, held)
+    return need(question, question.goal, candidate, held)
 
 
 @pytest.fixture(scope="session")

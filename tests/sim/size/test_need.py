@@ -7,7 +7,7 @@ import pytest
 from holdfast.errors import ConfigError
 from holdfast.sim.profile import ProfileRange
 from holdfast.sim.size.demand import of_users
-from holdfast.sim.size.need import BUSY, GPU_BUSY, NeededTier, need
+from holdfast.sim.size.need import BUSY, GPU_BUSY, CandidateTier, need
 from holdfast.sim.size.proposal import assumptions, million_tokens_dollars
 from holdfast.sim.size.question import SizingGoal
 from holdfast.sim.size.search import answer
@@ -15,14 +15,14 @@ from holdfast.sim.size.search import answer
 
 def test_capacity_is_what_the_claim_says(worked_out, asked):
     question = asked(of_users(10_000, 97_656, 1000, 3600.0))
-    [tier] = worked_out(question, NeededTier("pool-flash", question.demand.unique_tokens)).tiers
+    [tier] = worked_out(question, CandidateTier("pool-flash", question.demand.unique_tokens)).tiers
     assert tier.capacity_bytes / 1e12 == pytest.approx(320, abs=0.01)
 
 
 def test_wear_decides_where_much_is_written(worked_out, asked):
     """10,000 new tokens a second of a dense 70B are 283 TB a day: ten drives of 30.72 TB."""
     question = asked(of_users(50, 4000, 2000, 10.0), nodes=1)
-    [tier] = worked_out(question, NeededTier("pool-flash", question.demand.unique_tokens)).tiers
+    [tier] = worked_out(question, CandidateTier("pool-flash", question.demand.unique_tokens)).tiers
     assert tier.written_bytes_per_s == pytest.approx(3.2768e9)
     assert (tier.units, tier.bound) == (10, "wear")
     assert tier.writes_per_day == pytest.approx(283.1 / 307.2, abs=0.001)
@@ -30,7 +30,7 @@ def test_wear_decides_where_much_is_written(worked_out, asked):
 
 def test_bandwidth_is_what_readers_leave_of_it(worked_out, asked):
     question = asked(of_users(1000, 50_000, 1000, 100.0), goal=SizingGoal(1.0))
-    found = worked_out(question, NeededTier("pool-flash", question.demand.unique_tokens))
+    found = worked_out(question, CandidateTier("pool-flash", question.demand.unique_tokens))
     [tier] = found.tiers
     nbytes = 49_000 * 327_680
     traffic = 10 * nbytes
@@ -57,42 +57,45 @@ def test_what_comes_from_a_pool_comes_by_network(worked_out, asked):
     question = networked(asked(of_users(8000, 50_000, 1000, 600.0), nodes=40), 25e9 / 8)
     whole, load_s = question.demand.unique_tokens, 49_000 * 327_680 / 25e9
     compute_s = question.shape.prefill_flop(1000, 49_000) / (8 * 989e12 * 0.5)
-    found = worked_out(question, NeededTier("pool-flash", whole))
+    found = worked_out(question, CandidateTier("pool-flash", whole))
     assert found.ttft_s[1] == pytest.approx(0.04 + compute_s + load_s, rel=1e-3)
     assert 0.75 < 0.04 + compute_s + load_s < 0.76
     hurried = msgspec.structs.replace(question, goal=SizingGoal(0.7), media=("pool-flash",))
-    assert worked_out(hurried, NeededTier("pool-flash", whole)) is None
+    assert worked_out(hurried, CandidateTier("pool-flash", whole)) is None
     with pytest.raises(ConfigError, match=r"0\.76 s: .* over the engine's network \(25 GB/s\)"):
         answer(hurried)
 
 
 def test_the_network_of_more_machines_is_taken_where_one_is_too_slow(worked_out, asked):
     question = networked(asked(of_users(8000, 50_000, 1000, 600.0)), 25e9 / 8)
-    assert worked_out(question, NeededTier("pool-flash", question.demand.unique_tokens)) is not None
+    assert (
+        worked_out(question, CandidateTier("pool-flash", question.demand.unique_tokens)) is not None
+    )
     few = msgspec.structs.replace(question, nodes=2)  # 214 GB/s are read, 50 come in
-    assert worked_out(few, NeededTier("pool-flash", question.demand.unique_tokens)) is None
+    assert worked_out(few, CandidateTier("pool-flash", question.demand.unique_tokens)) is None
 
 
 def test_two_remote_tiers_share_the_network(asked):
     question = networked(asked(of_users(100, 50_000, 1000, 600.0), nodes=4), 25e9 / 8)
     whole = question.demand.unique_tokens
-    tier_specs = (NeededTier("pool-flash", whole / 2), NeededTier("s3-express", whole))
+    candidate = (CandidateTier("pool-flash", whole / 2), CandidateTier("s3-express", whole))
     each = np.full(100, 49_000.0)
     held = {0.0: 0 * each, whole / 2: each / 2, whole: each}
     for ttft_s, reached in ((0.6, False), (0.8, True)):  # either half alone would take .32 s
-        assert (need(question, SizingGoal(ttft_s), tier_specs, held) is not None) == reached
+        assert (need(question, SizingGoal(ttft_s), candidate, held) is not None) == reached
 
 
 def test_money_and_power_add_up(worked_out, asked):
     question = asked(of_users(100, 10_000, 1000, 100.0), nodes=1)
-    found = worked_out(question, NeededTier("ddr5", question.demand.unique_tokens))
+    found = worked_out(question, CandidateTier("ddr5", question.demand.unique_tokens))
     [tier] = found.tiers
     hardware = tier.units * 64 * 10.9 / 4 / 8760
     assert tier.units == int(np.ceil(100 * 10_000 * 327_680 / 64e9))
     assert tier.dollars_per_h == pytest.approx(hardware + tier.watts / 1000 * 0.10)
-    assert tier.units * 4 * 1.3 <= tier.watts <= tier.units * 8 * 1.3
+    busy = 10_000 * 327_680 / (tier.units * 51.2e9)  # a second reads 9,000 tokens, writes 1,000
+    assert tier.watts == pytest.approx(tier.units * (4 + (8 - 4) * busy) * 1.3)
     compute_s = question.shape.prefill_flop(1000, 9000) / (8 * 989e12 * 0.5)
-    assert found.prefill_gpu_s_per_s == pytest.approx(compute_s, rel=1e-3)  # one request a second
+    assert found.busy_engines == pytest.approx(compute_s, rel=1e-3)  # one request a second
     assert found.gpu_dollars_per_h == pytest.approx(compute_s / GPU_BUSY * 8 * 3.5, rel=1e-3)
     a_million = million_tokens_dollars(question, found)
     assert a_million == pytest.approx(found.dollars_per_h / 36)  # 36 million tokens an hour
@@ -106,8 +109,8 @@ def test_a_medium_without_idle_power_draws_power_only_while_it_moves_bytes(worke
     without = msgspec.structs.replace(
         question, profile=msgspec.structs.replace(question.profile, media=media)
     )
-    [tier] = worked_out(question, NeededTier("ddr5", whole)).tiers
-    [less] = worked_out(without, NeededTier("ddr5", whole)).tiers
+    [tier] = worked_out(question, CandidateTier("ddr5", whole)).tiers
+    [less] = worked_out(without, CandidateTier("ddr5", whole)).tiers
     idle, active = medium.idle_watts.mid, medium.active_watts.mid
     busy = (tier.watts / (tier.units * 1.3) - idle) / (active - idle)
     assert less.watts == pytest.approx(tier.units * 1.3 * active * busy)
@@ -116,7 +119,7 @@ def test_a_medium_without_idle_power_draws_power_only_while_it_moves_bytes(worke
 
 def test_an_object_store_is_paid_by_the_month_and_the_call(worked_out, asked):
     question = asked(of_users(100, 10_000, 1000, 100.0), media=("s3-standard",))
-    [tier] = worked_out(question, NeededTier("s3-standard", question.demand.unique_tokens)).tiers
+    [tier] = worked_out(question, CandidateTier("s3-standard", question.demand.unique_tokens)).tiers
     read, written = 9000 * 327_680 * 3600, 1000 * 327_680 * 3600
     stored = 100 * 10_000 * 327_680 / 1e9 * 0.023 / (8760 / 12)
     calls = (read * 0.4 + written * 5) / 8e6 / 1e6
@@ -126,14 +129,14 @@ def test_an_object_store_is_paid_by_the_month_and_the_call(worked_out, asked):
 
 def test_a_node_has_room_for_so_many_channels(worked_out, asked):
     question = asked(of_users(300, 40_000, 1000, 60.0), media=("ddr5",), nodes=1)
-    tier_spec = NeededTier("ddr5", question.demand.unique_tokens)  # 3.9 TB: 62 channels
-    assert worked_out(question, tier_spec) is None
-    assert worked_out(msgspec.structs.replace(question, nodes=3), tier_spec) is not None
+    tier = CandidateTier("ddr5", question.demand.unique_tokens)  # 3.9 TB: 62 channels
+    assert worked_out(question, tier) is None
+    assert worked_out(msgspec.structs.replace(question, nodes=3), tier) is not None
 
 
 def test_a_recurrent_model_loads_its_checkpoint_once(worked_out, asked):
     question = asked(of_users(100, 10_000, 1000, 100.0), "Qwen3.5")
-    [tier] = worked_out(question, NeededTier("pool-flash", question.demand.unique_tokens)).tiers
+    [tier] = worked_out(question, CandidateTier("pool-flash", question.demand.unique_tokens)).tiers
     each = 9000 * 30_720 + question.shape.state_bytes()
     assert tier.traffic_bytes_per_s == pytest.approx(each)
     stored = 10_000 * 30_720 + question.shape.state_bytes()
@@ -146,7 +149,7 @@ def test_a_recurrent_model_loads_its_checkpoint_once(worked_out, asked):
 def test_checkpoints_wear_drives(worked_out, asked):
     """2,000 users of Nemotron-3 every 300 s: 8.2 MB of tokens each time, and 170 MB of state."""
     question = asked(of_users(2000, 50_000, 1000, 300.0), "Nemotron-3")
-    [tier] = worked_out(question, NeededTier("nvme-tlc", question.demand.unique_tokens)).tiers
+    [tier] = worked_out(question, CandidateTier("nvme-tlc", question.demand.unique_tokens)).tiers
     each = 1000 * 8192 + 170.2e6
     assert tier.written_bytes_per_s == pytest.approx(2000 / 300 * each, rel=0.001)
     assert (tier.units, tier.bound) == (4, "wear")
@@ -157,7 +160,7 @@ def test_checkpoints_wear_drives(worked_out, asked):
 def test_a_window_takes_no_more_than_the_tokens_there_are(worked_out, asked, context, new):
     """Of Llama 4, 12 layers keep 4,096 bytes a token, and 36 those of a chunk of 8,192 tokens."""
     question = asked(of_users(1000, context, new, 100.0), "llama-4-maverick")
-    found = worked_out(question, NeededTier("ddr5", question.demand.unique_tokens))
+    found = worked_out(question, CandidateTier("ddr5", question.demand.unique_tokens))
 
     def kept(tokens):
         return 4096 * (12 * tokens + 36 * min(tokens, 8192))
@@ -174,12 +177,12 @@ def test_the_links_carry_all_tiers_together(asked, worked_out):
     """561 GB/s are read; an engine takes in 432, 346 of them planned for: two engines, not one."""
     load = of_users(100, 30_000, 10, 0.7)
     question = asked(load, "Llama-3.1-8B", nodes=1, media=("ddr5", "pool-flash"))
-    tier_specs = (
-        NeededTier("ddr5", load.unique_tokens * 0.45),
-        NeededTier("pool-flash", load.unique_tokens),
+    candidate = (
+        CandidateTier("ddr5", load.unique_tokens * 0.45),
+        CandidateTier("pool-flash", load.unique_tokens),
     )
     for nodes, carried in ((1, False), (2, True)):
-        found = worked_out(msgspec.structs.replace(question, nodes=nodes), *tier_specs)
+        found = worked_out(msgspec.structs.replace(question, nodes=nodes), *candidate)
         assert (found is not None) == carried
     for tier in found.tiers:  # either alone would fit one
         assert tier.traffic_bytes_per_s < question.ingest_bytes_per_s(tier.tier) * BUSY
@@ -189,13 +192,13 @@ def test_the_links_carry_all_tiers_together(asked, worked_out):
 def test_the_network_carries_all_remote_tiers_together(asked, worked_out):
     """160 GB/s come in by network, half of it from each: two machines take 95 each, 80 % busy."""
     load = of_users(1000, 50_000, 1000, 100.0)
-    tier_specs = (
-        NeededTier("pool-flash", load.unique_tokens / 2),
-        NeededTier("s3-express", load.unique_tokens),
+    candidate = (
+        CandidateTier("pool-flash", load.unique_tokens / 2),
+        CandidateTier("s3-express", load.unique_tokens),
     )
     slow = networked(asked(load, nodes=2, gpu="B200x8"), 95e9 / 8)
     for nodes, carried in ((2, False), (3, True)):
-        found = worked_out(msgspec.structs.replace(slow, nodes=nodes), *tier_specs)
+        found = worked_out(msgspec.structs.replace(slow, nodes=nodes), *candidate)
         assert (found is not None) == carried
     for tier in found.tiers:
         assert tier.traffic_bytes_per_s < 2 * 95e9 * BUSY
@@ -208,28 +211,28 @@ def bursts(load, peak):
 
 def test_engines_keep_up_with_the_busiest_minute(asked, worked_out):
     load = of_users(1000, 50_000, 1000, 100.0)
-    tier_spec = NeededTier("pool-flash", load.unique_tokens)
-    calm = worked_out(asked(load), tier_spec)
-    assert calm.engines == pytest.approx(calm.prefill_gpu_s_per_s / GPU_BUSY)
-    assert worked_out(asked(bursts(load, 1.4)), tier_spec).engines == calm.engines
-    bursty = worked_out(asked(bursts(load, 5.0)), tier_spec)
-    assert bursty.engines == pytest.approx(5 * calm.prefill_gpu_s_per_s)
-    assert bursty.prefill_gpu_s_per_s == calm.prefill_gpu_s_per_s
+    tier = CandidateTier("pool-flash", load.unique_tokens)
+    calm = worked_out(asked(load), tier)
+    assert calm.engines == pytest.approx(calm.busy_engines / GPU_BUSY)
+    assert worked_out(asked(bursts(load, 1.4)), tier).engines == calm.engines
+    bursty = worked_out(asked(bursts(load, 5.0)), tier)
+    assert bursty.engines == pytest.approx(5 * calm.busy_engines)
+    assert bursty.busy_engines == calm.busy_engines
     assert bursty.gpu_dollars_per_h == pytest.approx(3.5 * calm.gpu_dollars_per_h)
     assert bursty.gpu_watts == calm.gpu_watts  # energy is counted by the day
     machines = int(np.ceil(bursty.engines))
     few = asked(bursts(load, 5.0), nodes=machines - 1)
-    assert worked_out(few, tier_spec) is None
+    assert worked_out(few, tier) is None
     with pytest.raises(ConfigError, match=f"takes {machines} of them, .* in the busiest minute"):
         answer(few)
 
 
 def test_energy_is_that_of_the_average_not_of_the_busiest_minute(asked, worked_out):
     load = of_users(1000, 50_000, 1000, 100.0)
-    tier_spec = NeededTier(
+    tier = CandidateTier(
         "ddr5", load.unique_tokens
     )  # bought for its capacity, whatever the traffic
-    found = [worked_out(asked(bursts(load, peak), nodes=20), tier_spec) for peak in (1.0, 5.0)]
+    found = [worked_out(asked(bursts(load, peak), nodes=20), tier) for peak in (1.0, 5.0)]
     [calm], [bursty] = (one.tiers for one in found)
     assert bursty.units == calm.units
     assert bursty.traffic_bytes_per_s == 5 * calm.traffic_bytes_per_s

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from holdfast.sim.size.demand import of_trace, of_users
-from holdfast.sim.size.need import NeededTier
+from holdfast.sim.size.need import CandidateTier
 from holdfast.sim.size.proposal import advice, assumptions, proposal_lines
 from holdfast.sim.size.question import SizingGoal
 from holdfast.sim.size.search import answer
@@ -27,7 +27,8 @@ def priced(question, medium, dollars_per_gb):
 def test_the_purchase_is_whole_units_at_their_price(worked_out, asked):
     question = asked(LOAD, nodes=2)
     unique = question.demand.unique_tokens
-    found = worked_out(question, NeededTier("ddr5", unique / 8), NeededTier("nvme-tlc", unique))
+    candidate = CandidateTier("ddr5", unique / 8), CandidateTier("nvme-tlc", unique)
+    found = worked_out(question, *candidate)
     host, disk = found.tiers
     assert host.purchase_dollars == pytest.approx(host.units * 64 * 10.9)
     assert disk.purchase_dollars == pytest.approx(disk.units * 30_720 * 0.365)
@@ -39,14 +40,22 @@ def test_the_purchase_is_whole_units_at_their_price(worked_out, asked):
 
 def test_a_pool_fills_servers_of_its_own(worked_out, asked):
     question = asked(of_users(20_000, 50_000, 1000, 300.0))
-    [pool] = worked_out(question, NeededTier("pool-flash", question.demand.unique_tokens)).tiers
+    [pool] = worked_out(question, CandidateTier("pool-flash", question.demand.unique_tokens)).tiers
     assert pool.servers == -(-pool.units // 8) > 1
     assert pool.units_for_capacity == -(-pool.capacity_bytes // 30.72e12) < pool.units
 
 
+@pytest.mark.parametrize("level", ["low", "mid", "high"])
+def test_the_price_of_power_is_that_of_the_level_asked_for(asked, level):
+    question = asked(LOAD, price_level=level)
+    price = getattr(question.profile.site.dollars_per_kwh, level)
+    [line] = [line for line in assumptions(question) if line.startswith(f"prices: {level} of")]
+    assert f"power costs ${price:g} per kWh" in line
+
+
 def test_an_object_store_is_rented_not_bought(worked_out, asked):
     question = asked(LOAD, media=ALL_KINDS)
-    [store] = worked_out(question, NeededTier("s3-express", question.demand.unique_tokens)).tiers
+    [store] = worked_out(question, CandidateTier("s3-express", question.demand.unique_tokens)).tiers
     assert store.purchase_dollars == 0
     assert store.bought_bytes == store.capacity_bytes
 

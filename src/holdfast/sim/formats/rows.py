@@ -47,8 +47,6 @@ class Reading(NamedTuple):
     """Tokens per block; None: by the format or the file, or `BLOCK_TOKENS`."""
     window_s: float = 8 * 3600.0
     """Time window for the random starts of sessions that have no common clock."""
-    seed: int = 1
-    """Seed of these random starts."""
 
 
 class Rows:

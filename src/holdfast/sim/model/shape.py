@@ -108,9 +108,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         bounded = (part for part in self.attention if part.kind in ("window", "chunk"))
         return [(part.span, part.layers * part.elements) for part in bounded]
 
-    def window_bytes(self, dtype: str = "bf16") -> float:
-        """Return the maximum bytes that windowed and chunked layers keep of one sequence."""
-        return sum(span * elements for span, elements in self.windows) * dtype_bytes(dtype)
+    def window_bytes(self) -> float:
+        """Return the maximum bytes that windowed and chunked layers keep of a sequence, in bf16."""
+        return sum(span * elements for span, elements in self.windows) * dtype_bytes("bf16")
 
     def state_bytes(self) -> float:
         """Return the bytes of recurrent state of one sequence: the size of a checkpoint."""
@@ -121,15 +121,15 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
             if part.kind == "state"
         )
 
-    def fixed_bytes(self, dtype: str = "bf16") -> float:
-        """Return the bytes of a long sequence that do not grow with its length."""
-        return self.window_bytes(dtype) + self.state_bytes()
+    def fixed_bytes(self) -> float:
+        """Return the bytes of a long sequence that do not grow with its length, in bf16."""
+        return self.window_bytes() + self.state_bytes()
 
-    def context_bytes(self, tokens: int, dtype: str = "bf16") -> float:
-        """Return the bytes of one context of `tokens` tokens."""
+    def context_bytes(self, tokens: int) -> float:
+        """Return the bytes of one context of `tokens` tokens, in bf16."""
         bounded = sum(min(span, tokens) * elements for span, elements in self.windows)
-        growing = tokens * self.kv_bytes_per_token(dtype)
-        return growing + bounded * dtype_bytes(dtype) + self.state_bytes()
+        growing = tokens * self.kv_bytes_per_token()
+        return growing + bounded * dtype_bytes("bf16") + self.state_bytes()
 
     def prefill_flop(self, new: int, context: int = 0) -> float:
         """Return the FLOP to compute `new` tokens after `context` tokens that are held."""

@@ -12,22 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from holdfast.plan.planner import SHARE as FETCH_SHARE
 from holdfast.sim.amounts import GB, HOURS_PER_MONTH, HOURS_PER_YEAR, SECONDS_PER_DAY
-from holdfast.sim.profile import Medium
+from holdfast.sim.profile import OBJECT_BYTES, Medium
 from holdfast.sim.size.question import GPU_BUSY, REMOTE, SizingGoal, SizingQuestion
 from holdfast.sim.trace import Floats
-
-FETCH_SHARE = 0.5
-"""Maximum duration of a fetch, as a share of the compute time that it saves (as in the planner)."""
 
 BUSY = 0.8
 """Maximum mean utilisation of a bandwidth; the rest absorbs variation that a mean hides."""
 
-OBJECT_BYTES = 8e6
-"""Bytes per object store request: the blocks of a segment are stored as one object."""
 
-
-class NeededTier(NamedTuple):
+class CandidateTier(NamedTuple):
     """A tier of a candidate ladder: a medium of the profile, and its capacity in tokens."""
 
     name: str
@@ -96,9 +91,9 @@ class LadderNeed(NamedTuple):
 
     tiers: tuple[TierNeed, ...]
     hit: float
-    ttft_s: tuple[float, float, float]
-    """Median, quantile at the goal's share of requests, and mean."""
-    prefill_gpu_s_per_s: float
+    ttft_s: tuple[float, float]
+    """Median, and quantile at the goal's share of requests."""
+    busy_engines: float
     """Mean number of engines (all GPUs of each) busy with prefill."""
     engines: float
     """Number of engines needed, with the idle ones that the busiest minute uses."""
@@ -133,7 +128,7 @@ class LadderNeed(NamedTuple):
 class _Use(NamedTuple):
     """Reads from one tier: the bytes of each request, and the mean seconds of prefill saved."""
 
-    tier_spec: NeededTier
+    candidate_tier: CandidateTier
     medium: Medium
     nbytes: Floats
     hit: float
@@ -143,26 +138,26 @@ class _Use(NamedTuple):
 def need(
     question: SizingQuestion,
     goal: SizingGoal,
-    tier_specs: tuple[NeededTier, ...],
+    candidate: tuple[CandidateTier, ...],
     held: dict[float, Floats],
 ) -> LadderNeed | None:
-    """Return what these tiers, smallest first, need to meet a goal; None if they cannot.
+    """Return what a candidate's tiers, smallest first, need to meet a goal; None if they cannot.
 
-    `held` maps each capacity in `tier_specs`, and 0, to `question.demand.held(capacity)`.
+    `held` maps each capacity in `candidate`, and 0, to `question.demand.held(capacity)`.
     """
     inputs = question.demand.input_tokens
     # Each tier serves the held tokens that no faster tier holds.
-    above, deepest = held[0.0], held[tier_specs[-1].tokens] if tier_specs else held[0.0]
+    above, deepest = held[0.0], held[candidate[-1].tokens] if candidate else held[0.0]
     uses = []
-    for tier_spec in tier_specs:
-        here = held[tier_spec.tokens]
+    for candidate_tier in candidate:
+        here = held[candidate_tier.tokens]
         tokens = here - above
         # Windows and states are read with the last held tokens: from the last tier read.
         fixed = question.fixed_bytes(here) * ((tokens > 0) & (here == deepest))
         uses.append(
             _Use(
-                tier_spec,
-                question.profile.medium(tier_spec.name),
+                candidate_tier,
+                question.profile.medium(candidate_tier.name),
                 tokens * question.token_bytes + fixed,
                 float(tokens.sum()) / float(inputs.sum()),
                 float(question.prefill_s(above, here).mean()),
@@ -183,7 +178,7 @@ def need(
         return None
     nodes = question.nodes or nodes_min
     tiers = tuple(
-        _tier(question, use, rate, nodes, inputs - held[use.tier_spec.tokens])
+        _tier(question, use, rate, nodes, inputs - held[use.candidate_tier.tokens])
         for use, rate in zip(uses, request_rates, strict=True)
     )
     if any(
@@ -204,8 +199,8 @@ def need(
     return LadderNeed(
         tiers=tiers,
         hit=float(deepest.sum() / inputs.sum()),
-        ttft_s=(float(quantiles[0]), float(quantiles[1]), float(ttft_s.mean())),
-        prefill_gpu_s_per_s=busy,
+        ttft_s=(float(quantiles[0]), float(quantiles[1])),
+        busy_engines=busy,
         engines=engines,
         machines=nodes,
         gpu_dollars_per_h=engines * question.gpus * question.price(question.gpu.dollars_per_hour),
@@ -257,7 +252,7 @@ def _tier(
     """Size one tier for a bandwidth per request; `missed` are the tokens it does not hold."""
     medium, demand = use.medium, question.demand
     traffic = demand.peak_requests_per_s * float(use.nbytes.mean())
-    capacity = use.tier_spec.tokens * question.stored_token_bytes
+    capacity = use.candidate_tier.tokens * question.stored_token_bytes
     # Only the new tokens of a window are written; a recurrent state is always written whole.
     saved = missed * question.token_bytes + question.fixed_bytes(missed)
     written = demand.requests_per_s * float(saved.mean())
@@ -286,13 +281,10 @@ def _tier(
     moved = read_per_h * price(medium.dollars_per_gb_out)
     moved += written_per_h * price(medium.dollars_per_gb_in)
     rent_dollars_per_h = stored + calls / OBJECT_BYTES / 1e6 + moved / GB
-    watts = 0.0
-    if medium.active_watts is not None:
-        idle = medium.idle_watts.mid if medium.idle_watts is not None else 0.0
-        each = idle + (medium.active_watts.mid - idle) * min(read_mean / (units * read), 1.0)
-        watts = units * each * question.profile.site.power_overhead.mid
+    overhead = question.profile.site.power_overhead.mid
+    watts = medium.watts(units, read_mean + written) * overhead
     return TierNeed(
-        medium=use.tier_spec.name,
+        medium=use.candidate_tier.name,
         tier=medium.tier,
         unit=medium.unit,
         capacity_bytes=capacity,

@@ -7,8 +7,9 @@ from math import ceil
 
 import numpy as np
 
+from holdfast.plan.planner import SHARE as FETCH_SHARE
 from holdfast.sim.amounts import GB, HOURS_PER_YEAR, duration_text, figure_text, size_text
-from holdfast.sim.size.need import BUSY, FETCH_SHARE, LadderNeed, TierNeed
+from holdfast.sim.size.need import BUSY, LadderNeed, TierNeed
 from holdfast.sim.size.question import GPU_BUSY, SizingQuestion
 from holdfast.sim.size.search import SizingAnswer
 
@@ -62,8 +63,8 @@ def proposal_lines(question: SizingQuestion, found: SizingAnswer) -> Iterator[st
         f"{without.ttft_s[0]:.2f} s"
     )
     yield (
-        f"prefill        {best.prefill_gpu_s_per_s:.2f} engines busy of {best.engines:.2f}, "
-        f"without memory {without.prefill_gpu_s_per_s:.2f} of {without.engines:.2f}"
+        f"prefill        {best.busy_engines:.2f} engines busy of {best.engines:.2f}, "
+        f"without memory {without.busy_engines:.2f} of {without.engines:.2f}"
     )
     storage = best.storage_dollars_per_h / best.dollars_per_h if best.dollars_per_h else 0.0
     yield (
@@ -231,7 +232,7 @@ def assumptions(question: SizingQuestion) -> list[str]:
     typical = max(1, int(demand.input_tokens.mean()))
     [fixed] = question.fixed_bytes(np.array([float(typical)]))
     compute_s = shape.prefill_flop(typical) / question.flop_per_s
-    break_even = shape.context_bytes(typical, question.dtype) / compute_s / GB
+    break_even = (typical * question.token_bytes + fixed) / compute_s / GB
     lines = [
         (
             f"KV state: {question.token_bytes:,.0f} bytes per token in {question.dtype}, plus "
@@ -267,9 +268,9 @@ def assumptions(question: SizingQuestion) -> list[str]:
             f"{figure_text(demand.peak)} times the mean rate"
         ),
         (
-            f"prices: {question.prices} of the ranges of {question.profile.date}; hardware is "
+            f"prices: {question.price_level} of the ranges of {question.profile.date}; hardware is "
             f"written off in {site.amortised_years.mid:g} years, power costs "
-            f"${site.dollars_per_kwh.mid:g} per kWh, cooling and distribution add "
+            f"${question.price(site.dollars_per_kwh):g} per kWh, cooling and distribution add "
             f"{site.power_overhead.mid - 1:.0%}; the machines that hold the tiers are not counted"
         ),
     ]

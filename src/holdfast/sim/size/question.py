@@ -36,7 +36,7 @@ class SizingGoal(NamedTuple):
 
 
 class SizingQuestion(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What to size. `prices` selects the profile's low, mid or high prices."""
+    """What to size. `price_level` selects the profile's low, mid or high prices."""
 
     shape: ModelShape
     dtype: str
@@ -47,7 +47,7 @@ class SizingQuestion(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     goal: SizingGoal = SizingGoal()
     nodes: int = 0
     """Number of GPU machines, one engine each; 0: as many as prefill and links need."""
-    prices: str = "mid"
+    price_level: str = "mid"
     media: tuple[str, ...] = ("ddr5", "nvme-tlc", "nvme-qlc", "pool-flash", "s3-express")
 
     def check(self) -> None:
@@ -137,8 +137,8 @@ class SizingQuestion(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.token_bytes + fixed / demand.unique_tokens
 
     def price(self, figure: ProfileRange) -> float:
-        """Return the price at the level `prices`."""
-        value: float = getattr(figure, self.prices)
+        """Return the price at `price_level`."""
+        value: float = getattr(figure, self.price_level)
         return value
 
     def prefill_s(self, first: Floats, last: Floats) -> Floats:

@@ -16,7 +16,7 @@ import numpy as np
 
 from holdfast.errors import ConfigError
 from holdfast.sim.amounts import GB
-from holdfast.sim.size.need import LadderNeed, NeededTier, need
+from holdfast.sim.size.need import CandidateTier, LadderNeed, need
 from holdfast.sim.size.question import GPU_BUSY, REMOTE, SizingGoal, SizingQuestion
 from holdfast.sim.trace import Floats
 
@@ -106,27 +106,28 @@ class _Search:
         self._least: dict[tuple[float, float], tuple[float, float]] = {}
         """(tokens of the largest tier, fastest link) to (lowest TTFT, engines needed)."""
         # Every ladder of the grid whose tiers grow from top to bottom, the empty one first.
-        choices: list[list[NeededTier | None]] = []
+        choices: list[list[CandidateTier | None]] = []
         for kinds in _TIER_CHOICES:
             names = [n for n in question.media if question.profile.medium(n).tier in kinds]
             fractions = (1.0,) if kinds == ("object",) else _FRACTIONS
-            choices.append([None, *(NeededTier(n, f * unique) for n in names for f in fractions)])
-        candidates: list[tuple[NeededTier, ...]] = []
+            tiers = (CandidateTier(n, f * unique) for n in names for f in fractions)
+            choices.append([None, *tiers])
+        candidates: list[tuple[CandidateTier, ...]] = []
         for chosen in product(*choices):
-            tier_specs = tuple(tier_spec for tier_spec in chosen if tier_spec is not None)
-            if all(above.tokens < below.tokens for above, below in pairwise(tier_specs)):
-                candidates.append(tier_specs)
+            candidate = tuple(tier for tier in chosen if tier is not None)
+            if all(above.tokens < below.tokens for above, below in pairwise(candidate)):
+                candidates.append(candidate)
         self.tried = len(candidates)
         evaluated = [
-            (need(self._sample, self.no_limit, tier_specs, self._sample_held), tier_specs)
-            for tier_specs in candidates
+            (need(self._sample, self.no_limit, candidate, self._sample_held), candidate)
+            for candidate in candidates
         ]
-        known = [(one, tier_specs) for one, tier_specs in evaluated if one is not None]
+        known = [(one, candidate) for one, candidate in evaluated if one is not None]
         # A goal can only raise the cost of a ladder, so this cost is a lower bound for any goal.
         self._ladders = sorted(known, key=lambda pair: _rank(pair[0]))
-        self._failed = [tier_specs for one, tier_specs in evaluated if one is None]
+        self._failed = [candidate for one, candidate in evaluated if one is None]
         """Ladders that cannot serve the sample; they may still serve all requests."""
-        lowest = {self._lowest_kind(tier_specs) for tier_specs in candidates}
+        lowest = {self._lowest_kind(candidate) for candidate in candidates}
         self.lowest_kinds = [kind for kinds in _TIER_CHOICES for kind in kinds if kind in lowest]
 
     def unreachable(self) -> ConfigError:
@@ -185,14 +186,14 @@ class _Search:
     def _any_within(self, ttft_s: float) -> LadderNeed | None:
         """Return a ladder of any cost that reaches a TTFT; None if there is none."""
         goal = SizingGoal(ttft_s, self.no_limit.share)
-        for _, tier_specs in reversed(self._ladders):  # expensive ladders are likely to be fast
-            if found := self._evaluate(goal, tier_specs):
+        for _, candidate in reversed(self._ladders):  # expensive ladders are likely to be fast
+            if found := self._evaluate(goal, candidate):
                 return found
         return None
 
-    def _lowest_kind(self, tier_specs: tuple[NeededTier, ...]) -> str:
+    def _lowest_kind(self, candidate: tuple[CandidateTier, ...]) -> str:
         """Return the kind of the lowest tier; "" for no tiers."""
-        return self._question.profile.medium(tier_specs[-1].name).tier if tier_specs else ""
+        return self._question.profile.medium(candidate[-1].name).tier if candidate else ""
 
     def cheapest(self, goal: SizingGoal, lowest_kind: str | None = None) -> LadderNeed | None:
         """Return the cheapest ladder that meets a goal; None if there is none.
@@ -204,28 +205,28 @@ class _Search:
             for pair in self._ladders
             if lowest_kind is None or self._lowest_kind(pair[1]) == lowest_kind
         ]
-        finalists: list[tuple[LadderNeed, tuple[NeededTier, ...]]] = []
-        for least, tier_specs in among:  # by the lower bound of the cost
+        finalists: list[tuple[LadderNeed, tuple[CandidateTier, ...]]] = []
+        for least, candidate in among:  # by the lower bound of the cost
             last = finalists[_FINALISTS - 1][0] if len(finalists) >= _FINALISTS else None
             if last is not None and least.dollars_per_h > last.dollars_per_h:
                 break
-            if one := need(self._sample, goal, tier_specs, self._sample_held):
-                insort(finalists, (one, tier_specs), key=lambda pair: _rank(pair[0]))
-        evaluated = (self._need(goal, tier_specs) for _, tier_specs in finalists[:_FINALISTS])
+            if one := need(self._sample, goal, candidate, self._sample_held):
+                insort(finalists, (one, candidate), key=lambda pair: _rank(pair[0]))
+        evaluated = (self._need(goal, candidate) for _, candidate in finalists[:_FINALISTS])
         if met := [one for one in evaluated if one is not None]:
             return min(met, key=_rank)
         # Near the lower bound the sample is too coarse: evaluate each ladder on all requests.
-        ladders = [(bound.dollars_per_h, tier_specs) for bound, tier_specs in among]
+        ladders = [(bound.dollars_per_h, candidate) for bound, candidate in among]
         ladders += [
-            (inf, tier_specs)
-            for tier_specs in self._failed
-            if lowest_kind is None or self._lowest_kind(tier_specs) == lowest_kind
+            (inf, candidate)
+            for candidate in self._failed
+            if lowest_kind is None or self._lowest_kind(candidate) == lowest_kind
         ]
         best = None
-        for bound, tier_specs in ladders:
+        for bound, candidate in ladders:
             if best is not None and bound > best.dollars_per_h:
                 break
-            one = self._evaluate(goal, tier_specs)
+            one = self._evaluate(goal, candidate)
             best = min((found for found in (best, one) if found), key=_rank, default=None)
         return best
 
@@ -244,24 +245,26 @@ class _Search:
         by_storage = sorted(
             self._ladders, key=lambda pair: (pair[0].storage_dollars_per_h, -pair[0].hit)
         )
-        for one, tier_specs in by_storage:
+        for one, candidate in by_storage:
             if one.hit > highest + _HIT_STEP:
                 highest = one.hit
-                found = self._need(self.no_limit, tier_specs)
+                found = self._need(self.no_limit, candidate)
                 kept += [] if found is None else [found]
         cheapest = accumulate((one.storage_dollars_per_h for one in reversed(kept)), min)
         pairs = zip(kept, reversed([*cheapest]), strict=True)
         return tuple(one for one, least in pairs if one.storage_dollars_per_h <= least)
 
-    def _need(self, goal: SizingGoal, tier_specs: tuple[NeededTier, ...]) -> LadderNeed | None:
+    def _need(self, goal: SizingGoal, candidate: tuple[CandidateTier, ...]) -> LadderNeed | None:
         """Evaluate a ladder on all requests."""
-        return need(self._question, goal, tier_specs, self._all_held)
+        return need(self._question, goal, candidate, self._all_held)
 
-    def _evaluate(self, goal: SizingGoal, tier_specs: tuple[NeededTier, ...]) -> LadderNeed | None:
+    def _evaluate(
+        self, goal: SizingGoal, candidate: tuple[CandidateTier, ...]
+    ) -> LadderNeed | None:
         """Evaluate a ladder on all requests, unless no tier speed lets its capacity suffice."""
         question = self._question
-        tokens = tier_specs[-1].tokens if tier_specs else 0.0
-        tiers = [question.profile.medium(tier_spec.name).tier for tier_spec in tier_specs]
+        tokens = candidate[-1].tokens if candidate else 0.0
+        tiers = [question.profile.medium(tier.name).tier for tier in candidate]
         link = max((question.ingest_bytes_per_s(tier) for tier in tiers), default=inf)
         if (tokens, link) not in self._least:
             compute_s, load_s, at = _idle_times(question, self._all_held[tokens], link)
@@ -271,7 +274,7 @@ class _Search:
         late = goal.ttft_s is not None and least_s > goal.ttft_s * (1 + 1e-9)
         if late or 0 < question.nodes < engines:
             return None
-        return self._need(goal, tier_specs)
+        return self._need(goal, candidate)
 
 
 def _rank(one: LadderNeed) -> tuple[float, float]:
