@@ -13,6 +13,40 @@ def test_memory_is_that_of_the_machine_at_most():
     assert 0 < memory().nbytes <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.fixture
+def groups(tmp_path, monkeypatch):
+    """The folder of a kernel's control groups; this process is in /system.slice/x.service."""
+    own, folder = tmp_path / "cgroup", tmp_path / "groups"
+    own.write_text("4:memory:/other\n0::/system.slice/x.service\n")
+    for name in ("system.slice/x.service", "other"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "memory.max").write_text("max\n")
+    monkeypatch.setattr(probe, "_OWN_GROUP", own)
+    monkeypatch.setattr(probe, "_CONTROL_GROUPS", folder)
+    return folder
+
+
+@pytest.mark.parametrize("group", ["", "system.slice", "system.slice/x.service"])
+def test_the_limit_of_the_own_control_group_or_of_an_ancestor_counts(groups, group):
+    (groups / group / "memory.max").write_text("1048576\n")
+    assert memory() == (1 << 20, "the control group's limit")
+
+
+def test_the_smallest_limit_counts_and_that_of_another_group_does_not(groups):
+    (groups / "other" / "memory.max").write_text("4096\n")
+    assert memory().source == "the machine's memory"
+    (groups / "system.slice" / "memory.max").write_text("8192\n")
+    (groups / "system.slice" / "x.service" / "memory.max").write_text("16384\n")
+    assert memory().nbytes == 8192
+
+
+def test_the_limit_of_version_1_of_control_groups_counts(groups):
+    probe._OWN_GROUP.write_text("4:memory:/other\n")
+    (groups / "memory").mkdir()
+    (groups / "memory" / "memory.limit_in_bytes").write_text("32768\n")
+    assert memory().nbytes == 32768
+
+
 def test_a_free_port_can_be_listened_on():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", free_port()))

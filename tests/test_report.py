@@ -80,9 +80,13 @@ def test_writes_to_a_file_and_makes_no_folder(tmp_path):
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_dash_writes_to_standard_output(capsys):
+def test_a_dash_writes_to_standard_output(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     report.write(Report("x", []), "-")
     assert json.loads(capsys.readouterr().out)["name"] == "x"
+    report.write_text("--svg", "-", "<svg/>\n")
+    assert capsys.readouterr().out == "<svg/>\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_target_that_cannot_be_written_is_named(tmp_path):
@@ -119,14 +123,14 @@ WIDE = Report(
     [
         report.share(
             *(f"pool.get.2MiBx32.{number}", 5.94 + number, "GB/s", 6.38, 0.9),
-            near_s_per_gb=0.146,
-            far_s_per_gb=0.149,
+            local_cpu_s_per_gb=0.146,
+            remote_cpu_s_per_gb=0.149,
             plain_us=36.6,
         )
         for number in range(3)
     ],
 )
-ALSO = ("near_s_per_gb", "far_s_per_gb", "plain_us")
+ALSO = ("local_cpu_s_per_gb", "remote_cpu_s_per_gb", "plain_us")
 
 
 @pytest.mark.parametrize("width", range(24, 130))
@@ -139,8 +143,10 @@ def test_no_figure_is_cut_however_narrow_the_terminal(width):
 
 def test_on_a_narrow_terminal_the_columns_that_are_missed_least_are_left_out():
     text = rendered(WIDE, ALSO, 80)
-    assert "near_s_per_gb" in text.splitlines()[2]
-    assert "columns omitted on this narrow terminal, see --json: far_s_per_gb, plain_us" in text
+    assert "local_cpu_s_per_gb" in text.splitlines()[2]
+    assert (
+        "columns omitted on this narrow terminal, see --json: remote_cpu_s_per_gb, plain_us" in text
+    )
     assert text.count("0.146") == 3
     assert "36.6" not in text
     assert "columns omitted" not in rendered(WIDE, ALSO, 130)

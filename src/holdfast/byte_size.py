@@ -42,3 +42,10 @@ class Size(int):
             if self >= _UNITS[unit.lower()]:
                 return f"{int(self) / _UNITS[unit.lower()]:.4g} {unit}"
         return f"{int(self)} B"
+
+
+def convert_size(kind: type, value: object) -> Size:
+    """Convert a `Size`, as msgspec's hook for types that it does not know."""
+    if kind is Size:
+        return Size.of(value)
+    raise NotImplementedError(f"no reader for {kind.__name__}")

@@ -7,12 +7,15 @@ import itertools
 import os
 import random
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 _PORTS = range(15_000, 32_000)
 """Below Linux's default range of ephemeral ports."""
 
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUP = Path("/proc/self/cgroup")
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _drawn = itertools.count(random.SystemRandom().randrange(len(_PORTS)))
 
@@ -37,17 +40,30 @@ def kernel_text(path: str, field: str = "") -> str:
 
 
 def memory() -> MemoryInfo:
-    """Return the smaller of the machine's memory and the control group's limit."""
+    """Return the smaller of the machine's memory and the smallest limit of its control groups."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     found = MemoryInfo(machine, "the machine's memory")
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+    for file in _limit_files():
         try:
-            limit = int(Path("/sys/fs/cgroup", name).read_text())
-        except (OSError, ValueError):
+            limit = int(file.read_text())
+        except (OSError, ValueError):  # missing, or "max"
             continue
         if limit < found.nbytes:
             found = MemoryInfo(limit, "the control group's limit")
     return found
+
+
+def _limit_files() -> Iterator[Path]:
+    """Yield the files with the memory limits of this process's control group and its ancestors.
+
+    The root group of a container has a limit, that of a host has none. The last file is that of
+    version 1 of control groups.
+    """
+    own = kernel_text(str(_OWN_GROUP), "0::").lstrip(":")  # "0::/system.slice/x.service"
+    names = [name for name in own.split("/") if name]
+    for depth in range(len(names) + 1):
+        yield _CONTROL_GROUPS.joinpath(*names[:depth], "memory.max")
+    yield _CONTROL_GROUPS / "memory" / "memory.limit_in_bytes"
 
 
 def free_port() -> int:

@@ -26,7 +26,7 @@ _OPTIONAL = ("ratio", "goal", "limit")
 """Columns that are omitted if a table is too wide, the last one first."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Row(msgspec.Struct, frozen=True):
     """One figure of a report.
 
     `limit`: what the simplest code reached in the same run, in the same unit. `goal`: bound on
@@ -37,11 +37,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     value: float | None
     unit: str
+    more: dict[str, object] = {}
     limit: float | None = None
     ratio: float | None = None
     goal: float | None = None
     ok: bool | None = None
-    more: dict[str, object] = {}
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -112,45 +112,49 @@ def to_json(report: Report) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
-def check_target(target: str | None, option: str = "--json") -> None:
+def check_target(option: str, target: str) -> None:
     """Raise ConfigError if the file that an option names cannot be written; call before the work.
 
     A missing folder is an error, because the path is probably misspelled. An existing file keeps
-    its content.
+    its content. `-` is standard output.
     """
-    if target is not None and target != "-":
-        path = Path(target)
-        try:
-            was_there = path.exists()
-            if was_there and not path.is_file() and not path.is_dir():
-                return  # closing a FIFO here would signal end-of-file to its reader
-            with path.open("ab"):
-                pass
-            if not was_there:
-                path.unlink()  # leave no empty file
-        except OSError as error:
-            raise ConfigError(
-                f"{option}: cannot write {target!r}: {error.strerror}; choose another file"
-            ) from error
+    if target == "-":
+        return
+    path = Path(target)
+    try:
+        was_there = path.exists()
+        if was_there and not path.is_file() and not path.is_dir():
+            return  # closing a FIFO here would signal end-of-file to its reader
+        with path.open("ab"):
+            pass
+        if not was_there:
+            path.unlink()  # leave no empty file
+    except OSError as error:
+        raise ConfigError(
+            f"{option}: cannot write {target!r}: {error.strerror}; choose another file"
+        ) from error
+
+
+def write_text(option: str, target: str, text: str) -> None:
+    """Write text to the file that an option names, `-` for standard output. Raises ConfigError."""
+    if target == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    check_target(option, target)
+    Path(target).write_text(text, encoding="utf-8")
 
 
 def write(report: Report, target: str) -> None:
-    """Write the JSON to a file, or to standard output for `-`. Raises ConfigError."""
-    encoded = to_json(report)
-    if target == "-":
-        sys.stdout.write(encoded.decode())
-        sys.stdout.flush()
-        return
-    check_target(target)
-    Path(target).write_bytes(encoded)
+    """Write a report as JSON to the file of `--json`. Raises ConfigError."""
+    write_text("--json", target, to_json(report).decode())
 
 
 def console(json_target: str | None) -> Console:
     """Return the terminal to show progress on: standard error if JSON goes to standard output.
 
-    Raises ConfigError if that output cannot be written, or rich is not installed.
+    Raises ConfigError if rich is not installed.
     """
-    check_target(json_target)
     try:
         from rich.console import Console
     except ModuleNotFoundError as error:

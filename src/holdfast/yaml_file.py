@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,16 @@ def read_mapping(file: str, bytes_max: int = FILE_BYTES_MAX) -> dict[str, Any]:
     if not isinstance(data, dict):
         held = _NAMES.get(type(data), "one value")
         raise ConfigError(f"{file}: holds {held}; write key: value lines")
+    return data
+
+
+def value_at(data: object, keys: Sequence[str]) -> Any:  # noqa: ANN401  # any value of the file
+    """Return the value at a path in the data of a file; None if there is none."""
+    for key in keys:
+        if isinstance(data, list):
+            data = data[int(key)]
+        else:
+            data = data.get(key) if isinstance(data, Mapping) else None
     return data
 
 

@@ -147,6 +147,28 @@ def test_it_says_which_domains_are_sealed_and_with_what(holdfast, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("lower_tier", "ok", "found"),
+    [(False, None, "no domain"), (True, False, "not possible")],
+)
+def test_a_missing_sealing_library_is_a_problem_only_if_a_node_would_not_start(
+    tmp_path, monkeypatch, capsys, lower_tier, ok, found
+):
+    monkeypatch.setattr("holdfast.assemble.domains.missing", lambda: "install holdfast-kv[secure]")
+    file = tmp_path / "node.yaml"
+    disk = f", {{kind: disk, path: {tmp_path}/disk, capacity: 16 MiB}}" if lower_tier else ""
+    file.write_text(
+        f"listen: unix://{tmp_path}/node.sock\n"
+        f"tiers: [{{kind: host, capacity: 16 MiB}}{disk}]\n"
+        f"domains: {{acme: {{key_file: {key(tmp_path)}}}}}\n"
+    )
+    assert main(["doctor", "--config", str(file), "--json", "-"]) == (1 if lower_tier else 0)
+    checks = {check["what"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    sealing = checks["sealing"]
+    assert (sealing["ok"], sealing["found"]) == (ok, found)
+    assert not lower_tier or "install holdfast-kv[secure], or set" in sealing["why"]
+
+
+@pytest.mark.parametrize(
     ("where", "ok", "words"),
     [
         ("node: any", True, "ordinary memory of any node"),

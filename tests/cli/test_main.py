@@ -83,6 +83,14 @@ def test_version(holdfast):
     assert holdfast("--version").stdout == f"holdfast {__version__}\n"
 
 
+@pytest.mark.parametrize("word", ["--foo", "-", "-x"])
+def test_an_option_in_place_of_a_verb_is_named(word, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([word])
+    assert ended.value.code == cli.USAGE
+    assert f"unrecognized arguments: {word}\n" in capsys.readouterr().err
+
+
 def test_an_unknown_verb_is_wrong_usage(holdfast):
     done = holdfast("fly")
     assert done.returncode == 2

@@ -101,6 +101,29 @@ def test_a_member_that_closes_is_gone_at_once(options, heard):
     heard.until(lambda members: members == ())
 
 
+def test_a_member_that_closes_is_gone_at_once_though_an_endpoint_is_dead(options, heard, etcd_url):
+    endpoints = ("http://127.0.0.1:1", etcd_url)
+    ours = EtcdRegistration(msgspec.structs.replace(options, endpoints=endpoints), A, ttl_s=3)
+    heard.until(lambda members: ids(members) == ["flash-a"])
+    lease = ours._lease
+    ours.close()
+    assert EtcdClient(options).keep_alive(lease) == 0
+
+
+def test_a_lease_that_no_endpoint_revokes_is_told_with_the_last_error(
+    options, heard, etcd_server, caplog
+):
+    ours = EtcdRegistration(options, A, ttl_s=2)
+    heard.until(lambda members: ids(members) == ["flash-a"])
+    etcd_server.stop()
+    try:
+        ours.close()
+    finally:
+        etcd_server.start()
+    [line] = [each.getMessage() for each in caplog.records if "ends by itself" in each.getMessage()]
+    assert line.startswith("registration of flash-a in etcd: http://")
+
+
 def test_a_member_that_dies_is_gone_when_its_lease_ends(options, heard, closing):
     closing.append(EtcdRegistration(options, B))
     dying = EtcdRegistration(options, A, ttl_s=2)

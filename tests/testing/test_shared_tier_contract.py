@@ -13,7 +13,7 @@ from holdfast.testing.memory import SharedMemoryTier
 from holdfast.testing.shared_tier_contract import SharedTierContract
 from holdfast.tiers.base import HeldAnswer
 from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
-from holdfast.wire.remote.client import FoundBlocks, HeldCount, ReceivedRecords
+from holdfast.wire.remote.client import BlockCount, HeldFlags, ReceivedRecords
 
 
 class Memory:
@@ -119,18 +119,18 @@ class Target:
 
     def exist(self, namespace, keys, deadline_s):
         if trouble := self._trouble(deadline_s):
-            return HeldCount(bytes(len(keys)), trouble)
-        return HeldCount(bytes((namespace, key) in self.records for key in keys), Outcome.OK)
+            return HeldFlags(bytes(len(keys)), trouble)
+        return HeldFlags(bytes((namespace, key) in self.records for key in keys), Outcome.OK)
 
     def delete(self, namespace, keys, deadline_s):
         if trouble := self._trouble(deadline_s):
-            return FoundBlocks(0, trouble)
-        return FoundBlocks(
+            return BlockCount(0, trouble)
+        return BlockCount(
             sum(self.records.pop((namespace, key), None) is not None for key in keys), Outcome.OK
         )
 
     def suspect(self, namespace, keys, deadline_s):
-        return FoundBlocks(0, self._trouble(deadline_s) or Outcome.OK)  # none of them is damaged
+        return BlockCount(0, self._trouble(deadline_s) or Outcome.OK)  # none of them is damaged
 
     def stats(self, deadline_s):
         return {}, self._trouble(deadline_s) or Outcome.OK

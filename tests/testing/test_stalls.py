@@ -98,4 +98,4 @@ def test_a_late_call_is_wrong_unless_a_processor_stood_still(standstills, monkey
     assert ["a read took"] in (failures() for _ in range(5))  # a processor may stand still indeed
     stood = timed(standstills, lambda: stand_still(standstills, SLACK_S + 0.1), monkeypatch)
     assert not stood.failures
-    assert stood.counts["late while a processor stood still"] == 1
+    assert stood.counts["late because of a stall"] == 1

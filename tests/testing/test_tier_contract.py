@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
+from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import namespace_of
 from holdfast.testing.tier_contract import SIZES, TierContract
 from holdfast.tiers.base import NOWHERE, DroppedBlock, ReservedPlaces, TierUsage
@@ -18,9 +19,14 @@ class CopyingHost(HostTier):
 
     def write(self, batch):
         outcomes = [self._outcome(put.place, absent=Outcome.GONE) for put in batch]
-        for put, outcome in zip(batch, outcomes, strict=True):
-            if outcome is Outcome.OK:
-                self.view(put.place, len(put.record))[:] = put.record
+        for number, put in enumerate(batch):
+            if outcomes[number] is not Outcome.OK:
+                continue
+            if len(put.record) != self._runs[self._run_of(put.place)].slot_bytes:
+                self.free([put.place])
+                outcomes[number] = Outcome.CORRUPT
+                continue
+            self.view(put.place, len(put.record))[:] = put.record
         return outcomes
 
     def read(self, batch):
@@ -42,6 +48,11 @@ class CopyingHost(HostTier):
 class TestHostTier(TierContract):
     def make_tier(self, folder, capacity_bytes):
         return CopyingHost(HostBudget(capacity_bytes))
+
+
+class TestMemoryTier(TierContract):
+    def make_tier(self, folder, capacity_bytes):
+        return MemoryTier(capacity_bytes)
 
 
 class Wrapped:
@@ -125,6 +136,15 @@ class Inventing(Wrapped):
         )
 
 
+class Emptying(Wrapped):
+    """Frees everything for a size that never fits."""
+
+    def reserve(self, sizes):
+        if max(sizes, default=0) > self.inner.usage().capacity_bytes:
+            self.inner.free(list(self.inner._live))
+        return self.inner.reserve(sizes)
+
+
 class Undead(Wrapped):
     def close(self):
         pass
@@ -185,6 +205,7 @@ def test_a_sound_tier_breaks_nothing(tmp_path):
         (Hoarding, "test_a_full_tier_reserves_nowhere_and_freed_places_again"),
         (Miscounting, "test_usage_adds_up"),
         (Inventing, "test_what_is_dropped_is_named_and_the_rest_stays"),
+        (Emptying, "test_a_size_it_can_never_hold_drops_nothing"),
         (Undead, "test_after_close_everything_is_gone"),
         (Racing, "test_what_was_written_is_read"),
     ],

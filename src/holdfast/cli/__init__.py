@@ -215,9 +215,8 @@ def _explain(arguments: Sequence[str], verbs: Mapping[str, Verb]) -> NoReturn:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
-        parser.add_argument("verb", help=argparse.SUPPRESS)
         parser.parse_args(arguments or ["--help"])
-        raise SystemExit(USAGE)
+        parser.error("name a verb")  # for arguments that it skips, such as --
     from difflib import get_close_matches  # takes longer to import than most verbs
 
     close = get_close_matches(arguments[0], verbs, n=1)

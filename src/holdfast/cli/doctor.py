@@ -21,6 +21,7 @@ from holdfast.assemble.domains import (
     DEFAULT_KEY_FILE,
     configured_keys,
     read_ring,
+    sealed_domains,
 )
 from holdfast.assemble.keys import check_descriptors, read_key
 from holdfast.buffers import HUGE_PAGE, SharedMapping, populate, prefer_huge_pages
@@ -33,7 +34,6 @@ from holdfast.cli.options import (
     many,
     show,
 )
-from holdfast.codec.seal import missing
 from holdfast.config import Config, HostOptions, Size, as_data
 from holdfast.devices.host import batched_copy_works
 from holdfast.errors import ConfigError, HoldfastError, NodeGoneError
@@ -153,16 +153,7 @@ def _configuration(args: argparse.Namespace, config: Config) -> Iterator[Finding
     yield Finding("listen", ", ".join(config.addresses))
     yield Finding("write", config.write, f"lease_s {config.lease_s:g}")
     yield Finding("domains", ", ".join(sorted({"default", *config.domains})))
-    wanted = [name for name, domain in config.domains.items() if domain.seal is not False]
-    if not wanted:
-        yield Finding("sealing", "no domain", "no domain has a key of its own and `seal`")
-    elif lack := missing():
-        yield problem("sealing", f"not {', '.join(wanted)}", lack)
-    else:
-        derives = config.shares and not config.keyring
-        why = "data keys are derived, because nodes share no keyring;" if derives else "key ring"
-        why = f"{why} {config.keyring_file or 'in memory'}"
-        yield Finding("sealing", ", ".join(wanted), why, ok=True)
+    yield _sealing(config)
     for number, tier in enumerate(config.tiers):
         if not isinstance(tier, HostOptions):
             kind, context = configured_tier(config, number)
@@ -177,6 +168,20 @@ def _configuration(args: argparse.Namespace, config: Config) -> Iterator[Finding
             yield problem("tiers.0", found, advice)
         else:
             yield Finding("tiers.0", found, why, ok=True)
+
+
+def _sealing(config: Config) -> Finding:
+    try:
+        sealed = sealed_domains(config)
+    except ConfigError as error:
+        return problem("sealing", "not possible", str(error))
+    if not sealed:
+        why = "no domain has a key of its own, `seal`, and blocks that leave memory"
+        return Finding("sealing", "no domain", why)
+    derives = config.shares and not config.keyring
+    why = "data keys are derived, because nodes share no keyring;" if derives else "key ring"
+    why = f"{why} {config.keyring_file or 'in memory'}"
+    return Finding("sealing", ", ".join(sealed), why, ok=True)
 
 
 def _startup(config: Config) -> Iterator[Finding]:

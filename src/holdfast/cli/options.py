@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 from holdfast.config import Config, default_address, load, machine_address
 from holdfast.errors import ConfigError, ProtocolError
-from holdfast.report import check_target
+from holdfast.report import check_target, write_text
 from holdfast.wire.address import socket_path
-from holdfast.wire.local.messages import PROTOCOL, Hello, ReportRequest, Request
+from holdfast.wire.local.messages import PROTOCOL, Hello, ReportReply, Request
 
 CONNECT_S = 5.0
 ANSWER_S = 60.0
@@ -104,7 +104,7 @@ def connected(address: str, verb: str, timeout_s: float = ANSWER_S) -> Iterator[
 
         def ask(request: Request) -> dict[str, Any]:
             reply = client.call(request, timeout_s)
-            if not isinstance(reply, ReportRequest):
+            if not isinstance(reply, ReportReply):
                 raise ProtocolError(f"the node answered {type(reply).__name__}, not Report")
             return reply.data
 
@@ -139,7 +139,7 @@ def add_output_argument(
     """Declare an option that names a file; parsing raises ConfigError if it cannot be written."""
 
     def writable(target: str) -> str:
-        check_target(target, option)
+        check_target(option, target)
         return target
 
     parser.add_argument(option, type=writable, metavar="FILE", help=help_text)
@@ -158,21 +158,9 @@ def show(text: str, data: Mapping[str, object], json_target: str | None) -> None
     Raises ConfigError if the file cannot be written.
     """
     if json_target:
-        encoded = json.dumps(data, indent=2)
-        if json_target == "-":
-            print(encoded)
-            return
-        check_target(json_target)
-        Path(json_target).write_text(f"{encoded}\n", encoding="utf-8")
-    print(text)
-
-
-def write_text(option: str, target: str, text: str) -> None:
-    """Write text to the file that an option names. Raises ConfigError."""
-    try:
-        Path(target).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{option} {target}: {error.strerror}; choose another file") from error
+        write_text("--json", json_target, f"{json.dumps(data, indent=2)}\n")
+    if json_target != "-":
+        print(text)
 
 
 def many(count: int, what: str) -> str:

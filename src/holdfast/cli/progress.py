@@ -41,7 +41,7 @@ def work_progress(unit: str) -> Iterator[Callable[[float, float, str], None]]:
     period_s = _TERMINAL_PERIOD_S if terminal else _LINES_PERIOD_S
     began_s = shown_s = time.monotonic()
 
-    def show(done: float, total: float, note: str = "") -> None:
+    def show(done: float, total: float, note: str) -> None:
         nonlocal shown_s
         now_s = time.monotonic()
         if now_s - shown_s < period_s:
@@ -49,7 +49,7 @@ def work_progress(unit: str) -> Iterator[Callable[[float, float, str], None]]:
         shown_s = now_s
         of = f" of {total:,.0f}" if total > 0 else ""
         rest = remaining_text(done, total, now_s - began_s)
-        line = f"{done:,.0f}{of} {unit}{', ' if note else ''}{note}: {rest}"
+        line = f"{done:,.0f}{of} {unit}, {note}: {rest}"
         sys.stderr.write(f"\r\x1b[K{line}" if terminal else f"{line}\n")
         sys.stderr.flush()
 

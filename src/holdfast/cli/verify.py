@@ -25,7 +25,7 @@ from holdfast.cli.progress import work_progress
 from holdfast.config import Config, DiskOptions, Size
 from holdfast.errors import ConfigError
 from holdfast.store.scrub import ScrubRequest
-from holdfast.tiers.disk.file import FILE_NAME
+from holdfast.tiers.disk.kind import FILE_NAME
 from holdfast.wire.local.messages import Status, Verify
 
 ANSWER_S = 120.0

@@ -23,7 +23,7 @@ from holdfast.tiers.disk.kind import DiskOptions
 from holdfast.tiers.host import HostBudget
 from holdfast.tiers.option_checks import DEADLINE_S_MAX, check_above_zero, check_at_least
 from holdfast.tiers.pool.kind import PoolOptions
-from holdfast.wire.address import exposed_addresses, is_tcp, socket_path, tcp_endpoint
+from holdfast.wire.address import exposed_addresses, tcp_endpoint
 
 HOST_BYTES_MIN = 16 * MIB
 LEASE_S_MAX = 3600.0
@@ -85,9 +85,11 @@ def _check_http(http: HttpOptions) -> None:
                 "as tcp://127.0.0.1:9464, or remove http"
             )
         return
-    if not is_tcp(http.listen):
-        socket_path(http.listen)
-    elif not (tcp_endpoint(http.listen).is_loopback or http.token_file or http.open):
+    try:
+        exposed = exposed_addresses([http.listen])
+    except ConfigError as error:
+        raise ConfigError(f"http.listen: {error}") from error
+    if exposed and not (http.token_file or http.open):
         raise ConfigError(
             f"http.listen: {http.listen!r} can be reached from other machines; name a token_file, "
             "or listen on 127.0.0.1, or set http.open: true to let everyone read"
@@ -272,7 +274,7 @@ def _check_register(config: Config, register: RegisterOptions) -> None:
             f"register.members: {register.members!r} does not take registrations; write "
             "etcd://HOST:PORT, or leave register out and list this target where its clients look"
         )
-    places = [at for at in config.target_addresses if not tcp_endpoint(at).is_anywhere]
+    places = [at for at in config.target_addresses if not tcp_endpoint(at).is_wildcard]
     if not config.target_addresses or not (register.address or places):
         raise ConfigError(
             f"register.address: other hosts cannot connect to {', '.join(config.addresses)}; "

@@ -17,7 +17,7 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from holdfast.byte_size import Size
+from holdfast.byte_size import convert_size
 from holdfast.config.check import check
 from holdfast.config.defaults import (
     cache_folder,
@@ -31,7 +31,7 @@ from holdfast.prepared import prepared
 from holdfast.tiers.disk.kind import DiskOptions
 from holdfast.tiers.kind import BUILT_IN, TierSection, built_in_kind, find_kind, installed_kinds
 from holdfast.wire.address import UNIX
-from holdfast.yaml_file import read_mapping
+from holdfast.yaml_file import read_mapping, value_at
 
 _AT = re.compile(r" - at (`key` in )?`\$?(.*)`$")
 _LONE = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
@@ -100,7 +100,7 @@ def parse(data: Mapping[str, Any], folder: Path | None = None) -> Config:
 def _converted(data: Mapping[str, Any]) -> Config:
     kinds = _installed(data)
     kind = _config_of(tuple(kinds.items())) if kinds else Config
-    return msgspec.convert(data, kind, strict=False, dec_hook=_convert_size)
+    return msgspec.convert(data, kind, strict=False, dec_hook=convert_size)
 
 
 def _installed(data: Mapping[str, Any]) -> dict[str, type[TierSection]]:
@@ -125,13 +125,6 @@ def _config_of(kinds: tuple[tuple[str, type[TierSection]], ...]) -> type[Config]
         "Config", [("tiers", tiers)], bases=(Config,), frozen=True, kw_only=True
     )
     return prepared(cast("type[Config]", config))
-
-
-def _convert_size(kind: type, value: object) -> object:
-    """Convert a `Size`, as msgspec's hook for types that it does not know."""
-    if kind is Size:
-        return Size.of(value)
-    raise NotImplementedError(f"no reader for {kind.__name__}")
 
 
 def as_data(config: Config) -> dict[str, Any]:
@@ -164,7 +157,7 @@ def _explain(error: msgspec.ValidationError, data: Mapping[str, Any]) -> str:
     """Return the text of an error: the key's path, the value, the violated rule, the remedy."""
     found = _AT.search(str(error))
     keys = [] if found is None else _named(_KEY.findall(found[2]), str(error), data)
-    value = _at(data, keys)
+    value = value_at(data, keys)
     what = _AT.sub("", str(error)).replace("`", "'").replace("Object ", "")
     path = ".".join(keys) or "configuration"
     if found is not None and found[1]:
@@ -201,7 +194,7 @@ def _named(keys: Sequence[str], message: str, data: Mapping[str, Any]) -> list[s
         if key != "...":
             named.append(key)
             continue
-        entries = _at(here, named)
+        entries = value_at(here, named)
         every = dict(entries)
         for name, entry in every.items():
             entries.clear()
@@ -216,16 +209,6 @@ def _named(keys: Sequence[str], message: str, data: Mapping[str, Any]) -> list[s
             entries.update(every)
             named.append("*")
     return named
-
-
-def _at(data: object, keys: Sequence[str]) -> Any:  # noqa: ANN401  # any value of the file
-    """Return the value at a path; None if there is none."""
-    for key in keys:
-        if isinstance(data, list):
-            data = data[int(key)]
-        else:
-            data = data.get(key) if isinstance(data, dict) else None
-    return data
 
 
 def _words(kind: object) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ class CudaDevice:
         self._layers = [byte_rows(tensor, pages) for tensor in tensors]
         self._stream = torch.cuda.Stream(self._layers[0].device)
         self._lock = threading.Lock()
-        self._pinned: dict[int, Any] = {}
+        self._pinned: tuple[int, Any] | None = None
 
     def mark(self) -> Any:
         """Return an event at the end of the work queued on the calling thread's stream."""
@@ -100,11 +100,11 @@ class CudaDevice:
             raise
 
     def _unpin(self) -> None:
-        """Unpin every arena, after all copies have ended."""
+        """Unpin the arena, after all copies have ended."""
         self._stream.synchronize()
-        for address in self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(address)
-        self._pinned.clear()
+        if self._pinned is not None:
+            torch.cuda.cudart().cudaHostUnregister(self._pinned[0])
+            self._pinned = None
 
     def _pin(self, arena: DeviceMemory) -> Any:
         """Return the arena as a tensor, page-locked at its first use.
@@ -113,15 +113,15 @@ class CudaDevice:
         the memory of both would stay locked.
         """
         with self._lock:
-            memory = self._pinned.get(arena.address)
-            if memory is not None:
-                return memory
+            if self._pinned is not None and self._pinned[0] == arena.address:
+                return self._pinned[1]
             self._unpin()
             failed = int(torch.cuda.cudart().cudaHostRegister(arena.address, arena.nbytes, 0))
             if failed:
                 _log.warning("the arena could not be pinned (CUDA error %d): copies are slower and "
                              "block; raise the limit on locked memory", failed)  # fmt: skip
-            memory = self._pinned[arena.address] = torch.frombuffer(arena.view, dtype=torch.uint8)
+            memory = torch.frombuffer(arena.view, dtype=torch.uint8)
+            self._pinned = arena.address, memory
             return memory
 
 

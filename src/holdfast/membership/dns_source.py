@@ -18,7 +18,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from holdfast.errors import MembershipError
-from holdfast.membership.member_list import MEMBERS_MAX, PORT_MAX, TCP, read_member, tcp_address
+from holdfast.membership.member_list import (
+    MEMBERS_MAX,
+    PORT_MAX,
+    TCP,
+    WEIGHT_MAX,
+    read_member,
+    tcp_address,
+)
 from holdfast.membership.poller import PolledSource
 
 LOOK_S = 5.0
@@ -115,7 +122,7 @@ class DnsSource(PolledSource):
                 {
                     "id": member_id,
                     "address": tcp_address(record.host, record.port),
-                    "weight": float(min(max(record.weight, 1), 10_000)),
+                    "weight": float(min(max(record.weight, 1), WEIGHT_MAX)),
                 }
                 for member_id, record in sorted(used.items())
             ]

@@ -123,11 +123,17 @@ class EtcdRegistration(Poller):
     def close(self) -> None:
         """Remove the member from the list; if etcd is unreachable, the end of its lease does."""
         super().close()
-        if self._lease:
+        if not self._lease:
+            return
+        etcd, fault = EtcdClient(self._options), ""
+        for _ in self._options.endpoints:  # a failed call moves the client to the next endpoint
             try:
-                EtcdClient(self._options).revoke(self._lease)
+                etcd.revoke(self._lease)
             except MembershipError as error:
-                _log.warning("%s: %s; the lease ends by itself", self.name, error)
+                fault = str(error)
+            else:
+                return
+        _log.warning("%s: %s; the lease ends by itself", self.name, fault)
 
     def _renew(self) -> None:
         with self._lock:

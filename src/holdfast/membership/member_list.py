@@ -117,8 +117,11 @@ def _weight(value: object, at: str) -> float:
 
 
 def _word(value: object, at: str, least: int = 1) -> str:
-    fits = isinstance(value, str) and least <= len(value) <= WORD_CHARACTERS_MAX
-    if not isinstance(value, str) or not fits or (value and not _WORD.fullmatch(value)):
+    if (
+        not isinstance(value, str)
+        or not least <= len(value) <= WORD_CHARACTERS_MAX
+        or (value and not _WORD.fullmatch(value))
+    ):
         raise MembershipError(
             f"{at}: {value!r:.80} is not {least} to {WORD_CHARACTERS_MAX} of A-Z a-z 0-9 . _ : - "
             "in quotes; correct it"

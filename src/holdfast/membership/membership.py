@@ -33,10 +33,10 @@ from holdfast.membership.placement import ramp_share
 class MembershipSource(Protocol):
     """A source of member lists; `holdfast.testing.membership_contract` is its contract test."""
 
-    def watch(self, told: Callable[[Sequence[Member]], None]) -> None:
-        """Call `told` with the whole list soon, and again after each change, until `close`.
+    def watch(self, on_members: Callable[[Sequence[Member]], None]) -> None:
+        """Call `on_members` with the whole list soon, and again after each change, until `close`.
 
-        Returns at once; `told` is called from one thread of the source. A list that cannot be
+        Returns at once; `on_members` is called from one thread of the source. A list that cannot be
         read, or is invalid, is not reported. Called once.
         """
         ...
@@ -46,7 +46,7 @@ class MembershipSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop; `told` is not called after this returns."""
+        """Stop; `on_members` is not called after this returns."""
         ...
 
 
@@ -65,8 +65,8 @@ class MembershipOptions(msgspec.Struct, frozen=True, kw_only=True):
     unseen_s: float = 600.0
 
 
-class PlacedMember(NamedTuple):
-    """A view, and the share of its weight that each member has which is still warming up."""
+class WeightedView(NamedTuple):
+    """A view, and the current share of its weight of each member that is still warming up."""
 
     view: PoolView
     shares: Mapping[str, float]
@@ -80,9 +80,9 @@ class PoolViews(NamedTuple):
     nodes may have written before the last changes, as far as the list can tell.
     """
 
-    current: PlacedMember
-    previous: PlacedMember | None
-    unseen: PlacedMember | None = None
+    current: WeightedView
+    previous: WeightedView | None
+    unseen: WeightedView | None = None
 
 
 class _Observation(NamedTuple):
@@ -108,11 +108,11 @@ class Membership:
         self._removed: set[str] = set()
         self._joined_s: dict[str, float] = {}
         self._view = PoolView.of(0, ())
-        self._previous: PlacedMember | None = None
+        self._previous: WeightedView | None = None
         self._changed_s = -math.inf
         self._due_s = math.inf
         self._watched_s = math.inf
-        self._unseen: PlacedMember | None = None
+        self._unseen: WeightedView | None = None
 
     def observe(self, members: Iterable[Member]) -> None:
         """Apply a whole list from a source; ids must be distinct."""
@@ -135,7 +135,7 @@ class Membership:
             now_s = self._clock.now()
             if now_s >= self._due_s:
                 self._update(now_s)
-            current = PlacedMember(self._view, self._shares(now_s))
+            current = WeightedView(self._view, self._shares(now_s))
             has_watched = now_s >= self._watched_s + self._options.unseen_s
             return PoolViews(current, self._previous, None if has_watched else self._unseen)
 
@@ -194,12 +194,12 @@ class Membership:
             if self._view.epoch and not (transient and self._previous is not None):
                 shares = self._shares(now_s)
                 known = {m.id: shares[m.id] for m in self._view.members if m.id in shares}
-                self._previous = PlacedMember(self._view, known)
+                self._previous = WeightedView(self._view, known)
             self._changed_s = now_s
             view = PoolView(view.epoch + 1, view.members, view.digest)
         self._view = view
         serving = (msgspec.structs.replace(m, state=MemberState.SERVING) for m in view.members)
-        self._unseen = PlacedMember(PoolView.of(view.epoch, serving), {})
+        self._unseen = WeightedView(PoolView.of(view.epoch, serving), {})
 
     def _shares(self, now_s: float) -> dict[str, float]:
         """Return the shares of members that are still warming up, and drop the finished ones."""

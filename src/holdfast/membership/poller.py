@@ -102,8 +102,8 @@ class PolledSource(Poller, abc.ABC):
         super().__init__(name, self._look, pause_s, pause_max_s, interrupt)
         self._on_members: Callable[[Sequence[Member]], None]
 
-    def watch(self, told: Callable[[Sequence[Member]], None]) -> None:
-        self._on_members = told
+    def watch(self, on_members: Callable[[Sequence[Member]], None]) -> None:
+        self._on_members = on_members
         self.start()
 
     @abc.abstractmethod

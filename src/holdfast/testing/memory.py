@@ -54,6 +54,9 @@ class MemoryTier:
             places = list[Place]()
             dropped = list[DroppedBlock]()
             for size in sizes:
+                if size > self._capacity_bytes:  # eviction would not help
+                    places.append(NOWHERE)
+                    continue
                 while self._records and sum(self._sizes.values()) + size > self._capacity_bytes:
                     oldest = next(iter(self._records))
                     record = self._records.pop(oldest)
@@ -72,13 +75,7 @@ class MemoryTier:
 
     def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
         with self._lock:
-            outcomes = []
-            for put in batch:
-                known = not self._closed and put.place in self._sizes
-                if known:
-                    self._records[put.place] = bytes(put.record)
-                outcomes.append(Outcome.OK if known else Outcome.GONE)
-            return outcomes
+            return [self._write(put) for put in batch]
 
     def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
         """Copy records out; another key at the place is a MISS."""
@@ -105,6 +102,16 @@ class MemoryTier:
     def close(self) -> None:
         """Return GONE from every later call."""
         self._closed = True
+
+    def _write(self, put: TierPut) -> Outcome:
+        if self._closed or put.place not in self._sizes:
+            return Outcome.GONE
+        if len(put.record) != self._sizes[put.place]:
+            self._records.pop(put.place, None)
+            del self._sizes[put.place]
+            return Outcome.CORRUPT
+        self._records[put.place] = bytes(put.record)
+        return Outcome.OK
 
     def _read(self, get: TierGet) -> Outcome:
         if self._closed:

@@ -138,6 +138,13 @@ class TierContract:
         assert found.places[0] == NOWHERE
         assert found.places[1] != NOWHERE
 
+    def test_a_size_it_can_never_hold_drops_nothing(self, tier: LocalTier) -> None:
+        blocks = Blocks(65_000)
+        places = blocks.save(tier, range(4))
+        found = tier.reserve([tier.usage().capacity_bytes * 2])
+        assert found == ReservedPlaces([NOWHERE], [])
+        assert blocks.load(tier, range(4), places) == [Outcome.OK] * 4
+
     def test_a_full_tier_reserves_nowhere_and_freed_places_again(self, tier: LocalTier) -> None:
         size = len(Blocks(300_000).record(0))
         places: list[Place] = []
@@ -147,6 +154,21 @@ class TierContract:
             assert len(places) * size <= tier.usage().capacity_bytes
         assert len(places) * size >= tier.usage().capacity_bytes // 2
         tier.free(places)
+        again = tier.reserve([size] * (len(places) // 2)).places
+        assert NOWHERE not in again
+
+    def test_a_record_of_another_length_is_corrupt_and_its_place_is_free_again(
+        self, tier: LocalTier
+    ) -> None:
+        large, small = Blocks(300_000), Blocks(4_000)
+        size = len(large.record(0))
+        places: list[Place] = []
+        while (found := tier.reserve([size])).places != [NOWHERE]:
+            places += found.places
+            assert len(places) * size <= tier.usage().capacity_bytes
+        puts = [TierPut(place, small.record(n)) for n, place in enumerate(places)]
+        assert tier.write(puts) == [Outcome.CORRUPT] * len(puts)
+        small.expect_nothing(tier, range(len(places)), places)
         again = tier.reserve([size] * (len(places) // 2)).places
         assert NOWHERE not in again
 

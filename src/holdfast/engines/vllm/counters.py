@@ -14,10 +14,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 
 COUNTERS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "prompts": ((), "Prompts that were admitted."),
-    "prompt_tokens": ((), "Tokens of these prompts."),
+    "prompt_tokens": ((), "Tokens of the prompts that were admitted."),
     "prompt_tokens_by_source": (
         ("source",),
-        "Their tokens by where the KV came from: engine (vLLM's own cache), computed, or a tier.",
+        "Prompt tokens by where the KV came from: engine (vLLM's own cache), computed, or a tier.",
     ),
     "calls": (
         ("operation", "outcome"),

@@ -140,7 +140,7 @@ class SchedulerSide:
         tracked.local_tokens, tracked.decided_at = local_tokens, self._now()
         # At least one token is computed, because sampling needs its output.
         full = (request.num_tokens - 1) // self._page_tokens * self._page_tokens
-        tokens = min(tracked.worth * size, full) - local_tokens
+        tokens = min(tracked.planned_blocks * size, full) - local_tokens
         return (tokens, True) if tokens > 0 else (0, False)
 
     def allocated(self, request: Any, pages: Sequence[int], external_tokens: int) -> None:
@@ -166,8 +166,17 @@ class SchedulerSide:
         first_block, skipped = divmod(start, self._block_tokens)
         keys = tracked.keys(first_block, -(-stop // self._block_tokens))
         tracked.loading = PendingLoad(start, wanted)
-        load = LoadTask(request.request_id, keys, wanted, skipped // page, external_tokens)
-        self._loads.append(load._replace(plan=tracked.plan, deadline_s=tracked.deadline_s))
+        self._loads.append(
+            LoadTask(
+                request.request_id,
+                keys,
+                wanted,
+                skipped // page,
+                external_tokens,
+                tracked.plan,
+                tracked.deadline_s,
+            )
+        )
 
     def sources(self, request: Any, external_tokens: int) -> dict[str, int]:
         """Split loaded tokens by source tier, in the proportions that the node reported."""
