@@ -58,6 +58,14 @@ def test_json_on_standard_output_is_nothing_but_json(files, capsys):
     assert json.loads(capsys.readouterr().out)["name"] == "sim"
 
 
+@pytest.mark.parametrize("option", ["--svg", "--html"])
+def test_a_picture_or_page_on_standard_output_is_nothing_else(files, capsys, option):
+    assert main(["sim", *files, option, "-"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(("<svg", "<?xml", "<!doctype html>", "<!DOCTYPE html>"))
+    assert "hit tokens  " not in shown
+
+
 def test_the_rows_say_what_was_simulated_and_what_they_take_for_granted(files, tmp_path, capsys):
     out, roomy = tmp_path / "sim.json", tmp_path / "roomy.yaml"
     roomy.write_text(LADDER.replace("MiB", "GiB"))

@@ -48,6 +48,13 @@ def test_json_on_standard_output_stands_alone(capsys):
     assert "hits" in err
 
 
+def test_a_picture_on_standard_output_stands_alone(capsys):
+    assert main(["size", *LOAD, *FEW, "--svg", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert ET.fromstring(out).tag.endswith("svg")
+    assert "hits" in err
+
+
 def test_it_sizes_for_a_trace(capsys, tmp_path):
     picture = tmp_path / "hits.svg"
     asked = ["--model", "qwen3-8b", "--gpu", "H100", "--trace", str(TRACE), *FEW]

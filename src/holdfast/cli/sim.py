@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         *bounds_figures(curves),
         Row("sim.speed", trace.blocks / max(spent_s, 1e-9), "blocks/s", {"cpu_s": spent_s}),
     ]
-    if args.json != "-":
+    if "-" not in (args.json, args.svg, args.html):
         _show(found, figures, model)
     if args.json:
         write(Report("sim", _rows(args, found, figures, model)), args.json)

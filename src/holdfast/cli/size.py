@@ -115,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compute and print the sizing or a list, and write it as JSON if `--json` is given."""
-    out = sys.stderr if args.json == "-" else sys.stdout
+    out = sys.stderr if "-" in (args.json, args.svg) else sys.stdout
     if args.explain is not None:
         report = _explain(args.explain, out)
     elif args.models:
