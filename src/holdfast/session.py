@@ -142,7 +142,7 @@ class Session:
         are not in this store's index are looked up on shared tiers, for at most half of the
         deadline and `LOOK_S`; the rest of the deadline is for the fetch. If the tiers do not
         answer, the blocks of the index are fetched, and the outcome is LATE or GONE. It is also
-        GONE if the store is closed or its node cannot be reached.
+        GONE if the store is closed or its node cannot be reached. A node fetches for at most 60 s.
         """
         _check_seconds_argument("fetch: deadline_s", deadline_s)
         chain = self.chain(tokens)

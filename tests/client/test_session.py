@@ -88,6 +88,13 @@ def test_what_is_saved_is_covered_and_fetched(store):
     assert (found == blocks_for(1)).all()
 
 
+def test_a_deadline_may_be_longer_than_a_node_fetches(store):
+    session, found = store.session(FINGERPRINT), np.zeros_like(blocks_for(1))
+    session.save(tokens_for(1), blocks_for(1))
+    landed = session.fetch(tokens_for(1), into=found, deadline_s=3_600.0)
+    assert (landed.blocks, landed.outcome) == (BLOCKS, Outcome.OK)
+
+
 def test_the_longest_held_prefix_is_fetched_and_the_rest_stays_as_it_is(store):
     session = store.session(FINGERPRINT)
     session.save(tokens_for(1), blocks_for(1))

@@ -21,6 +21,7 @@ from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.key import Chain
 from holdfast.blocks.namespace import Namespace, domain_id
 from holdfast.buffers import SharedMapping
+from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import (
     HoldfastError,
     NodeGoneError,
@@ -176,7 +177,7 @@ class RemoteSession:
             if not covered.blocks:
                 outcome = Outcome.LATE if unanswered else Outcome.MISS
                 return Landed(0, 0, {}, outcome, "nothing is held")
-            left_s = max(deadline_s - took_s, 0.0)
+            left_s = min(max(deadline_s - took_s, 0.0), DEADLINE_S_MAX)
             with self._connection.held() as client:
                 fetch = m.Fetch(chain.packed(0, covered.blocks), left_s)
                 fetched = _expect(client.call(fetch, left_s + LATE_S), m.Fetched)
