@@ -31,7 +31,7 @@ def test_every_point_is_in_the_code_once():
 
 def test_off_and_armed_elsewhere_a_point_is_passed():
     failpoints.reach("snapshot")
-    failpoints.arm("region_seal:1")
+    failpoints.arm("region_close:1")
     failpoints.reach("snapshot")
 
 

@@ -232,7 +232,7 @@ def test_a_store_is_verified_and_a_node_crashed_at_a_failpoint(shell):
     stop(node)
     assert "all are intact" in shell.run(offline)
     [crash] = page.commands("HOLDFAST_FAILPOINT=")
-    unknown = crash.replace("region_seal:3", "nowhere:1")
+    unknown = crash.replace("region_close:3", "nowhere:1")
     shell.run(unknown, status=2)
     stop(shell.serve(f"env {crash}"))
 

@@ -1,6 +1,6 @@
 """Failpoints: named points in the code at which a test can end this process, as `kill -9` would.
 
-    HOLDFAST_FAILPOINT=region_seal:3 holdfast serve     the process ends at the third sealed region
+    HOLDFAST_FAILPOINT=region_close:3 holdfast serve     the process ends at the third closed region
 
 A disabled point costs one lookup in an empty dict. Nothing is flushed or closed, so the state on
 disk is that of a crash at this line.
@@ -15,23 +15,23 @@ POINTS = (
     "disk_open",
     "region_header",
     "extent_write",
-    "region_seal",
-    "region_sealed",
+    "region_close",
+    "region_closed",
     "snapshot",
     "snapshot_written",
     "commit_packed",
     "commit_published",
-    "descent_written",
-    "climb_read",
+    "write_behind_written",
+    "promotion_read",
 )
 """The names of all failpoints.
 
 `disk_open`: the disk has a new incarnation. `region_header`: a region has a header and no record.
-`extent_write`: before any write. `region_seal`, `region_sealed`: before and after a region's
+`extent_write`: before any write. `region_close`, `region_closed`: before and after a region's
 footer. `snapshot`, `snapshot_written`: before and after a snapshot. `commit_packed`: records are
-complete and not in the index; `commit_published`: they are in it. `descent_written`: write-behind
-has written copies to a lower tier, and they are not in the index. `climb_read`: a promotion has
-read records into memory and not verified them.
+complete and not in the index; `commit_published`: they are in it. `write_behind_written`: a tier
+has new copies that are not in the index. `promotion_read`: a promotion has read records into memory
+and not verified them.
 """
 
 _armed: dict[str, int] = {}

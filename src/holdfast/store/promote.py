@@ -233,7 +233,7 @@ class BlockMover:
         ]
         try:
             found = lower.read(batch)
-            reach("climb_read")
+            reach("promotion_read")
             outcomes = [
                 table.sealing.check_and_open(get.into, get.key, namespace)
                 if outcome is Outcome.OK

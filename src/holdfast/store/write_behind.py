@@ -172,7 +172,7 @@ class WriteBehind:
             _log.exception("writing failed tier=%s", self._tier.name)
             sent = [(Outcome.GONE, UNKNOWN_EPOCH)] * len(batch)
             self._free([load.put.place for load in batch])
-        reach("descent_written")
+        reach("write_behind_written")
         # If kept, a block that is corrupt in memory counts as held and cannot be saved again.
         damaged = {
             load.row

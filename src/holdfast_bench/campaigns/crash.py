@@ -139,7 +139,7 @@ def _live(folder: Path, history: History, cycle: int, plan: CrashPlan, report: i
         with open_store(folder) as store:
             contexts = Contexts(store, PAYLOAD_BYTES)
             contexts.await_recovery()
-            failpoints.arm("" if plan.point == "climb_read" else plan.text)
+            failpoints.arm("" if plan.point == "promotion_read" else plan.text)
             read = sum(contexts.read(chain) for chain in history.kept[-CHAINS_KEPT // 2 :])
             failpoints.arm(plan.text)
             read += sum(contexts.read(chain) for chain in history.kept[: CHAINS_KEPT // 2])

@@ -29,8 +29,8 @@ from holdfast_bench.harness.process import start_owned
 PAYLOAD_BYTES = 20_000
 CHAIN_BLOCKS = 8
 CHAINS_KEPT = 60
-POINTS = ("extent_write", "region_seal", "region_sealed", "commit_packed", "commit_published",
-          "descent_written", "region_header")  # fmt: skip
+POINTS = ("extent_write", "region_close", "region_closed", "commit_packed", "commit_published",
+          "write_behind_written", "region_header")  # fmt: skip
 """The failpoints that a node passes when an engine saves."""
 
 PASSES_MAX = 5

@@ -38,18 +38,18 @@ def test_a_point_that_never_kills_is_found_out(budget, monkeypatch):
     result = crash_node.kill_nodes(budget._replace(tries=4))
     assert result.failures == [
         "failpoint extent_write never killed",
-        "failpoint region_seal never killed",
+        "failpoint region_close never killed",
     ]
 
 
 @pytest.mark.parametrize(
     ("status", "by_itself", "point", "tried", "failed"),
     [
-        (-signal.SIGKILL, True, "region_seal", 1, 0),
-        (-signal.SIGKILL, False, "region_seal", 1, 0),
+        (-signal.SIGKILL, True, "region_close", 1, 0),
+        (-signal.SIGKILL, False, "region_close", 1, 0),
         (-signal.SIGKILL, False, "", 1, 0),
         (-signal.SIGKILL, True, "", 1, 1),
-        (-signal.SIGSEGV, True, "region_seal", 0, 1),
+        (-signal.SIGSEGV, True, "region_close", 0, 1),
         (1, True, "", 0, 1),
     ],
 )
@@ -58,7 +58,7 @@ def test_only_a_kill_that_was_meant_is_right(status, by_itself, point, tried, fa
     ending = crash_node.ProcessEnding(status, by_itself)
     crash_node._count(result, "cycle 0", point, "at any moment", ending)
     assert (result.tried, result.failed) == (tried, failed)
-    assert result.counts["at region_seal"] == (by_itself and point == "region_seal")
+    assert result.counts["at region_close"] == (by_itself and point == "region_close")
 
 
 def test_a_store_that_another_signal_ends_was_not_killed(budget, monkeypatch):

@@ -298,13 +298,13 @@ class DiskTier:
             if full is None:
                 return
             life, entries = full
-            reach("region_seal")
+            reach("region_close")
             written = 0
             try:
                 written = self._write_footer(life, entries)
             except OSError as error:
                 self._count_failures(error)
-            reach("region_sealed")
+            reach("region_closed")
             with self._mutex:
                 self._regions.footer_written(life, written)
                 self._changed = True
