@@ -35,6 +35,10 @@ BLOCK_TOKENS = 128
 PAYLOAD_BYTES = 124_000
 """Large enough that a hit, which transfers the payload, differs from a miss on a busy machine."""
 
+REQUESTS = 5
+"""Requests for one elapsed time, of which the shortest counts: the others may have waited for a
+processor."""
+
 HOST_BYTES = 192 * MIB
 SAMPLES_MIN = 400
 _SIGMAS = 5.0
@@ -105,14 +109,17 @@ def _by_cpu(contexts: Contexts) -> Ask:
 
 
 def _by_clock(contexts: Contexts, target: TargetClient) -> Ask:
-    """Request from a target over loopback TCP, as another node does."""
+    """Request from a target over loopback TCP, as another node does, `REQUESTS` times."""
     into = [aligned_buffer(contexts.namespace.record_bytes) for _ in range(CONTEXT_BLOCKS)]
 
-    def ask(tokens: Tokens) -> int:
-        keys = _keys(contexts, tokens)
+    def elapsed_ns(keys: list[bytes]) -> int:
         start = time.perf_counter_ns()
         target.get(contexts.namespace, keys, into, 5.0)
         return time.perf_counter_ns() - start
+
+    def ask(tokens: Tokens) -> int:
+        keys = _keys(contexts, tokens)
+        return min(elapsed_ns(keys) for _ in range(REQUESTS))
 
     return ask
 
