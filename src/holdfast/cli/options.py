@@ -105,7 +105,7 @@ def connected(address: str, verb: str, timeout_s: float = ANSWER_S) -> Iterator[
         def ask(request: Request) -> dict[str, Any]:
             reply = client.call(request, timeout_s)
             if not isinstance(reply, ReportReply):
-                raise ProtocolError(f"the node answered {type(reply).__name__}, not Report")
+                raise ProtocolError(f"the node answered {type(reply).__name__}, not a report")
             return reply.data
 
         yield ask

@@ -22,6 +22,12 @@ NAMESPACE = namespace_of(8_000)
 RESTLESS = HealthOptions(breaker=BreakerOptions(failures=2, pause_s=0.1, pause_max_s=0.2))
 
 
+def first_get(chain):
+    """Return a read of the first block of a chain, into a buffer of its own."""
+    into = aligned_buffer(NAMESPACE.record_bytes)
+    return TierGet(segment_place(chain.segment(0)), chain.keys[0], into, NAMESPACE)
+
+
 def test_it_is_a_shared_tier(fleet) -> None:
     assert isinstance(fleet().pool, SharedTier)
 
@@ -297,15 +303,7 @@ def test_a_question_does_not_wait_for_reads_that_take_all_threads(fleet) -> None
 
     target.get = stuck
     chains = [one.chain(seed, 2) for seed in (1, 2)]
-    gets = [
-        TierGet(
-            segment_place(c.segment(0)),
-            c.keys[0],
-            aligned_buffer(NAMESPACE.record_bytes),
-            NAMESPACE,
-        )
-        for c in chains
-    ]
+    gets = [first_get(chain) for chain in chains]
     reading = threading.Thread(target=one.pool.read, args=(gets,))
     reading.start()
     assert begun.wait(30)
@@ -334,15 +332,7 @@ def test_a_part_that_no_thread_reads_by_the_deadline_is_late(fleet) -> None:
         return get(namespace, keys, into, deadline_s, *rest)
 
     target.get = until_the_deadline
-    gets = [
-        TierGet(
-            segment_place(c.segment(0)),
-            c.keys[0],
-            aligned_buffer(NAMESPACE.record_bytes),
-            NAMESPACE,
-        )
-        for c in chains
-    ]
+    gets = [first_get(chain) for chain in chains]
     first, second = one.pool.read(gets)
     assert first in (Outcome.OK, Outcome.LATE), "on a busy machine its thread may begin too late"
     assert second is Outcome.LATE

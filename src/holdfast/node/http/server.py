@@ -1,9 +1,9 @@
 """A read-only HTTP/1.1 server on a thread of its own, with a limit on everything a client may do.
 
-It answers GET and HEAD, closes each connection after its answer, and reads no request body. Clients
-that are slow to ask or to read are cut. Connections above the limit get 503, and those above twice
-the limit are closed at once. So neither a scrape that hangs nor a page that 200 browsers leave open
-costs the node more than `LIMITS` says.
+It answers GET and HEAD, closes each connection after its answer, and reads no request body. It
+disconnects clients that send or read too slowly. Connections above the limit get status 503, and
+those above twice the limit are closed without an answer. So `LIMITS` bounds what a stalled scrape,
+or a page that is open in 200 browsers, costs the node.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Route = Callable[[], Awaitable[Answer]]
 
 
 class Routes(NamedTuple):
-    """What each path answers; those in `public` need no token."""
+    """The function that answers each path; the paths in `public` need no token."""
 
     of_path: Mapping[str, Route]
     public: frozenset[str] = frozenset()
@@ -94,13 +94,13 @@ class HttpServer:
         self._thread = threading.Thread(target=self._run, name="holdfast-http", daemon=True)
 
     def start(self) -> Self:
-        """Answer clients from now on."""
+        """Start to answer clients."""
         self._thread.start()
         self._listening.wait(_START_S)
         return self
 
     def close(self) -> None:
-        """Cut all clients and stop listening."""
+        """Disconnect all clients and stop listening."""
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself
             self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
@@ -135,7 +135,7 @@ class HttpServer:
         self._connections.add(task)
         try:
             if len(self._connections) > _CUT_FACTOR * self._limits.connections:
-                return  # a silent client would hold its descriptor for `head_s`
+                return  # a client that sends nothing would hold its descriptor for `head_s`
             async with asyncio.timeout(self._limits.head_s):
                 head = await reader.readuntil(_CRLF2)
             answer = await self._answer(head)
@@ -146,7 +146,7 @@ class HttpServer:
             pass  # the server closes; asyncio would log it
         except asyncio.LimitOverrunError:
             await self._refuse(writer, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        except Exception:  # noqa: BLE001  # the client gets the error, and others are answered
+        except Exception:  # noqa: BLE001  # the client gets the error; the server goes on
             _log.exception("an HTTP request failed")
             await self._refuse(writer, HTTPStatus.INTERNAL_SERVER_ERROR)
         finally:
