@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from holdfast.errors import ProtocolError
 from holdfast.tiers.base import NOWHERE, Place
 from holdfast.tiers.host import AHEAD_CHUNKS, NAMELESS, Arena, HostBudget, HostTier, PrivateArena
 
@@ -45,6 +46,80 @@ def test_slots_never_overlap_or_exceed_the_capacity(tier: HostTier) -> None:
     assert len(places) == tier.slots(RECORD) == 4 * MIB // RECORD
     assert all(b - a >= RECORD for a, b in itertools.pairwise(places))
     assert tier.usage().used_bytes == 4 * MIB
+
+
+class RecordingAgent:
+    """Records which memory is registered, and its first byte when that ended."""
+
+    def __init__(self) -> None:
+        self.works = True
+        self.registered: list[memoryview] = []
+        self.first_bytes: list[int] = []
+
+    def register(self, memory: memoryview) -> object:
+        if not self.works:
+            raise ProtocolError("RLIMIT_MEMLOCK is 64 KiB")
+        self.registered.append(memory)
+        return memory
+
+    def deregister(self, registration: object) -> None:
+        assert isinstance(registration, memoryview)
+        if not self.works:
+            raise ProtocolError("the device is gone")
+        self.first_bytes.append(registration[0])
+        self.registered.remove(registration)
+
+    def covers(self, part: memoryview) -> bool:
+        start, end = address_of(part), address_of(part) + len(part)
+        return any(
+            address_of(memory) <= start and end <= address_of(memory) + len(memory)
+            for memory in self.registered
+        )
+
+
+def address_of(memory: memoryview) -> int:
+    return int(np.frombuffer(memory, np.uint8).ctypes.data)
+
+
+def test_the_runs_of_transferred_slots_are_registered_until_they_close(either: HostTier) -> None:
+    agent, big = RecordingAgent(), 256 << 10
+    small_places, big_places = (either.reserve([size, size]).places for size in (RECORD, big))
+    either.register(big_places, agent)
+    assert len(agent.registered) == 1
+    assert all(agent.covers(either.view(place, big)) for place in big_places)
+    assert not agent.covers(either.view(small_places[0], RECORD))
+    either.view(big_places[0], big)[:] = b"x" * big
+    either.free(big_places)
+    assert agent.first_bytes == [ord("x")]  # the registration ended before the memory went back
+    again = either.reserve([big]).places
+    either.register([*small_places, *again], agent)
+    assert agent.covers(either.view(again[0], big))
+    either.close()
+    assert agent.registered == []
+
+
+def test_a_run_that_cannot_be_registered_serves_its_slots(tier: HostTier) -> None:
+    agent = RecordingAgent()
+    agent.works = False
+    places = fill(tier, RECORD)
+    with pytest.raises(ProtocolError, match="RLIMIT_MEMLOCK is 64 KiB"):
+        tier.register(places, agent)
+    tier.free(places)
+    assert tier.usage().used_bytes == 0
+    assert len(fill(tier, MIB)) == 4
+
+
+def test_a_run_that_cannot_be_deregistered_keeps_its_memory_and_serves_its_slots(
+    tier: HostTier, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent, places = RecordingAgent(), fill(tier, MIB)
+    tier.register(places, agent)
+    agent.works = False
+    tier.free(places)
+    assert "a run of host memory stays in use: the device is gone" in caplog.text
+    assert tier.reserve([RECORD]).places == [NOWHERE]
+    assert len(fill(tier, MIB)) == 4
+    agent.works = True
 
 
 @pytest.mark.parametrize("size", [4096, 12 << 10, 100 << 10, 300 << 10, MIB, 3 * MIB])

@@ -31,7 +31,7 @@ from holdfast.store.rewrite import resume, rewrite_lost
 from holdfast.store.sealing import Sealing
 from holdfast.store.usage import DomainUsage
 from holdfast.tiers.base import Place, Tier
-from holdfast.tiers.host import Arena, ArenaMemory, HostBudget, HostTier, PrivateArena
+from holdfast.tiers.host import Arena, HostBudget, HostTier, NetworkAgent, PrivateArena
 
 BATCHES_AT_ONCE = 4
 """Concurrent read batches per tier: some fill the device's queue while one is verified or opened.
@@ -163,9 +163,9 @@ class StoreParts:
         """Whether blocks of any domain of this store are sealed below the host."""
         return any(map(self.table.sealing.seals, self.table.hosts))
 
-    def arenas(self) -> list[ArenaMemory]:
-        """Return the memory of every domain, and that of unknown domains if there is one."""
-        return [host.arena for host in self.table.all_hosts()]
+    def register(self, namespace: Namespace, places: Sequence[Place], agent: NetworkAgent) -> None:
+        """Register the memory of slots in use for a transfer; see `HostTier.register`."""
+        self.table.host(namespace).register(places, agent)
 
     def knows(self, domain: bytes) -> bool:
         """Return whether this store has a domain's key, or some of its records."""

@@ -13,12 +13,14 @@ the file, and returns them.
 from __future__ import annotations
 
 import fcntl
+import logging
 import mmap
 import os
 import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Protocol
 
 from holdfast.buffers import (
     SharedMapping,
@@ -28,6 +30,7 @@ from holdfast.buffers import (
     prefer_huge_pages,
     private_memory,
 )
+from holdfast.errors import ProtocolError
 from holdfast.limits import MIB
 from holdfast.tiers.base import NOWHERE, Place, ReservedPlaces, TierUsage
 
@@ -51,6 +54,17 @@ _IN_USE = bytes((0, 0, 1, 1)).ljust(256, b"\0")
 """Translates the states of chunks: 1 for those in use, 0 for free ones."""
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_log = logging.getLogger(__name__)
+
+
+class NetworkAgent(Protocol):
+    """Registers memory for transfers by a network card, which pins its pages."""
+
+    def register(self, memory: memoryview) -> object:
+        """Register memory and return its registration; raise ProtocolError if it fails."""
+
+    def deregister(self, registration: object) -> None:
+        """End a registration, whose memory no transfer may be using; raise ProtocolError."""
 
 
 class HostBudget:
@@ -151,7 +165,7 @@ class PrivateArena(ArenaMemory):
 class _Run:
     """Consecutive whole chunks, divided into slots of one size; slots in use may have a name."""
 
-    __slots__ = ("chunks", "first", "free", "named", "names", "slot_bytes", "used")
+    __slots__ = ("chunks", "first", "free", "named", "names", "registration", "slot_bytes", "used")
 
     def __init__(self, first: int, chunks: int, slot_bytes: int, chunk_bytes: int) -> None:
         slots, base = chunks * chunk_bytes // slot_bytes, first * chunk_bytes
@@ -162,6 +176,7 @@ class _Run:
         self.used = 0
         self.named = 0
         self.names = array("i", [NAMELESS]) * slots
+        self.registration: object = None
 
     def name(self, slot: int, number: int) -> None:
         """Set the name of a slot, or remove it (`NAMELESS`)."""
@@ -189,7 +204,29 @@ class HostTier:
         """Runs with free slots, by slot size; the run of the slot freed last comes last."""
         self._live: set[int] = set()
         self._used_bytes = 0
+        self._registering = threading.Lock()
+        self._agent: NetworkAgent | None = None
         self._closed = False
+
+    def register(self, places: Sequence[Place], agent: NetworkAgent) -> None:
+        """Register the runs of slots in use with the agent; always pass the same one.
+
+        A run's registration ends when the run closes. Free chunks are never registered: their pages
+        would be pinned, and after `give_back` the card would use other pages than the arena. May
+        take long, because the run's pages are faulted in and pinned.
+        """
+        size = self._budget.chunk_bytes
+        with self._registering:
+            if self._closed:
+                raise ProtocolError("the store is closed")
+            self._agent = agent
+            for place in places:
+                with self._lock:
+                    run = self._runs[self._run_of(place)]
+                if run.registration is None:
+                    start, nbytes = run.first * size, run.chunks * size
+                    self.arena.populate(start, nbytes)  # pinned pages cannot become huge later
+                    run.registration = agent.register(self.arena.view[start : start + nbytes])
 
     def reserve(self, sizes: Sequence[int]) -> ReservedPlaces:
         """Allocate a slot for each size; evicts no block, which is up to the store."""
@@ -310,9 +347,11 @@ class HostTier:
 
     def close(self) -> None:
         """Close the arena; an engine that still maps it sees its last contents."""
-        with self._lock:
+        with self._registering, self._lock:
             if not self._closed:
                 self._closed = True
+                for run in self._runs.values():
+                    self._deregister(run)
                 self.arena.close()
 
     def _uncounted_bytes(self) -> int:
@@ -369,6 +408,18 @@ class HostTier:
         self._runs[first] = self._with_free[slot_bytes][first] = run
         return True
 
+    def _deregister(self, run: _Run) -> bool:
+        """End a run's registration, if there is one; False if that fails."""
+        if self._agent is None or run.registration is None:
+            return True
+        try:
+            self._agent.deregister(run.registration)
+        except ProtocolError as error:
+            _log.warning("a run of host memory stays in use: %s", error)
+            return False
+        run.registration = None
+        return True
+
     def _next_free_chunk(self, most: int) -> int | None:
         """Return the next free chunk to prefault, counted as such; None if enough are."""
         budget = self._budget
@@ -400,6 +451,8 @@ class HostTier:
             self._budget.prefaulted_chunks += chunks
 
     def _close_run(self, run: _Run) -> None:
+        if not self._deregister(run):
+            return
         size = self._budget.chunk_bytes
         start, end = run.first * size, (run.first + run.chunks) * size
         del self._runs[run.first], self._with_free[run.slot_bytes][run.first]

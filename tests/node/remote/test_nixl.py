@@ -30,6 +30,7 @@ def served(serve_here, transfer_buffers):
     """Call to serve a target, over NIXL if it `offer`s it, and a client with a window."""
 
     def start(offer=True):
+        assert transfer_buffers.wait(60) is not None  # a test before may have spoiled the pool
         node = serve_here(NAMESPACE, host_bytes=32 * MIB, transfer_buffers=transfer_buffers)
         if offer:
             node.service.offer_nixl()
@@ -44,6 +45,54 @@ def test_records_come_back_and_none_crosses_the_socket(served):
     assert there.target.transport == "nixl"
     assert there.get(KEYS) == len(KEYS)
     assert there.service.counters.received_bytes == sum(map(len, RECORDS))
+
+
+def test_records_go_over_it_after_the_arena_gave_its_memory_back(served):
+    there = served()
+    table = there.store.table
+    assert there.target.put(RECORDS, 10) == [Outcome.OK] * len(RECORDS)
+    with table.lock:
+        for row in table.rows_where(lambda _: True):
+            table.remove_copy(row, 0)
+    assert sum(host.usage().records for host in table.all_hosts()) == 0
+    assert there.target.put(RECORDS, 10) == [Outcome.OK] * len(RECORDS)
+    assert there.get(KEYS) == len(KEYS)
+    assert there.target.transport == "nixl"
+
+
+def test_memory_that_cannot_be_registered_is_transferred_over_tcp_from_then_on(
+    served, monkeypatch, caplog
+):
+    there = served()
+    assert there.target.put(RECORDS[:1], 10) == [Outcome.OK]
+
+    def refuse(_):
+        raise nixl.ProtocolError("nixl: no locked memory is left")
+
+    monkeypatch.setattr(there.service.agent, "register", refuse)
+    namespace = namespace_of(3_000_000)
+    records = [record_of(namespace, key) for key in KEYS[:2]]
+    assert there.target.put(records, 10) == [Outcome.OK] * 2
+    assert there.get(KEYS[:2], namespace) == 2
+    assert there.target.transport == "tcp"
+    assert there.service.agent is None
+    assert "records go over TCP from now on: nixl: no locked memory is left" in caplog.text
+
+
+def test_slots_that_a_lost_transfer_may_read_stay_leased(served, monkeypatch):
+    there = served()
+    assert there.target.put(RECORDS, 10) == [Outcome.OK] * len(RECORDS)
+    assert there.target.transport == "nixl"
+
+    def lose(*_):
+        raise nixl.MoveLostError("nixl: a transfer cannot be cancelled")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nixl.PeerMemory, "write", lose)
+        assert there.get(KEYS[:3]) == 3  # over TCP
+    # The same connection answers only after it has released the lease of the get before.
+    assert there.target.exist(NAMESPACE, KEYS[:1], 10).outcome is Outcome.OK
+    assert there.store.status()["leases"] == 1
 
 
 def test_a_run_ends_at_the_first_block_that_is_not_held(served):

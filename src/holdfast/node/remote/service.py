@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from holdfast.blocks.namespace import Namespace
+from holdfast.errors import ProtocolError
 from holdfast.limits import (
     BODY_S,
     CONNECTIONS_MAX,
@@ -22,6 +24,7 @@ from holdfast.limits import (
 )
 from holdfast.node.remote.send_budget import SendBudget, SendScheduler
 from holdfast.store.store import Store
+from holdfast.tiers.base import Place
 from holdfast.wire.remote.nixl import NixlAgent
 from holdfast.wire.remote.stream import ProgressLimit
 
@@ -90,7 +93,7 @@ class TargetService:
             self.counters.connections += change
 
     def offer_nixl(self) -> None:
-        """Create a NIXL agent and register every arena; if that fails, records go over TCP.
+        """Create a NIXL agent; if that fails, records go over TCP.
 
         Records also go over TCP if blocks are sealed here, because a sealed record is made outside
         the arena.
@@ -100,13 +103,26 @@ class TargetService:
             return
         try:
             agent = NixlAgent("target")
-            for arena in self.store.arenas():
-                agent.register(arena.view)
         except Exception as error:  # noqa: BLE001  # a third-party library; TCP is the fallback
             _log.warning("NIXL is installed but failed, records go over TCP: %s", error)
             return
         self.agent = agent
         _log.info("nixl offered")
+
+    def register(self, namespace: Namespace, places: Sequence[Place]) -> None:
+        """Register the memory of slots in use, to transfer their records over NIXL.
+
+        If that fails, raises ProtocolError, and NIXL is not offered to later connections.
+        """
+        agent = self.agent
+        if agent is None:
+            raise ProtocolError("nixl is no longer offered; connect again")
+        try:
+            self.store.register(namespace, places, agent)
+        except ProtocolError as error:
+            self.agent = None
+            _log.warning("records go over TCP from now on: %s", error)
+            raise
 
     def pace(self) -> ProgressLimit:
         """Return a new progress limit for one payload."""

@@ -30,6 +30,7 @@ from holdfast.node.validation import check_bytes, check_within, unpack_chain
 from holdfast.session import check_seconds
 from holdfast.store.receive import ReceiveSlot
 from holdfast.store.store import Store
+from holdfast.tiers.base import NOWHERE, Place
 from holdfast.wire.frame import HEADER_BYTES, encode, plain, read_head
 from holdfast.wire.local.messages import List, Refused, ReportReply, Status
 from holdfast.wire.remote import messages as m
@@ -205,9 +206,11 @@ class TargetSession:
                 nbytes = sum(map(len, records))
                 sent = work_item if nbytes == work_item.cost else work_item._replace(cost=nbytes)
                 if request.spans:
+                    peer_memory = self._required_memory()
+                    self._service.register(namespace, list(map(Place, fetched.places)))
                     scheduler.enter(sent)
                     try:
-                        self._required_memory().write(request.spans, records)
+                        peer_memory.write(request.spans, records)
                     finally:
                         scheduler.leave(sent)
                     self._reply(asked, reply)
@@ -215,7 +218,12 @@ class TargetSession:
                     frame = encode(asked.request_id, reply, nbytes)
                     scheduler.send(self._stream, [frame, *records], sent, self._service.pace())
                 self._service.counters.sent_bytes += nbytes
-            finally:
+            except MoveLostError:
+                raise  # the lease stays: the transfer may still read the slots
+            except BaseException:
+                self._store.release(fetched.lease)
+                raise
+            else:
                 self._store.release(fetched.lease)
         finally:
             budget.release(work_item)
@@ -241,7 +249,7 @@ class TargetSession:
             try:
                 if peer_memory is not None:
                     if slots:
-                        peer_memory.read(request.spans, [each.slot for each in slots])
+                        self._read_from(peer_memory, request.spans, slots)
                     nbytes = sum(len(each.slot) for each in slots if each.slot is not None)
                 else:
                     parts: list[memoryview] = []
@@ -265,6 +273,13 @@ class TargetSession:
             service.counters.corrupt += corrupt
         held = bytes(outcome is Outcome.OK for outcome in outcomes)
         return m.Stored(held or bytes(len(headers)))
+
+    def _read_from(self, peer_memory: PeerMemory, spans: bytes, slots: list[ReceiveSlot]) -> None:
+        """Register the slots' memory, then read the peer's records into them."""
+        for each in slots:
+            if each.place != NOWHERE:
+                self._service.register(each.namespace, [each.place])
+        peer_memory.read(spans, [each.slot for each in slots])
 
     def _required_memory(self) -> PeerMemory:
         if self._peer_memory is None:

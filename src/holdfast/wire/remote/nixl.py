@@ -112,9 +112,25 @@ class NixlAgent:
         self._lock = threading.Lock()
         self._peers: dict[str, int] = {}
 
-    def register(self, memory: memoryview) -> None:
-        """Let transfers use this memory; it must stay mapped while the agent lives."""
-        self._agent.register_memory([(*span_of(memory), 0, "")], "DRAM")
+    def register(self, memory: memoryview) -> object:
+        """Let transfers use this memory, until `deregister` or the agent's end; pins its pages.
+
+        The memory must stay mapped, and keep its pages, until then.
+        """
+        try:
+            return self._agent.register_memory([(*span_of(memory), 0, "")], "DRAM")
+        except Exception as error:  # NIXL's exceptions have no common base class
+            raise ProtocolError(
+                f"nixl: {len(memory)} bytes cannot be registered: {error}; is there a limit of "
+                "locked memory (ulimit -l)?"
+            ) from error
+
+    def deregister(self, registration: object) -> None:
+        """End a registration; no transfer may be using its memory."""
+        try:
+            self._agent.deregister_memory(registration)
+        except Exception as error:  # NIXL's exceptions have no common base class
+            raise ProtocolError(f"nixl: memory cannot be deregistered: {error}") from error
 
     def metadata(self) -> bytes:
         """Return the metadata that another agent needs to access the memory registered so far."""
