@@ -8,7 +8,7 @@ behind a Unix socket. It computes keys and checks arguments; a `SessionBackend` 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -36,6 +36,11 @@ PIN_S = 60.0
 """Default deadline of a pin, which reads from lower tiers, in seconds."""
 SECONDS_MAX = 86_400.0
 """Maximum deadline and maximum time of a hint, in seconds: a day."""
+
+NOTHING_HELD = "nothing is held here"
+"""Reason of a fetch of a context of which the store knows no block."""
+
+_NO_ANSWER = {Outcome.LATE: "did not answer in time", Outcome.GONE: "cannot be reached"}
 
 
 class Landed(NamedTuple):
@@ -212,6 +217,18 @@ class Session:
             return []
         flat = blocks.reshape(-1).view("u1").data
         return [flat[i * size : (i + 1) * size] for i in range(count)]
+
+
+def name_unanswered(landed: Landed, unanswered: Mapping[str, Outcome]) -> Landed:
+    """Return the result of a fetch before which these shared tiers did not answer a lookup.
+
+    They may hold the next block, so OK and MISS become LATE or GONE, and the reason names them.
+    """
+    if not unanswered or landed.outcome not in (Outcome.OK, Outcome.MISS):
+        return landed
+    outcome = Outcome.LATE if Outcome.LATE in unanswered.values() else Outcome.GONE
+    tiers = ", ".join(f"{tier} {_NO_ANSWER[said]}" for tier, said in unanswered.items())
+    return landed._replace(outcome=outcome, reason=f"{landed.reason}; {tiers}")
 
 
 def check_session(fingerprint: Any, domain: Any) -> None:  # noqa: ANN401  # what a caller passes

@@ -153,8 +153,21 @@ def test_a_fetch_asks_by_itself(saved):
         assert session.fetch([5] * 64, into=found[:2]).outcome in (Outcome.MISS, Outcome.LATE)
 
 
-def test_a_silent_pool_costs_the_deadline_and_nothing_that_is_here(saved):
-    with holdfast.open(saved.config("reader")) as store:
+@pytest.fixture(params=["embedded", "node"])
+def opened(request, saved, start_node):
+    """Call to open a store that uses the pool: one in this process, or that of a node."""
+
+    def make(**more):
+        if request.param == "embedded":
+            return holdfast.open(saved.config("reader", **more))
+        node = start_node(saved.folder / "reader", **saved.settings(**more))
+        return holdfast.open(node.address, domain="default")
+
+    return make
+
+
+def test_a_silent_pool_costs_the_deadline_and_nothing_that_is_here(saved, opened):
+    with opened() as store:
         session, found = store.session(FINGERPRINT), np.zeros_like(payload())
         assert session.save(TOKENS[: 3 * BLOCK_TOKENS], payload()[:3]) == 3
         with saved.silent():
@@ -167,8 +180,8 @@ def test_a_silent_pool_costs_the_deadline_and_nothing_that_is_here(saved):
             assert session.pin(TOKENS, ttl_s=60.0, deadline_s=3.0) == 3 * BLOCK_TOKENS
 
 
-def test_a_pool_that_does_not_answer_within_its_own_limit_is_late_not_a_miss(saved):
-    with holdfast.open(saved.config("reader", ask_s=0.1)) as store:
+def test_a_pool_that_does_not_answer_within_its_own_limit_is_late_not_a_miss(saved, opened):
+    with opened(ask_s=0.1) as store:
         session, found = store.session(FINGERPRINT), np.zeros_like(payload())
         with saved.silent():
             landed = session.fetch(TOKENS, into=found, deadline_s=4.0)
@@ -176,15 +189,29 @@ def test_a_pool_that_does_not_answer_within_its_own_limit_is_late_not_a_miss(sav
         assert landed.reason == "nothing is held here; pool did not answer in time"
 
 
-def test_a_dead_pool_is_gone_and_what_is_here_is_served(saved):
-    with holdfast.open(saved.config("reader")) as store:
+def test_a_dead_pool_is_gone_and_what_is_here_is_served(saved, opened):
+    with opened() as store:
         session, found = store.session(FINGERPRINT), np.zeros_like(payload())
         session.save(TOKENS[: 3 * BLOCK_TOKENS], payload()[:3])
         for target in saved.targets:
             target.kill()
-        landed = session.fetch(TOKENS, into=found, deadline_s=60.0)
-        assert (landed.blocks, landed.outcome) == (3, Outcome.GONE)
-        assert "pool cannot be reached" in landed.reason
+
+        def why_not_whole(tokens, into, blocks):
+            landed = session.fetch(tokens, into=into, deadline_s=60.0)
+            assert landed.blocks == blocks
+            # On a busy machine the pool's members may fail after the lookup has ended.
+            assert landed.outcome in (Outcome.GONE, Outcome.LATE)
+            return landed.reason
+
+        until(lambda: "pool cannot be reached" in why_not_whole(TOKENS, found, 3))
+        until(
+            lambda: (
+                why_not_whole(TOKENS, found, 3)
+                and not store.status()["shared"]["pool"]["reachable"]
+            )
+        )
+        nothing = "nothing is held here; pool cannot be reached"
+        until(lambda: why_not_whole([5] * 64, found[:2], 0) == nothing)
 
 
 def test_prestage_brings_what_only_the_pool_holds(saved):
@@ -243,6 +270,25 @@ def test_a_node_pins_what_only_the_pool_holds(hosts):
     until(lambda: reader.call(m.Pin(b"".join(keys), 600.0)) == m.Hinted(12))
     assert up(reader, keys) == 12
     assert reader.status()["hints"]["pinned_bytes"] > 0
+
+
+def test_a_node_asks_the_pool_for_what_follows_a_public_prefix(pool, engine, start_node, names):
+    secrets = {"key_file": "commons.key", "publish_file": "publish.key"}
+    for number, name in enumerate(secrets.values()):
+        (pool.folder / name).write_bytes(bytes([number]) * 32)
+        (pool.folder / name).chmod(0o600)
+    settings = pool.settings() | {"keyring": str(pool.folder / "ring.json")}
+    public = {key: str(pool.folder / name) for key, name in secrets.items()}
+    settings["domains"]["commons"] = {"public": True, **public}
+    one, other = (start_node(pool.folder / name, **settings) for name in "ab")
+    own, common = names("own", 6), names("common", 3)
+    writer = engine(one.address)
+    assert writer.save(own) == 6
+    writer.until(lambda status: status["waiting_to_write"] == 0)
+    assert engine(other.address, domain="commons", publish=b"\1" * 32).save(common) == 3
+    cover = m.Cover(b"".join(own), common=b"".join(common))
+    covered = engine(other.address).call(cover)
+    assert covered.blocks == 6 or "pool" in covered.unanswered  # it may be late on a busy machine
 
 
 def test_a_silent_pool_delays_a_hint_to_a_node_by_its_deadline(saved, start_node):

@@ -167,12 +167,11 @@ def test_however_many_are_asked_it_is_one_deadline(rig, monkeypatch) -> None:
     assert clock.now_s <= LOOK_S
 
 
-def test_who_waits_for_another_waits_no_longer_either(rig, monkeypatch) -> None:
-    monkeypatch.setattr(lookup, "LOOK_S", 0.01)
+def test_who_waits_for_another_waits_no_longer_either(rig) -> None:
     one = rig(MIB, SharedMemoryTier({}, "pool"))
     chain = one.chain(1, 3)
     assert one.store.table.inflight_lookups.begin((1, one.namespace, chain.keys[0]), 0.0) is None
-    assert one.store.look(one.namespace, chain.keys).blocks == 0, "whoever asks never ends"
+    assert one.store.look(one.namespace, chain.keys, 0.01).blocks == 0, "whoever asks never ends"
 
 
 def test_a_pool_where_nobody_is_is_not_asked_and_not_planned_with(rig) -> None:

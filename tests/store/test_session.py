@@ -267,7 +267,7 @@ def test_what_is_known_here_asks_no_shared_tier(over) -> None:
 def test_a_miss_says_that_nothing_is_held(over, far) -> None:
     session, found = over(SharedMemoryTier(far)), blocks_for(3)
     landed = session.fetch([1] * 96, into=found)
-    assert (landed.outcome, landed.reason) == (Outcome.MISS, "nothing is held")
+    assert (landed.outcome, landed.reason) == (Outcome.MISS, "nothing is held here")
 
 
 def test_a_later_tier_is_asked_for_what_the_first_lacks(over, far) -> None:

@@ -32,7 +32,15 @@ from holdfast.errors import (
 )
 from holdfast.limits import RESERVE_BLOCKS_MAX
 from holdfast.policy.retention import Retention
-from holdfast.session import LOOK_S, PIN_S, Landed, Session, check_session
+from holdfast.session import (
+    LOOK_S,
+    NOTHING_HELD,
+    PIN_S,
+    Landed,
+    Session,
+    check_session,
+    name_unanswered,
+)
 from holdfast.version import __version__
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
@@ -172,12 +180,14 @@ class RemoteSession:
         lookup_s = min(LOOKUP_SHARE * deadline_s, LOOK_S)
         try:
             covered = self._cover(chain.keys, lookup_s)
-            took_s = time.monotonic() - began_s
-            unanswered = covered.blocks < len(chain) and took_s >= lookup_s
+            unanswered = {
+                tier: Outcome.GONE if said == Outcome.GONE else Outcome.LATE
+                for tier, said in covered.unanswered.items()
+            }
             if not covered.blocks:
-                outcome = Outcome.LATE if unanswered else Outcome.MISS
-                return Landed(0, 0, {}, outcome, "nothing is held")
-            left_s = min(max(deadline_s - took_s, 0.0), DEADLINE_S_MAX)
+                miss = Landed(0, 0, {}, Outcome.MISS, NOTHING_HELD)
+                return name_unanswered(miss, unanswered)
+            left_s = min(max(began_s + deadline_s - time.monotonic(), 0.0), DEADLINE_S_MAX)
             with self._connection.held() as client:
                 fetch = m.Fetch(chain.packed(0, covered.blocks), left_s)
                 fetched = _expect(client.call(fetch, left_s + LATE_S), m.Fetched)
@@ -192,11 +202,9 @@ class RemoteSession:
                         return Landed(0, 0, {}, Outcome.LATE, "the lease expired during the copy")
         except (NodeGoneError, StoreClosedError) as error:
             return Landed(0, 0, {}, Outcome.GONE, str(error))
-        reason = fetched.reason
-        if unanswered and outcome is Outcome.OK:
-            outcome, reason = Outcome.LATE, f"{reason}; shared tiers did not answer in time"
         tokens = landed * self.namespace.block_tokens
-        return Landed(tokens, landed, fetched.sources, outcome, reason)
+        result = Landed(tokens, landed, fetched.sources, outcome, fetched.reason)
+        return name_unanswered(result, unanswered)
 
     def follow(self, session: str, keys: Sequence[bytes]) -> None:
         if session:

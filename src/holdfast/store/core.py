@@ -154,9 +154,9 @@ class StoreParts:
         return key, domain_id(key)
 
     @property
-    def has_shared_tiers(self) -> bool:
-        """Whether a tier is shared with other nodes."""
-        return bool(self.table.shared)
+    def shared_tiers(self) -> list[str]:
+        """Names of the tiers that are shared with other nodes."""
+        return [tier.name for tier in self.table.shared.values()]
 
     @property
     def is_sealed(self) -> bool:

@@ -18,6 +18,7 @@ from holdfast.errors import Outcome
 from holdfast.fairness.fair_queue import Priority
 from holdfast.index.residency import Coverage
 from holdfast.plan.planner import blocks_within
+from holdfast.session import NOTHING_HELD
 from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
 from holdfast.store.evict import slots
@@ -82,7 +83,7 @@ def fetch_unverified(
             places = [column[row] for row in rows]
             lease = table.leases.lease(rows, math.inf)
             table.touch(rows)
-            fetched = FetchResult(lease, places, {}, Outcome.MISS, "nothing is held")
+            fetched = FetchResult(lease, places, {}, Outcome.MISS, NOTHING_HELD)
             if rows:
                 at_hand = {HostTier.name: len(rows)}
                 fetched = FetchResult(lease, places, at_hand, Outcome.OK, "all is at hand")

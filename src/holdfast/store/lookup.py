@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 from holdfast.blocks.key import SEGMENT_BYTES
@@ -34,6 +35,8 @@ from holdfast.tiers.base import (
 ASK_SHARE = 0.5
 """Part of a fetch's deadline that questions to shared tiers may take."""
 
+_NONE: Mapping[str, Outcome] = MappingProxyType({})
+
 _log = logging.getLogger("holdfast.store")
 
 
@@ -55,12 +58,14 @@ class PlannedFetch(NamedTuple):
     """Leading blocks held of a prompt, and the plan for them.
 
     `sources` counts the blocks to fetch by tier; `number` names the plan, 0: there is none.
+    `unanswered`: see `LookupResult`; tiers that are out of reach are among them.
     """
 
     held: int
     sources: dict[str, int]
     plan: Plan
     number: int
+    unanswered: dict[str, Outcome]
 
 
 class HeldPrefix(NamedTuple):
@@ -71,13 +76,14 @@ class HeldPrefix(NamedTuple):
 
 
 class LookupResult(NamedTuple):
-    """Leading blocks held of a chain, and the shared tiers that did not answer, with the outcome.
+    """Leading blocks held of a chain, by tier, and the shared tiers that did not answer.
 
-    `unanswered` is empty if all of the chain is held, or if every shared tier answered that it
-    lacks the next block.
+    `unanswered` has LATE or GONE by name of tier. It is empty if all of the chain is held, or if
+    every shared tier answered that it lacks the next block.
     """
 
-    covered: HeldPrefix
+    blocks: int
+    sources: dict[str, int]
     unanswered: dict[str, Outcome]
 
 
@@ -89,43 +95,36 @@ def cover(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> Hel
     return HeldPrefix(coverage.blocks, sources(table, coverage, coverage.blocks))
 
 
-def look(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> HeldPrefix:
-    """Count the leading blocks, asking shared tiers about those the index does not know.
-
-    `keys` starts with the first block of the chain. Waits for answers, or for another caller's
-    equal lookup, for `LOOK_S` in all.
-    """
-    return ask(store, namespace, keys, LOOK_S).covered
-
-
 def asks(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> bool:
     """Return whether `look` would ask a shared tier about blocks unknown to the index."""
     there = not all(map(is_away, store.table.shared.values()))
     return there and cover(store, namespace, keys).blocks < len(keys)
 
 
-def ask(
-    store: StoreParts, namespace: Namespace, keys: Sequence[bytes], within_s: float
+def look(
+    store: StoreParts, namespace: Namespace, keys: Sequence[bytes], within_s: float = LOOK_S
 ) -> LookupResult:
-    """Like `look`, for at most `within_s` seconds; returns which tiers did not answer."""
+    """Count the leading blocks, asking shared tiers about those the index does not know.
+
+    `keys` starts with the first block of the chain. Waits for answers, or for another caller's
+    equal lookup, for `within_s` in all.
+    """
     covered, until = cover(store, namespace, keys), time.monotonic() + within_s
     unanswered = dict[str, Outcome]()
     for number, tier in store.table.shared.items():
         if covered.blocks == len(keys):
             break
-        left_s, before = until - time.monotonic(), covered.blocks
+        left_s = until - time.monotonic()
         if is_away(tier):
             unanswered[tier.name] = Outcome.GONE
         elif left_s <= 0:
             unanswered[tier.name] = Outcome.LATE
         else:
-            outcome = _ask(store.table, number, namespace, keys, before, left_s)
+            outcome = _ask(store.table, number, namespace, keys, covered.blocks, left_s)
             covered = cover(store, namespace, keys)
-            if covered.blocks > before:
-                unanswered.clear()  # they were asked about a block that is held elsewhere
             if outcome is not Outcome.OK:
                 unanswered[tier.name] = outcome
-    return LookupResult(covered, unanswered if covered.blocks < len(keys) else {})
+    return LookupResult(*covered, unanswered if covered.blocks < len(keys) else {})
 
 
 def ask_in_time(
@@ -135,7 +134,7 @@ def ask_in_time(
     within_s: float,
     priority: Priority = Priority.DEMAND,
 ) -> LookupResult:
-    """Like `ask`, on a thread of the store, so that no tier delays the caller beyond the limit.
+    """Like `look`, on a thread of the store, so that no tier delays the caller beyond the limit.
 
     No thread is used, and no tier asked, if the index knows the whole chain or no tier is shared. A
     lookup that outlasts the limit continues, and its answer serves later callers.
@@ -143,20 +142,21 @@ def ask_in_time(
     table = store.table
     covered = cover(store, namespace, keys)
     if covered.blocks == len(keys) or not table.shared:
-        return LookupResult(covered, {})
-    late = {tier.name: Outcome.LATE for tier in table.shared.values()}
+        return LookupResult(*covered, {})
+    late = dict.fromkeys(store.shared_tiers, Outcome.LATE)
     within_s = min(within_s, LOOK_S)
     if within_s <= 0:
-        return LookupResult(covered, late)
+        return LookupResult(*covered, late)
     share = table.usage.share(namespace.domain)
     work_item = WorkItem(namespace.domain, len(keys) * namespace.record_bytes, share, priority)
     try:
-        asking = store.lookups.submit(work_item, partial(ask, store, namespace, keys, within_s))
+        asking = store.lookups.submit(work_item, partial(look, store, namespace, keys, within_s))
     except RuntimeError:  # the store is closed
-        return LookupResult(covered, dict.fromkeys(late, Outcome.GONE))
+        return LookupResult(*covered, dict.fromkeys(late, Outcome.GONE))
     wait([asking], timeout=within_s)
     if asking.cancel() or not asking.done():
-        return LookupResult(cover(store, namespace, keys), late)
+        covered = cover(store, namespace, keys)
+        return LookupResult(*covered, late if covered.blocks < len(keys) else {})
     return asking.result()
 
 
@@ -228,9 +228,16 @@ def _ask(
 
 
 def plan_fetch(
-    store: StoreParts, namespace: Namespace, keys: Sequence[bytes], prompt: PromptTokens
+    store: StoreParts,
+    namespace: Namespace,
+    keys: Sequence[bytes],
+    prompt: PromptTokens,
+    unanswered: Mapping[str, Outcome] = _NONE,
 ) -> PlannedFetch:
-    """Plan which of the leading blocks that the index knows of are worth fetching."""
+    """Plan which of the leading blocks that the index knows of are worth fetching.
+
+    `unanswered`: shared tiers that did not answer the lookup before.
+    """
     table, estimates, began_s = store.table, store.estimates, store.clock.now()
     with table.lock:
         coverage = table.index.cover(namespace, keys)
@@ -276,7 +283,10 @@ def plan_fetch(
     store.activity.call("lookup", outcome, store.clock.now() - began_s, coverage.blocks)
     wanted = coverage._replace(tiers=coverage.tiers[question.first :])
     taken = sources(table, wanted, plan.blocks - question.first)
-    return PlannedFetch(coverage.blocks, taken, plan, number)
+    missing = {table.tier_name(tier): Outcome.GONE for tier in away} | dict(unanswered)
+    return PlannedFetch(
+        coverage.blocks, taken, plan, number, missing if coverage.blocks < len(keys) else {}
+    )
 
 
 def probe(store: StoreParts) -> None:

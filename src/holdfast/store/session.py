@@ -12,7 +12,7 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.codec.pack import payload
 from holdfast.errors import Outcome, StoreClosedError
 from holdfast.policy.retention import Retention
-from holdfast.session import Landed, check_session
+from holdfast.session import NOTHING_HELD, Landed, check_session, name_unanswered
 from holdfast.store import fetch, hints, lookup, save
 from holdfast.store.activity import PromptCounts
 from holdfast.store.call_threads import CallHandle
@@ -24,11 +24,6 @@ from holdfast.store.save import SaveSlots
 T = TypeVar("T")
 
 _Fetched: TypeAlias = tuple[LookupResult, FetchResult]
-
-_NO_ANSWER = {
-    Outcome.LATE: "did not answer in time",
-    Outcome.GONE: "cannot be reached",
-}
 
 
 class EmbeddedSession:
@@ -45,7 +40,7 @@ class EmbeddedSession:
         )
 
     def cover(self, keys: Sequence[bytes], deadline_s: float) -> int:
-        return self._run(partial(self._ask, keys, deadline_s)).covered.blocks
+        return self._run(partial(self._ask, keys, deadline_s)).blocks
 
     def save(self, chain: Chain, rows: Sequence[memoryview], retention: Retention) -> int:
         store, namespace = self._store, self.namespace
@@ -83,8 +78,9 @@ class EmbeddedSession:
         if not whole:
             return Landed(0, 0, {}, Outcome.LATE, "the lease ended before the copy did")
         tokens = blocks * self.namespace.block_tokens
-        outcome, reason = _why(asked, fetched)
-        return Landed(tokens, blocks, fetched.sources, outcome, reason)
+        reason = fetched.reason if blocks or asked.blocks else NOTHING_HELD
+        landed = Landed(tokens, blocks, fetched.sources, fetched.outcome, reason)
+        return name_unanswered(landed, asked.unanswered if blocks < len(chain) else {})
 
     def follow(self, session: str, keys: Sequence[bytes]) -> None:
         self._run(partial(hints.follow, self._store, self.namespace, session, keys))
@@ -115,7 +111,7 @@ class EmbeddedSession:
         return asked
 
     def _count(self, asked: LookupResult, took_s: float) -> None:
-        blocks = asked.covered.blocks
+        blocks = asked.blocks
         outcome = Outcome.OK if blocks else Outcome.MISS
         self._store.activity.call("lookup", outcome, took_s, blocks)
 
@@ -143,14 +139,3 @@ class EmbeddedSession:
 
     def _release(self, answer: _Fetched) -> bool:
         return self._store.release(answer[1].lease)
-
-
-def _why(asked: LookupResult, fetched: fetch.FetchResult) -> tuple[Outcome, str]:
-    """Return the outcome of a fetch, and why it brought no more."""
-    reason = fetched.reason if asked.covered.blocks else "nothing is held"
-    if not asked.unanswered or fetched.outcome not in (Outcome.OK, Outcome.MISS):
-        return fetched.outcome, reason
-    outcome = Outcome.LATE if Outcome.LATE in asked.unanswered.values() else Outcome.GONE
-    tiers = (f"{tier} {_NO_ANSWER[said]}" for tier, said in asked.unanswered.items())
-    here = f"{reason} here" if not asked.covered.blocks else reason
-    return outcome, f"{here}; {', '.join(tiers)}"

@@ -14,14 +14,14 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace
 from holdfast.config import DEADLINE_S_MAX
-from holdfast.errors import BlockError, ConfigError, ProtocolError, RefusedError
+from holdfast.errors import BlockError, ConfigError, Outcome, ProtocolError, RefusedError
 from holdfast.fairness.fair_queue import WorkItem
 from holdfast.limits import (
     CHAIN_BLOCKS_MAX,
@@ -236,10 +236,10 @@ class NodeSession:
             and self._store.options.public_domain
             and self._store.has_public_copies(namespace, keys, common)
         ):
-            return self._copy_public(namespace, keys, common, prompt)
+            return self._copy_public(namespace, keys, common, prompt, request.deadline_s)
         if len(keys) > MAX_INLINE_BLOCKS or self._store.asks(namespace, keys):
             return self._ask_shared(namespace, keys, prompt, request.deadline_s)
-        return self._plan(namespace, keys, prompt)
+        return self._plan(namespace, keys, prompt, {})
 
     async def _look_up_traced(self, request: m.Cover, traces: RequestTraces) -> m.Reply:
         began_ns = time.time_ns()
@@ -250,12 +250,19 @@ class NodeSession:
         return reply
 
     async def _copy_public(
-        self, namespace: Namespace, keys: list[bytes], common: list[bytes], prompt: PromptTokens
+        self,
+        namespace: Namespace,
+        keys: list[bytes],
+        common: list[bytes],
+        prompt: PromptTokens,
+        timeout_s: float,
     ) -> m.Reply:
-        """Copy the blocks that the public domain holds of the chain, then plan."""
+        """Copy the blocks that the public domain holds of the chain, then look up the rest."""
         copy = partial(self._store.copy_public, namespace, keys, common)
         await run_fair(self._context.threads.saving, self._work_item(len(common)), copy)
-        return self._plan(namespace, keys, prompt)
+        if self._store.asks(namespace, keys):
+            return await self._ask_shared(namespace, keys, prompt, timeout_s)
+        return self._plan(namespace, keys, prompt, {})
 
     async def _ask_shared(
         self, namespace: Namespace, keys: list[bytes], prompt: PromptTokens, timeout_s: float
@@ -269,14 +276,22 @@ class NodeSession:
         lookup = self._context.threads.lookup.submit(work_item, look)
         await asyncio.wait([asyncio.wrap_future(lookup)], timeout=timeout_s or None)
         if not lookup.cancel() and lookup.done():
-            lookup.result()
-        plan = partial(self._plan, namespace, keys, prompt)
+            unanswered = lookup.result().unanswered
+        else:
+            unanswered = dict.fromkeys(self._store.shared_tiers, Outcome.LATE)
+        plan = partial(self._plan, namespace, keys, prompt, unanswered)
         if len(keys) > MAX_INLINE_BLOCKS:
             return await run_fair(self._context.threads.lookup, work_item, plan)
         return plan()
 
-    def _plan(self, namespace: Namespace, keys: list[bytes], prompt: PromptTokens) -> m.Covered:
-        planned = self._store.plan_fetch(namespace, keys, prompt)
+    def _plan(
+        self,
+        namespace: Namespace,
+        keys: list[bytes],
+        prompt: PromptTokens,
+        unanswered: Mapping[str, Outcome],
+    ) -> m.Covered:
+        planned = self._store.plan_fetch(namespace, keys, prompt, unanswered)
         if planned.number:
             self._plans.append(planned.number)
         plan = planned.plan
@@ -289,6 +304,7 @@ class NodeSession:
             plan.expected_s,
             plan.recompute_s,
             plan.reason,
+            {tier: str(outcome) for tier, outcome in planned.unanswered.items()},
         )
 
     def ended(self) -> None:
@@ -407,7 +423,7 @@ class NodeSession:
                 store.follow(namespace, request.session, keys)
             return m.Hinted(store.returns(namespace.domain, request.session, request.in_s))
 
-        if isinstance(request, m.Returns) and not store.has_shared_tiers:
+        if isinstance(request, m.Returns) and not store.shared_tiers:
             return take()
         return run_fair(self._context.threads.hinting, self._work_item(len(keys)), take)
 

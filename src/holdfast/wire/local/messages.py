@@ -88,7 +88,8 @@ class Covered(_Message, frozen=True, tag="covered"):
 
     The plan is to fetch the blocks up to `worth` that the engine does not have, within
     `deadline_s`; the first token is then expected after `expected_s`, and after `recompute_s`
-    without a fetch (both 0: not known).
+    without a fetch (both 0: not known). `unanswered`: shared tiers that may hold more blocks, with
+    the outcome `late` or `gone` of asking them.
     """
 
     blocks: int
@@ -99,6 +100,7 @@ class Covered(_Message, frozen=True, tag="covered"):
     expected_s: float = 0.0
     recompute_s: float = 0.0
     reason: str = ""
+    unanswered: dict[str, str] = {}
 
 
 class Fetch(_Message, frozen=True, tag="fetch"):
