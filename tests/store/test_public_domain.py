@@ -13,9 +13,10 @@ from holdfast.codec.pack import payload
 from holdfast.errors import Outcome
 from holdfast.keys.keyring import KeyRing
 from holdfast.limits import RING_STALE_S
+from holdfast.policy.admit import SecondTouch
 from holdfast.store import public_domain
 from holdfast.store.block_table import PUBLIC_SHARE
-from holdfast.store.options import StoreOptions
+from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import header_of, payload_of, record_of
@@ -137,9 +138,18 @@ def test_it_takes_its_part_of_memory_and_no_more(made):
     assert acme.save(names, names) == 8
 
 
-def test_after_a_restart_it_is_in_memory_before_anybody_asks(made):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"writes_behind": False},
+        {"rules": {1: TierRules(lambda _: SecondTouch(1_000))}},
+    ],
+    ids=["write_behind", "write_on_eviction", "second_touch"],
+)
+def test_after_a_restart_it_is_in_memory_before_anybody_asks(made, options):
     records = {}
-    store, _, _, public = made(MemoryTier(64 * MIB, records))
+    store, _, _, public = made(MemoryTier(64 * MIB, records), **options)
     common = public.names(1, 8)
     public.save(common, common)
     store.close()
@@ -252,16 +262,22 @@ def test_no_peer_writes_in_it_what_is_not_sealed(made):
 def test_what_a_peer_sends_sealed_with_its_key_is_the_publishers(made, tmp_path):
     ring = KeyRing(tmp_path / "ring.json")
     ring.enrol("commons", KEYS["commons"])
-    store, acme, _, public = made(ring=ring, serves_peers=True)
+    records = {}
+    tier = MemoryTier(64 * MIB, records)
+    store, acme, _, public = made(tier, ring=ring, serves_peers=True, writes_behind=False)
     common = public.names(1, 2)
     public.save(common, common)
     lent = store.fetch_unverified(public.namespace, common, 5.0)
     sealed = [bytes(record) for record in store.outgoing(public.namespace, lent.lease, lent.places)]
     store.release(lent.lease)
+    settle(store)
     assert store.forget(public.namespace, common) == 2
+    assert not records
     berths = store.receive_slots([read_header(record)[0] for record in sealed])
     for receive_slots, record in zip(berths, sealed, strict=True):
         receive_slots.slot[:] = record
     assert store.publish_received(berths) == [Outcome.OK] * 2
+    settle(store)
+    assert len(records) == 2, "after a restart it must be there"
     assert store.copy_public(acme.namespace, acme.names(1, 2), common) == 2
     assert acme.read(acme.names(1, 2), common) == 2

@@ -37,6 +37,11 @@ def test_a_block_is_queued_once_for_each_tier_without_it(queues, index):
     assert not queues.is_queued(1)
 
 
+def test_a_tier_that_is_skipped_does_not_get_a_block(queues):
+    queues.write_through([0], skipped={0, 1})
+    assert (queues.length(1), queues.length(2)) == (0, 1)
+
+
 def test_blocks_leave_a_queue_in_order_of_arrival(queues):
     for row in (2, 0, 1):
         queues.enqueue(row, [1])

@@ -271,6 +271,13 @@ class BlockTable:
         self.enter_host(rows)
         self._note_uses(rows, [NOT_HERE] * len(rows))
 
+    def write_public(self, rows: Sequence[int]) -> None:
+        """Queue new blocks of the public domain for every tier that outlives the process.
+
+        They are never evicted from memory, so nothing else would write them.
+        """
+        self.queues.write_through(rows, self._volatile)
+
     def touch(self, rows: Sequence[int]) -> None:
         """Record one use of the leading rows of a chain, in chain order."""
         self.eviction.touch(rows, self.clock.now())

@@ -135,9 +135,12 @@ def publish_received(
             table.publish_here(namespace, here)
         entered = [row for here in taken.values() for row in here]
         table.enter_new(entered)
-        if store.options.writes_behind and table.lower:
-            for row in entered:
-                table.queues.enqueue(row)
+        for namespace, here in taken.items() if table.lower else ():
+            if namespace.domain == table.public:
+                table.write_public(list(here))
+            elif store.options.writes_behind:
+                for row in here:
+                    table.queues.enqueue(row)
     if entered and table.lower:
         store.ladder.wake()
     if_all_ok = Outcome.OK if receive_slots else Outcome.FULL

@@ -131,16 +131,18 @@ def commit(store: StoreParts, number: int, retention: Retention = Retention.SESS
             held = [row for row in rows if row >= 0 and table.index.fastest(row) >= 0]
             table.touch(held)
             table.enter_new(entered)
-            match retention:
-                case Retention.EPHEMERAL:
-                    table.queues.do_not_admit(entered)
-                    table.eviction.expect(entered, NEVER)
-                case Retention.DURABLE:
-                    in_memory = [row for row in held if table.is_on(row, HOST)]
-                    table.queues.write_through([*in_memory, *entered])
-                case Retention.SESSION if store.options.writes_behind:
-                    for row in entered:
-                        table.queues.enqueue(row)
+            in_memory = [row for row in held if table.is_on(row, HOST)]
+            if namespace.domain == table.public:
+                again = in_memory if retention is Retention.DURABLE else []
+                table.write_public([*again, *entered])
+            elif retention is Retention.EPHEMERAL:
+                table.queues.do_not_admit(entered)
+                table.eviction.expect(entered, NEVER)
+            elif retention is Retention.DURABLE:
+                table.queues.write_through([*in_memory, *entered])
+            elif store.options.writes_behind:
+                for row in entered:
+                    table.queues.enqueue(row)
     published = len(taken)
     reach("commit_published")
     if table.lower and (published or retention is Retention.DURABLE):

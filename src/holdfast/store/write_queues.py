@@ -8,7 +8,7 @@ store calls it under its lock.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from holdfast.index.residency import Residency
 from holdfast.store.admission_rules import AdmissionRules
@@ -59,15 +59,15 @@ class WriteQueues:
             wanted = True
         return wanted
 
-    def write_through(self, rows: Sequence[int]) -> None:
+    def write_through(self, rows: Sequence[int], skipped: Container[int] = ()) -> None:
         """Queue blocks for every lower tier without them, regardless of its admission rule.
 
-        The write budget of the domain still applies.
+        `skipped`: tiers that do not get them. The write budget of the domain still applies.
         """
         for row in rows:
             for tier, queue in enumerate(self._queues, start=1):
                 missing = row not in queue and self._index.places[tier][row] < 0
-                if missing and self._rules.affords(row, tier):
+                if missing and tier not in skipped and self._rules.affords(row, tier):
                     queue[row] = None
 
     def rewrite(self, row: int, tier: int) -> None:
