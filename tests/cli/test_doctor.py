@@ -202,6 +202,7 @@ def test_cxl_memory_is_looked_at_and_not_taken(holdfast, tmp_path, where, ok, wo
         ("audit={0}", "audit", "'{0}' cannot be written: it is a folder; name a file in it"),
         ("keyring={0}/0.key", "key ring", "is damaged or not a key ring"),
         ("domains.b.users.0=no-such-user", "users", "domains.b.users.0: there is no user 'no-su"),
+        ("http.token_file={0}/nope", "http.token_file", "http.token_file: '{0}/nope' cannot be"),
         ("tiers.1.capacity=20 MiB", "tiers.1", "regions of 2097152; set tiers.1.capacity to "),
     ],
 )
@@ -210,7 +211,8 @@ def test_what_a_node_would_refuse_is_a_problem_and_nothing_is_changed(
 ):
     file, disk = config(), tmp_path / "new" / "disk"
     domains = f"domains: {{b: {{key_file: {key(tmp_path)}}}}}\n"
-    file.write_text(file.read_text() + domains)
+    http = f"http: {{listen: 'unix://{tmp_path}/http.sock'}}\n"
+    file.write_text(file.read_text() + domains + http)
     DiskTier(DiskConfig(path=str(disk), capacity_bytes=16 << 20)).close()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     setting, words = setting.format(tmp_path), words.format(tmp_path)

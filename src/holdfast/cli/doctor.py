@@ -34,11 +34,13 @@ from holdfast.cli.options import (
     many,
     show,
 )
-from holdfast.config import Config, HostOptions, Size, as_data
+from holdfast.config import Config, HostOptions, Size, TracesOptions, as_data
 from holdfast.devices.host import batched_copy_works
 from holdfast.errors import ConfigError, HoldfastError, NodeGoneError
 from holdfast.finding import Finding, problem
+from holdfast.node.daemon import http_token
 from holdfast.node.local.users import group_of, users_of
+from holdfast.node.traces import open_traces
 from holdfast.probe import kernel_text, memory
 from holdfast.version import __version__
 from holdfast.wire.local.messages import Status
@@ -205,6 +207,10 @@ def _startup(config: Config) -> Iterator[Finding]:
         yield _tried("tls", files.cert, lambda: server_context(files))
     if config.socket_group or any(domain.users for domain in config.domains.values()):
         yield _tried("users", "known to this machine", lambda: (users_of(config), group_of(config)))
+    if config.http.token_file:
+        yield _tried("http.token_file", config.http.token_file, lambda: _try_http_token(config))
+    if config.traces.endpoint:
+        yield _tried("traces", config.traces.endpoint, lambda: _open_and_close(config.traces))
     for name, target in (("record", config.record), ("audit", config.audit)):
         if target:
             yield _tried(name, target, partial(_appends, name, target))
@@ -220,6 +226,16 @@ def _tried(what: str, found: str, attempt: Callable[[], object]) -> Finding:
             what, found, f"{error.filename}: {error.strerror}; run this command as the node's user"
         )
     return Finding(what, found, ok=True)
+
+
+def _try_http_token(config: Config) -> None:
+    _check_file(config.http.token_file, "http.token_file")
+    http_token(config)
+
+
+def _open_and_close(options: TracesOptions) -> None:
+    if traces := open_traces(options):
+        traces.close()
 
 
 def _try_keys(config: Config) -> None:

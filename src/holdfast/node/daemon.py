@@ -87,7 +87,7 @@ def serve(
                 http = undo.enter_context(setup)
             except (ConfigError, BusyError) as error:  # they begin with "listen: "
                 raise type(error)(f"http.{error}") from error
-        http_token = _http_token(config)
+        token = http_token(config)
         traces = open_traces(config.traces)
         _log.info("holdfast %s, process %d, at %s", __version__, os.getpid(), " ".join(addresses))
         log_tiers(config)
@@ -107,7 +107,7 @@ def serve(
             target.start()
             undo.callback(target.close)
         if http is not None:
-            status = HttpServer(http, NodePages(store, service).routes(), http_token).start()
+            status = HttpServer(http, NodePages(store, service).routes(), token).start()
             undo.callback(status.close)
             _log.info("metrics and status at %s", config.http.listen)
         until: Callable[[asyncio.Event], Awaitable[object]] = asyncio.Event.wait
@@ -150,8 +150,11 @@ def log_tiers(config: Config) -> None:
         _log.info("tier %s: %s", name, values or "default options")
 
 
-def _http_token(config: Config) -> bytes:
-    """Return the secret that readers of metrics and status present; empty if there is none."""
+def http_token(config: Config) -> bytes:
+    """Return the secret that readers of metrics and status present; empty if there is none.
+
+    Raises ConfigError if its file cannot be read, is open to all users or is too short.
+    """
     file = config.http.token_file
     if not file:
         return b""
