@@ -29,7 +29,7 @@ def test_bars_are_as_long_as_what_was_measured():
         {"what": "peer.redis.get.2MiBx32", "value": 1.0},
         {"what": "pool.get.2MiBx32.cpu", "value": 1.1, "limit": None},
         {"what": "pool.get.2MiBx32.tls", "value": 9.0, "limit": 9.0},
-        {"what": "pool.get.2MiBx32.nixl", "value": 3.0, "limit": 5.0},
+        {"what": "pool.get.2MiBx32.nixl", "value": 3.0, "limit": 2.9},
         {"what": "peer.lmcache", "value": None},
     ]
     svg = ET.fromstring(drawn("pool_chart", rows))

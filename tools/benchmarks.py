@@ -20,36 +20,50 @@ ROWS_PAGE = REPORTS / "rows.md"
 INTRO = """\
 # Benchmarks
 
-Every figure is a median and was measured by the command beneath it. The machines are shared and
-noisy: compare the bars of one chart, not seconds between charts. [All rows](benchmarks/rows.md)
-has each figure with its limit, ratio and goal. These pages are rendered by `make bench`
-(`tools/benchmarks.py`); `make bench BENCH=pool` measures one subject again.
+Speeds and times are medians of several rounds, unless [all rows](benchmarks/rows.md) says
+otherwise; hit rates are exact. The command beneath each table measures it again. The machines are
+shared and noisy: compare the bars of one chart, not seconds between charts. `make bench` measures
+all subjects and renders these pages (`make bench BENCH=pool`: one subject); it ends with 1 if a
+goal was missed. `.venv/bin/python tools/benchmarks.py` renders them again from
+`docs/benchmarks/*.json`. The rows of `holdfast soak` are those of
+`holdfast soak --json docs/benchmarks/soak.json`.
 """
 ROWS_INTRO = """\
 # All rows
 
-Every row of every report in `docs/benchmarks/`. Where a figure has a *limit*, the limit was
-measured in the same run, in turns with ours, by the plainest code that moves the same bytes into as
-much memory; *ratio* is ours over the limit, taken in each round where rounds are short. *goal* is
-what the ratio (or the value, where there is no limit) has to reach; a missed goal is printed like a
-met one.
+Every row of every report in `docs/benchmarks/`. *limit* is a reference of the same run: for
+`tiers`, `pool`, `seal.seal` and `seal.open` the plainest code that moves the same bytes into as
+much memory; for `metrics` the same without scrapes; for the other rows of `seal` the same without
+sealing; for `quota` the same without the flood; for `traces` the oracle's bound; for `sim` the
+exact LRU curve. `limit_is` names another one. *ratio* is the value divided by the limit; where
+rounds are short, it is the median of the rounds' ratios. *goal* bounds the ratio, or the value if
+there is no ratio: from below for speeds, shares, hits and gains, from above for times, costs and
+`plan` (`x`). *ok* says whether it was met; missed goals stay on the page.
 """
 NOTES = {
-    "bench plan": "Of several runs, most of one evening, on a machine that gave half of what the "
-    "others had, less at times; `standard_error` is that of the ratio, `runs` has the ratio of "
-    "each run if there were two: the value is their mean, weighted by their standard errors. "
-    "`plan.cut` from the disk was measured another way: behind nodes of their own, of which two "
-    "that start alike differ by a tenth. From the pool others of the machine disturbed most "
-    "samples; 8,192 tokens, cuts from there and the connector by itself are of the next morning.",
-    "bench pool": "`pool.late.p99` is of three tries; now it is of five, and says how sure it is.",
-    "bench tiers": "The limit of `host.fetch` was one thread that copies, where ours has two; now "
-    "both have two.",
-    "bench vllm": "`vllm.lmcache` does not say how often LMCache missed, nor `vllm.overhead` how "
-    "sure it is; now they do. On 2026-11-25, on a faster machine (2 cores of Intel Xeon with AMX, "
-    "a virtual machine whose memory is slow at its first use), `vllm.overhead` was 9.3 % (7 pairs, "
+    "bench plan": "Combined from several runs on a machine of half the speed of the other reports' "
+    "machine, or less. `standard_error` is that of the ratio. If a row has `runs`, these are the "
+    "ratios of its two runs, and the value is their mean, weighted by their standard errors. "
+    "`plan.cut` from the disk compares different nodes, and two identical nodes differ by up to a "
+    "tenth. Other processes disturbed most samples of the pool. Pool rows of 8,192 tokens, "
+    "`plan.cut` from the pool and `plan.connector` were measured the next morning. `fetched`: "
+    "tokens that the plan fetched. `rounds`, `disturbed`: pairs used, and pairs left out because "
+    "other processes took much of the machine. `planned_cut`, `best_cut`: leading blocks fetched "
+    "by the plan and at the best cut; `cuts_s`: seconds at each cut tried; `beside`: comparisons "
+    "of the plan with the best cut; `same_node`: whether both ran behind one node. `slow`: a disk "
+    "with a read limit, at which recomputing is faster.",
+    "bench pool": "`pool.late.p99` is the median of three tries, without a standard error; the "
+    "bench now makes five and reports one.",
+    "bench tiers": "The limit of `host.fetch` was measured with one thread that copies, while "
+    "Holdfast uses two, so its ratio is too high; the bench now uses two for both.",
+    "bench vllm": "`vllm.lmcache` lacks the number of LMCache's misses, and `vllm.overhead` its "
+    "standard error; the bench now reports both. On 2026-11-25, on a faster machine (2 cores of "
+    "Intel Xeon with AMX, a virtual machine whose memory is slow at its first use), "
+    "`vllm.overhead` was 9.3 % (7 pairs, "
     "standard error 3.8 %), and 3.6 % in five pairs in which a connector that does nothing cost "
-    "1.4 %. An engine that computes on every core waits for whatever else runs there.",
-    "soak": "Of several runs, from 2026-11-20 on, each row with as much as it says was tried.",
+    "1.4 %. The engine computes on every core, so any other work on the machine slows it.",
+    "soak": "Combined from several runs since 2026-11-20. `run` is the date of a row; rows without "
+    "it are from 2026-11-21 or earlier. `tried` is the length of that row's run.",
 }
 """What a report does not say of itself, as of the code of today; gone when it is measured anew."""
 
@@ -82,7 +96,7 @@ CUTS = {
     "planned_s": ("the plan's cut", "#1f6feb"),
 }
 LIMITS = {
-    "limit": ("the plainest code for the same bytes", "#9aa5b1"),
+    "limit": ("limit (see text)", "#9aa5b1"),
     "value": ("Holdfast", "#1f6feb"),
 }
 SEALING = {
@@ -201,7 +215,7 @@ def pool_chart(report: dict[str, Any]) -> Chart:
         if size in POOL_SIZES and store in POOL_STORES:
             bars = groups[f"{verb}, 32 x {size[:-3]}"]
             bars[store] = row["value"]
-            if row.get("limit") is not None:
+            if store == "pool" and row.get("limit") is not None:
                 bars["plain"] = row["limit"]
     return Chart("GB/s over loopback TCP, one client (more is better)", POOL_STORES, groups)
 
@@ -246,7 +260,9 @@ QUESTIONS = (
     ),
     Question(
         "How does a pool compare with Redis, Mooncake Store, LMCache and plain sockets?",
-        "One client, one server, 32 blocks a call over loopback TCP.",
+        "One client, one server, 32 blocks a call over loopback TCP. Plain sockets were measured "
+        "in turns with Holdfast over TCP; NIXL and the other stores in rounds of their own. A "
+        "store without bars was not measured; its row on [all rows](benchmarks/rows.md) says why.",
         "bench pool",
         "pool.svg",
         pool_chart,
@@ -261,15 +277,18 @@ QUESTIONS = (
     ),
     Question(
         "How near is each path to what the machine can do?",
-        "`host.fetch` copies from the arena to an engine's pages; `busy` is beside a thread that "
-        "spins. Grey was measured in the same run, in turns.",
+        "`host.fetch` copies from the arena to an engine's pages. Grey is the plainest code that "
+        "moves the same bytes, measured in the same run, in turns; for `host.fetch` it was one "
+        "thread, where Holdfast uses two. `busy` is beside a thread that spins; grey is then "
+        "Holdfast without that thread, measured just before.",
         "bench tiers",
         "tiers.svg",
         limits_chart,
     ),
     Question(
         "Which eviction policy hits most?",
-        "Public traces replayed through one store. The oracle knows the future.",
+        "Public traces replayed through one store. The oracle knows the future. Hints are replayed "
+        "for the traces of agents only. Without hints, the cost-aware order equals leaf-first LRU.",
         "bench policies",
         "policies.svg",
         policies_chart,

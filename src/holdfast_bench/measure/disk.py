@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from holdfast.blocks.key import DOMAIN_KEY_BYTES, KEY_BYTES, Chain
 from holdfast.blocks.namespace import Namespace, domain_id
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import pack, payload
+from holdfast.errors import Outcome
 from holdfast.limits import GIB, MIB
 from holdfast.report import Row
 from holdfast.store.fetch import FetchResult
+from holdfast.store.save import SaveSlots
 from holdfast.store.store import Store
 from holdfast.testing.payloads import header_of
 from holdfast.tiers.base import Place, TierGet, TierPut
@@ -120,7 +123,7 @@ class BenchedStore:
     def write(self) -> Speed:
         """Save a context; time from its commit until the tier below holds all of it."""
         store, keys = self._store, chain_of(next(self._numbers), BATCH).keys
-        reserved = store.reserve(NAMESPACE, keys, FINGERPRINT, 0)
+        reserved = self._reserve(keys)
         arena = store.arena(NAMESPACE.domain).view
         for key, place in zip(keys, reserved.places, strict=True):
             if place >= 0:
@@ -134,6 +137,16 @@ class BenchedStore:
                 time.sleep(0.0005)
 
         return timed(BATCH * PAYLOAD_BYTES, commit)
+
+    def _reserve(self, keys: Sequence[bytes]) -> SaveSlots:
+        """Reserve slots; wait while the store's first read of the tier pins blocks."""
+        end_s = time.monotonic() + FETCH_S
+        while True:
+            reserved = self._store.reserve(NAMESPACE, keys, FINGERPRINT, 0)
+            if reserved.outcome is Outcome.OK or time.monotonic() > end_s:
+                return reserved
+            self._store.abort(reserved.ticket)
+            time.sleep(0.001)
 
     def hold(self, contexts: int) -> None:
         """Save this number of contexts, for `fetch`."""

@@ -51,9 +51,9 @@ _BLOCK_TOKENS = 64
 def together_over_apart(trace: Trace, draws: int = 3) -> float:
     """Return the hits of one cache for ten workers, divided by those of one cache per worker.
 
-    The result depends on the router, which the paper does not name: it is 3.5 and 3.9 with
-    `round_robin`, 1.0 and 1.0 with `longest_prefix`. Used here is `two_choices`, a router between
-    the two, as a mean over `draws` random seeds.
+    The result depends on the router, which the paper does not name: it is far higher with
+    `round_robin`, and 1.0 with `longest_prefix`. Used here is `two_choices`, a router between the
+    two, as a mean over `draws` random seeds.
     """
     together = {"kind": "pool", "capacity_tokens": NODES * NODE_TOKENS}
     apart = {"kind": "host", "capacity_tokens": NODE_TOKENS}
