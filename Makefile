@@ -27,7 +27,7 @@ help: ## list the targets
 run: setup ## set up, then show a real engine getting its context back (holdfast demo)
 	@$(BIN)/holdfast demo
 
-test: lint docs ## set up, then every check and every test, the engine's included
+test: lint docs ## set up, then every check and all tests but the long ones (make soak)
 	@echo "test: pytest"
 	@$(BIN)/pytest --hypothesis-profile=ci -n 3 --no-loadscope-reorder
 
@@ -60,18 +60,20 @@ peers: setup ## install the servers that `holdfast bench pool` compares with (ap
 	        apt-get install -y --no-install-recommends $$package >$(DONE)/peers.log 2>&1 \
 	        || { cat $(DONE)/peers.log; exit 1; }; fi; done
 
-soak: setup ## every campaign at full length, or for MINUTES; then the endless tests
+soak: setup ## every campaign at full length, or all for MINUTES; then the long tests
 	@mkdir -p build
 	@$(BIN)/holdfast soak $(if $(MINUTES),--minutes $(MINUTES)) --json build/soak.json
 	@HOLDFAST_SOAK_MINUTES=$(or $(MINUTES),10) \
 	    $(BIN)/pytest -m soak --timeout=0 --hypothesis-profile=soak
 
-clean: ## remove everything that make made
-	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+clean: ## remove everything that make made, except reports in docs/benchmarks
+	rm -rf $(VENV) build dist calibrated.yaml docs/reference/commands.md \
+	    .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	find src tests tools docs examples -name __pycache__ -prune -exec rm -rf {} +
 
 # Set-up. Each step leaves a stamp and runs again only when what it reads has changed.
 
-setup: $(DONE)/holdfast
+setup: $(DONE)/holdfast ## install torch, vLLM, Holdfast and the tools in .venv
 
 $(DONE)/tools:
 	@$(call quietly,a virtual environment in $(VENV),\

@@ -41,9 +41,11 @@ def write_command_pages(_app: Sphinx) -> None:
 def anchor_keys(_app: Sphinx, page: str, source: list[str]) -> None:
     """Give every key of the configuration's tables an anchor, such as `#http.listen`."""
     if page == "reference/config":
-        source[0] = re.sub(
-            r"^\| `([\w.]+)`", r'| <a id="\1"></a>`\1`', source[0], flags=re.MULTILINE
-        )
+        source[0] = re.sub(r"^\| `[^|]*", _with_anchors, source[0], flags=re.MULTILINE)
+
+
+def _with_anchors(cell: re.Match[str]) -> str:
+    return re.sub(r"`([\w.]+)`", r'<a id="\1"></a>`\1`', cell[0])
 
 
 def setup(app: Sphinx) -> None:

@@ -1,7 +1,7 @@
 """The fingerprint: 16 bytes that name everything that makes two KV states interchangeable.
 
 For every field there is a public incident in which wrong KV was served without it
-(docs/reference/format.md lists them). A missing field is an error and has no default.
+(docs/reference/format.md lists them). A missing field is an error, except `naming` and `format`.
 """
 
 from __future__ import annotations

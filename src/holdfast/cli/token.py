@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=TOKEN_S_MAX,
         metavar="SECONDS",
-        help="period in which it opens new connections (default and maximum: %(default)g); the "
+        help="period in which it is valid (default and maximum: %(default)g); the "
         f"clocks of this machine and a target may differ by {CLOCK_SKEW_S:g} s",
     )
     parser.add_argument(

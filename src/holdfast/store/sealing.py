@@ -129,9 +129,9 @@ class Sealing:
             self._logged_s[domain] = now_s
             name = self.ring.name(domain) if self.ring and self.seals(domain) else ""
             _log.warning(
-                "records of domain %s are misses here, %d so far: %s; they are left where they "
-                "are. Give all hosts that share a tier the same `keyring` file and the same "
-                "`seal` for the domain",
+                "records of domain %s are misses here, %d so far: %s; shared tiers keep them, the "
+                "places of a disk are reused. Give all hosts that share a tier the same `keyring` "
+                "file and the same `seal` for the domain",
                 repr(name) if name else domain.hex(), self.unreadable[domain], why,
             )  # fmt: skip
         return Outcome.UNREADABLE
