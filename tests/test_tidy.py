@@ -317,8 +317,10 @@ def modules_say_what_they_are():
 
 
 def is_elapsed(node):
-    """Whether an expression is a difference from a clock."""
+    """Whether an expression is a difference from a clock, or a `StallWatch`'s time since then."""
     clocks = ("monotonic", "perf_counter", "process_time", "time")
+    if isinstance(node, ast.Call) and dotted(node.func) in ("stalls.since", "watch.since"):
+        return True
     return isinstance(node, ast.BinOp) and any(
         isinstance(call, ast.Call) and dotted(call.func).rpartition(".")[2] in clocks
         for call in ast.walk(node)

@@ -231,31 +231,33 @@ def test_a_file_that_changes_while_it_is_read_has_no_digest(model, memory, monke
     assert digest(model, memory) == changed
 
 
-def _read_beside(model, memory, ready, go, answers):
-    ready.release()
-    go.wait()
-    counted, original = [], weights_digest._read
+def _read_beside(model, memory, asked, answers):
+    counted = []
+    original, locked = weights_digest._read, weights_digest._locked_cache
+
+    def lock(cache_file):
+        asked.release()  # the time of this call is taken
+        return locked(cache_file)
 
     def read(source):
+        if not counted:  # until all four have asked
+            for _ in range(4):
+                asked.acquire(timeout=30)
         counted.append(source.name)
-        time.sleep(0.5)  # longer than the others take to ask
         return original(source)
 
-    weights_digest._read = read
+    weights_digest._locked_cache, weights_digest._read = lock, read
     answers.put((digest(model, memory), len(counted)))
 
 
 def test_processes_that_ask_at_once_read_once(model, memory):
     context = multiprocessing.get_context("fork")
-    ready, go, answers = context.Semaphore(0), context.Event(), context.Queue()
-    arguments = (model, memory, ready, go, answers)
+    asked, answers = context.Semaphore(0), context.Queue()
+    arguments = (model, memory, asked, answers)
     processes = [context.Process(target=_read_beside, args=arguments) for _ in range(4)]
     for process in processes:
         process.start()
-    for _ in processes:
-        ready.acquire()
-    go.set()
-    found = [answers.get(timeout=60) for _ in processes]
+    found = [answers.get(timeout=120) for _ in processes]
     for process in processes:
         process.join(60)
     assert len({each for each, _ in found}) == 1

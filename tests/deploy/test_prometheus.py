@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import pytest
 import yaml
 
 from holdfast.metrics import METRICS
+from holdfast.probe import free_port
 
 NAME = re.compile(r"\bholdfast_[a-z_]+")
 UNIT = re.compile("_(bucket|sum|count)$")
@@ -64,12 +64,6 @@ def test_promtool_accepts_the_rules_and_they_fire_as_told(deploy, unpack_program
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def test_the_payload_of_another_under_the_right_header_is_corrupt(contexts):
     contexts.save(MINE)
     contexts.save(OTHER)
     contexts.record(MINE[2])[128:] = contexts.record(OTHER[2])[128:]
-    fetched = contexts.store.fetch(contexts.namespace, MINE, 1.0)
+    fetched = contexts.store.fetch(contexts.namespace, MINE, 60.0)
     assert (len(fetched.places), fetched.outcome) == (2, Outcome.CORRUPT)
     assert contexts.store.release(fetched.lease)
 

@@ -244,7 +244,7 @@ def serve_here():
 def ended():
     """Return the function that says whether the other side ends a connection in time."""
 
-    def drain(raw, within_s=5.0):
+    def drain(raw, within_s=60.0):
         raw.settimeout(within_s)
         try:
             while raw.recv(1 << 16):

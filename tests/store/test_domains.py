@@ -15,6 +15,12 @@ from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 MIB = 1 << 20
 
 
+@pytest.fixture(autouse=True)
+def _patient_glances(monkeypatch):
+    """A glance waits for the end of its read, however busy the machine is."""
+    monkeypatch.setattr("holdfast.keys.keyring_watch.GLANCE_S", 60.0)
+
+
 @pytest.fixture
 def sealed(rig, tmp_path):
     """Make stores whose domain is sealed under one ring file."""

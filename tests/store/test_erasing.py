@@ -26,6 +26,12 @@ class SlowToAnswerTier(SharedMemoryTier):
         return [False] * len(batch)
 
 
+@pytest.fixture(autouse=True)
+def _patient_glances(monkeypatch):
+    """A glance waits for the end of its read, however busy the machine is."""
+    monkeypatch.setattr("holdfast.keys.keyring_watch.GLANCE_S", 60.0)
+
+
 @pytest.fixture
 def sealed(rig, tmp_path):
     """Make stores that write nothing until told, and whose domain is sealed under one ring file."""

@@ -10,6 +10,7 @@ from holdfast.fairness.fair_queue import MIN_SHARE
 from holdfast.plan.cost import PrefillCost
 from holdfast.plan.fit import OnlineFit
 from holdfast.store import core, promote
+from holdfast.store import fetch as fetch_path
 from holdfast.store.estimates import (
     ENGINES_MAX,
     PROBE_S,
@@ -46,9 +47,11 @@ class SlowTier(MemoryTier):
         self.clock, self.seconds_a_block = clock, seconds_a_block
         self.gate = threading.Event()
         self.gate.set()
+        self.begun = threading.Semaphore(0)
         self.reads = 0
 
     def read(self, batch):
+        self.begun.release()
         assert self.gate.wait(60)
         self.reads += len(batch)
         self.clock.advance(self.seconds_a_block * len(batch))
@@ -171,10 +174,18 @@ def test_what_the_engine_has_does_not_count_as_fetched(rig):
     assert judged(one, chain, 330, have=320).number == 0
 
 
-def test_a_late_fetch_takes_back_what_nobody_has_begun_to_read(rig, small_waves):
+def test_a_late_fetch_takes_back_what_nobody_has_begun_to_read(rig, small_waves, monkeypatch):
     one, chain = demoted(rig, 0.0)
     one.tier.gate.clear()
-    fetched = one.store.fetch(one.namespace, chain.keys, 1.0)
+    wait = fetch_path.wait
+
+    def once_two_are_read(readings, timeout):
+        assert all(one.tier.begun.acquire(timeout=60) for _ in range(2))
+        return wait(readings, timeout=0.0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fetch_path, "wait", once_two_are_read)
+        fetched = one.store.fetch(one.namespace, chain.keys, 1.0)
     assert fetched.outcome is Outcome.LATE
     queued = one.store.estimates.estimates(one.namespace.domain)[1].queued_bytes
     assert queued == 16 * one.namespace.record_bytes  # two waves are being read, the third is not

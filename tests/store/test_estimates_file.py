@@ -94,6 +94,8 @@ def test_a_fifo_where_estimates_are_to_be_written_does_not_stop_a_close(folder, 
     with open_in(folder) as store:
         serves(store.session(FINGERPRINT), 2)
         store.estimates.changes += 1
+    assert store._is_over, "the close did not end"
+    assert "closing did not end" not in caplog.text
     assert "Traceback" not in caplog.text
 
 

@@ -38,6 +38,7 @@ def test_no_time_means_late_and_nothing_copied(rig) -> None:
     one.save(chain)
     fetched = one.store.fetch(one.namespace, chain.keys, 0.0)
     assert fetched.places == []
+    assert fetched.outcome is Outcome.LATE
     assert "deadline" in fetched.reason
 
 

@@ -167,6 +167,7 @@ def test_two_pins_at_once_are_not_given_the_same_room(laddered, monkeypatch) -> 
 def test_ephemeral_contexts_never_leave_memory_and_go_first(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 8)
     one.save(chain, retention=Retention.EPHEMERAL)
+    assert one.expected == [(8, NEVER)]
     one.settle()
     assert one.tier.usage().records == 0
     one.save(one.chain(2, 8))

@@ -1,6 +1,7 @@
 """A shared ring whose file system hangs: nobody waits for it, and nothing is served for long."""
 
 import threading
+import time
 
 import pytest
 
@@ -76,7 +77,7 @@ def test_a_ring_that_hangs_ends_serving_and_leases_all_the_same(rig, path, hangi
     lease = one.store.fetch(one.namespace, chain.keys, 5.0).lease
     hung = hanging()
     assert in_time(one.store._housekeep_once)
-    assert hung.reached.is_set()
+    assert hung.reached.wait(60)
     ring_at(path).erase("default")  # by a node that still reaches it
     one.clock.advance(RING_STALE_S + 1)
     assert in_time(one.store._housekeep_once)
@@ -113,14 +114,17 @@ def test_a_look_that_went_well_counts_from_when_it_began(path, hanging):
     clock.advance(100)
     hung.back.set()
     assert in_time(watch.glance)
-    while watch.read_at == 0:
+    seen, until = set(), time.monotonic() + 60
+    while watch.read_at != 105:
+        seen.add(watch.read_at)
+        assert time.monotonic() < until
         watch.glance()
-    assert watch.read_at in (5, 105)
-    watch.glance()
-    assert (watch.read_at, watch.why) == (105, "")
+    assert seen <= {0, 5}
+    assert watch.why == ""
 
 
-def test_why_a_ring_can_not_be_read_is_told(path):
+def test_why_a_ring_can_not_be_read_is_told(path, monkeypatch):
+    monkeypatch.setattr("holdfast.keys.keyring_watch.GLANCE_S", 60.0)
     clock = ManualClock()
     watch = KeyRingWatch(ring_at(path), clock)
     path.rename(path.with_name("away"))
@@ -139,6 +143,7 @@ def test_while_a_ring_hangs_nobody_begins_another_look(path, hanging):
 
 
 def test_a_thread_that_can_not_be_had_is_a_look_that_went_wrong(path, monkeypatch):
+    monkeypatch.setattr("holdfast.keys.keyring_watch.GLANCE_S", 60.0)
     watch = KeyRingWatch(ring_at(path), ManualClock())
     start = threading.Thread.start
 

@@ -23,6 +23,7 @@ def test_a_tier_is_a_stranger_from_its_first_blocks_to_its_first_read(rig):
     assert unmeasured_tiers(one.store) == []
     one.save(one.chain(1, BLOCKS))
     one.settle()
+    assert unmeasured_tiers(one.store) == [1]
     probe_tier(one.store, 1)
     assert unmeasured_tiers(one.store) == []
     estimate = one.store.estimates.estimates(one.namespace.domain)[1]

@@ -39,8 +39,8 @@ def test_a_thousand_misses_of_one_segment_are_two_reads_at_most(rig) -> None:
     reader = rig(4 * MIB, CountingTier(far))
 
     def ask(_):
-        covered = reader.store.look(reader.namespace, chain.keys).blocks
-        return covered, reader.read(chain)
+        covered = reader.store.look(reader.namespace, chain.keys, 60.0).blocks
+        return covered, reader.read(chain, 60.0)
 
     with ThreadPoolExecutor(50) as pool:
         answers = list(pool.map(ask, range(1_000)))

@@ -245,11 +245,14 @@ class OverRottingMemory(StoreMachine):
 
     def over_records(self, ring: KeyRing | None) -> Store:
         """Open a store over the records, sealed with a ring if one is given."""
-        tier = MemoryTier(400 * KIB, self.records)
-        return Store(128 * KIB, [tier], SECRET, StoreOptions(ring=ring))
+        self.tier = MemoryTier(400 * KIB, self.records)
+        return Store(128 * KIB, [self.tier], SECRET, StoreOptions(ring=ring))
 
     def disturb(self, seed: int) -> None:
-        rng = random.Random(seed)
+        with self.tier._lock:  # the store's writer adds and drops records at the same time
+            self._damage(random.Random(seed))
+
+    def _damage(self, rng: random.Random) -> None:
         places = sorted(self.records)
         if not places:
             return

@@ -1,6 +1,7 @@
 """The host tier allocates slots in shared memory; one budget bounds all domains together."""
 
 import itertools
+import math
 import mmap
 import os
 import random
@@ -299,15 +300,15 @@ def test_the_time_to_free_a_slot_does_not_grow_with_their_number_or_order() -> N
         def close(self) -> None: ...
 
     tier = HostTier(HostBudget(64 << 30), NoMemory())
-    took = []
-    for shuffled in (False, True):
+    took = [math.inf, math.inf]
+    for turn in range(10):
         places = fill(tier, MIB)
         assert len(places) == 64 << 10
-        if shuffled:
-            random.Random(1).shuffle(places)
+        if turn % 2:
+            random.Random(turn).shuffle(places)
         begun = time.thread_time()
         tier.free(places)
-        took.append(time.thread_time() - begun)
+        took[turn % 2] = min(took[turn % 2], time.thread_time() - begun)
         assert tier.usage().used_bytes == 0
     assert took[1] < 15 * took[0]
 

@@ -159,6 +159,9 @@ def _fetch(
                 break
             places.append(column[row])
         outcome = _outcome(store, coverage, planned, len(places), late_at)
+        # To a peer, LATE is a failure of this target, so what would be late for it is a miss.
+        if verifies and coverage.blocks and outcome is Outcome.MISS:
+            outcome = Outcome.LATE
         table.leases.shorten(lease, len(places))
     reason = f"fetch all {planned} blocks held"
     if planned < coverage.blocks:

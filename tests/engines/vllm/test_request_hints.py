@@ -48,7 +48,8 @@ def test_the_session_goes_along_with_the_first_question(fakes, client, side):
 def test_a_hint_of_any_shape_costs_one_line_in_the_log(fakes, client, side, caplog, said):
     assert asked(fakes, side, said)
     assert [cover.session for cover in client.of(Cover)] == [""]
-    assert all(record.getMessage().isprintable() for record in caplog.records)
+    [line] = caplog.messages
+    assert line.isprintable()
 
 
 @pytest.mark.parametrize(

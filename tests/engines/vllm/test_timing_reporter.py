@@ -1,6 +1,7 @@
 """What was timed is told behind the tokens, in order, whether or not a node is there to hear it."""
 
 import threading
+from types import SimpleNamespace
 
 from holdfast.client.timing_reporter import TimingReporter
 from holdfast.wire.local.messages import Done, Observed
@@ -58,10 +59,19 @@ def test_what_goes_wrong_once_ends_nothing(fakes, caplog):
     assert "cannot be sent" in caplog.text
 
 
-def test_all_that_came_during_a_rest_goes_along(fakes):
+def test_reports_queued_during_a_delay_are_sent_after_it(fakes, monkeypatch):
+    delays, queued = [], threading.Event()
+
+    def sleep(delay_s):
+        delays.append(delay_s)
+        assert queued.wait(30)
+
+    monkeypatch.setattr("holdfast.client.timing_reporter.time", SimpleNamespace(sleep=sleep))
     client = fakes.Client(lambda _: Done())
     reporter = TimingReporter([fakes.Link(client)], delay_s=0.2)
     for report in REPORTS * 100:
         reporter.put(report)
-    reporter.close()  # 300 rests would take a minute
+    queued.set()
+    reporter.close()
     assert client.sent == REPORTS * 100
+    assert len(delays) <= 2  # the second is that of `close`

@@ -9,14 +9,9 @@ import urllib.request
 import pytest
 
 from holdfast.metrics import METRICS
+from holdfast.probe import free_port
 
 KEYS = 6
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def fetch(url, headers=None):

@@ -85,11 +85,10 @@ sys.path.insert(0, sys.argv[2])
 from test_recorder import RequestRecorder, request
 
 def note(number):
+    before = recorder._left, recorder.lost
     recorder.note(request(number, blocks=500))
-    until = time.monotonic() + 2
-    while recorder._lines.qsize() and time.monotonic() < until:
+    while (recorder._left, recorder.lost) == before:  # until it is written, or lost
         time.sleep(0.001)
-    time.sleep(0.05)
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 recorder = RequestRecorder(Path(sys.argv[1]))

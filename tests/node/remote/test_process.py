@@ -128,11 +128,9 @@ def test_a_target_that_ends_or_stops_mid_transfer(start, number, within_s, stand
     while len(seen) < 6 and any(thread.is_alive() for thread in threads):
         time.sleep(0.01)
     os.kill(node.process.pid, number)
-    killed_s = time.monotonic()
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
-    assert standstills.since(killed_s) < 3.0 + SLACK_S
     expected = Outcome.GONE if number == signal.SIGKILL else Outcome.LATE
     assert [got.outcome for got in seen if got.outcome != "ok"] == [expected] * 3
     before = [bytes(buffer) for buffer in left]

@@ -3,6 +3,7 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,6 @@ from holdfast.node.remote import send_budget
 from holdfast.node.remote.send_budget import (
     MIN_COST_BYTES,
     PIECE_BYTES,
-    SLOT_S,
     SMALL_BYTES,
     SendBudget,
     SendScheduler,
@@ -148,25 +148,26 @@ def test_a_flood_of_connections_does_not_delay_another_domain(senders):
     assert last < 60
 
 
-def test_peers_that_do_not_read_lose_their_turns_and_keep_their_pace(senders):
+def test_peers_that_do_not_read_lose_their_slots_and_end_at_their_time_limit(senders, monkeypatch):
+    monkeypatch.setattr(send_budget, "SPARE_SLOTS", 0)  # the other domain would take a spare slot
     line, log = SendScheduler(1), []
+    peers = [Peer("stuck", log, reads=False) for _ in range(20)]
     stuck = [
-        senders.submit(
-            line.send,
-            Peer("stuck", log, reads=False),
-            [MESSAGE],
-            WorkItem(FLOOD),
-            ProgressLimit(1, 0.5),
-        )
-        for _ in range(20)
+        senders.submit(line.send, peer, [MESSAGE], WorkItem(FLOOD), ProgressLimit(1, 120.0))
+        for peer in peers
     ]
-    time.sleep(2 * SLOT_S)
+    until(lambda: not line._work_slots.empty)
     for _ in range(5):
         line.send(Peer("victim", log), [MESSAGE], WorkItem(VICTIM), ProgressLimit())
     assert sum(nbytes for _, nbytes in log) == 5 * len(MESSAGE)
+    assert not any(each.done() for each in stuck)
+    for peer in peers:
+        peer.reading.set()
     for each in stuck:
-        with pytest.raises(TimeoutError, match="bytes moved in"):
-            each.result(30)
+        each.result(60)
+    silent = Peer("stuck", log, reads=False)
+    with pytest.raises(TimeoutError, match="bytes moved in"):
+        line.send(silent, [MESSAGE], WorkItem(FLOOD), ProgressLimit(1, 0.5))
     assert line._work_slots.empty
 
 
@@ -185,21 +186,26 @@ def test_a_peer_that_trickles_has_short_turns(senders):
     assert line._work_slots.empty
 
 
-def test_time_in_line_is_not_held_against_the_peer(senders):
+def test_the_time_that_a_peer_waits_for_a_slot_does_not_count_for_its_limit(senders, monkeypatch):
+    shift_s = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + shift_s[0])
+    monkeypatch.setattr("holdfast.wire.remote.stream.time", clock)
+    monkeypatch.setattr(send_budget, "time", clock)
     line, log = SendScheduler(1), []
-    work_slots = [WorkItem(domain) for domain in (FLOOD, VICTIM, THIRD)]
-    for work_item in work_slots:  # the usual place, and the spare ones
+    holders = [WorkItem(domain) for domain in (FLOOD, VICTIM, THIRD)]
+    for work_item in holders:  # the usual slot, and the spare ones
         line.enter(work_item)
     waits = senders.submit(
         line.send,
         Peer("late", log),
         [MESSAGE[: 3 * PIECE_BYTES]],
         WorkItem(FLOOD),
-        ProgressLimit(MIB, 0.5),
+        ProgressLimit(MIB, 30.0),
     )
-    time.sleep(1.0)
+    until(lambda: len(line._work_slots) == 1)
+    shift_s[0] = 60.0
     assert not log
-    for work_item in work_slots:
+    for work_item in holders:
         line.leave(work_item)
     waits.result(10)
     assert [nbytes for _, nbytes in log] == [PIECE_BYTES] * 3

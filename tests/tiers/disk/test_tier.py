@@ -339,6 +339,7 @@ def test_close_waits_for_writes_in_progress(medium):
     assert entered.wait(30)
     closer = threading.Thread(target=tier.close)
     closer.start()
+    closer.join(0.5)  # a close that does not wait ends within this time
     assert closer.is_alive()
     released.set()
     writer.join()

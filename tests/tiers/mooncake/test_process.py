@@ -21,13 +21,16 @@ from holdfast.tiers.mooncake.tier import LANES, MooncakeTier
 from holdfast.wire.remote.stream import Deadline
 
 SLOW_STORE = """
-import time
+import os, time
+def wait_if_held():
+    while os.path.exists({hold!r}): time.sleep(0.01)
 class MooncakeDistributedStore:
     def setup(self, *settings): time.sleep({starts_s}); return 0
     def register_buffer(self, *memory): return 0
-    def batch_get_into(self, keys, addresses, sizes): time.sleep({takes_s}); return list(sizes)
+    def batch_get_into(self, keys, addresses, sizes):
+        wait_if_held(); time.sleep({takes_s}); return list(sizes)
     def batch_is_exist(self, keys):
-        time.sleep({asks_s} * (keys == ["slow"]))
+        if keys == ["slow"]: wait_if_held()
         return [1] * len(keys)
 """
 BLOCKS = ChainedBlocks(4_000)
@@ -35,17 +38,21 @@ BLOCKS = ChainedBlocks(4_000)
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    """Return a function that opens a tier over a fake Mooncake with the given delays."""
+    """Return a function that opens a tier over a fake Mooncake with the given delays.
+
+    While there is a file `hold` in `tmp_path`, it answers no read, and no lookup of "slow".
+    """
     monkeypatch.setattr(module, "find_spec", lambda _: True)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", path)
     opened = []
     with create_server(("127.0.0.1", 0)) as master:
 
-        def start(takes_s, starts_s=0.0, deadline_s=2.0, asks_s=0.0):
+        def start(takes_s, starts_s=0.0, deadline_s=2.0):
             (tmp_path / "mooncake").mkdir()
             (tmp_path / "mooncake" / "__init__.py").touch()
-            text = SLOW_STORE.format(takes_s=takes_s, starts_s=starts_s, asks_s=asks_s)
+            hold = str(tmp_path / "hold")
+            text = SLOW_STORE.format(takes_s=takes_s, starts_s=starts_s, hold=hold)
             (tmp_path / "mooncake" / "store.py").write_text(text)
             address = f"tcp://127.0.0.1:{master.getsockname()[1]}"
             options = MooncakeOptions(master=address, lane=Size(1 << 20), deadline_s=deadline_s)
@@ -80,21 +87,25 @@ def state(tier):
     return tier.describe()["members"][0]["state"]
 
 
-def test_lookups_that_find_every_lane_busy_are_no_failure_of_the_store(store):
-    tier = store(takes_s=1.0, deadline_s=10.0)
+def test_lookups_that_find_every_lane_busy_are_no_failure_of_the_store(store, tmp_path):
+    tier, hold = store(takes_s=0.0, deadline_s=60.0), tmp_path / "hold"
     wait_until_started(tier)
+    hold.touch()
     ended, threads = read_in_parallel(tier, LANES)
-    time.sleep(0.3)
+    while not tier._process._free.empty():
+        time.sleep(0.001)
     assert [tier.held(BLOCKS.namespace, [b"k" * 16], 0) for _ in range(2)] == [0, 0]
     assert tier.reachable()
     assert state(tier) == "active"
+    hold.unlink()
     for thread in threads:
         thread.join(30)
     assert ended == [Outcome.OK] * LANES
 
 
-def test_a_call_that_gets_its_lane_late_does_not_kill_the_client(store):
-    tier = store(takes_s=0.6, deadline_s=0.9)
+def test_a_call_that_gets_its_lane_late_does_not_kill_the_client(store, monkeypatch):
+    monkeypatch.setattr(process, "HUNG_S", 60.0)
+    tier = store(takes_s=6.0, deadline_s=9.0)
     wait_until_started(tier)
     client = tier._process
     ended, threads = read_in_parallel(tier, 2 * LANES)
@@ -102,13 +113,15 @@ def test_a_call_that_gets_its_lane_late_does_not_kill_the_client(store):
         thread.join(30)
     assert sorted(ended) == [Outcome.LATE] * LANES + [Outcome.OK] * LANES
     assert client._popen.poll() is None
-    time.sleep(1.0)
+    while client._late:
+        client._release_answered()
+        time.sleep(0.01)
     assert tier.read(BLOCKS.gets([0])) == [Outcome.OK]
     assert tier._process is client
 
 
 def test_a_wait_for_a_starting_client_is_no_failure_of_the_store(store):
-    tier = store(takes_s=0.0, starts_s=2.0)
+    tier = store(takes_s=0.0, starts_s=60.0)  # it is killed before
     for _ in range(3):
         assert tier.held(BLOCKS.namespace, [b"k" * 16], 0) == 0
     assert tier.reachable()
@@ -131,17 +144,19 @@ def test_a_client_that_cannot_be_started_leaves_no_memory_behind(monkeypatch):
     assert not [name for name in open_files if "holdfast-mooncake" in name]
 
 
-def test_a_waiting_call_gets_a_lane_whose_late_answer_arrives(store):
-    tier = store(takes_s=0.0, deadline_s=5.0, asks_s=0.6)
+def test_a_waiting_call_gets_a_lane_whose_late_answer_arrives(store, monkeypatch, tmp_path):
+    monkeypatch.setattr(process, "HUNG_S", 60.0)
+    tier, hold = store(takes_s=0.0, deadline_s=5.0), tmp_path / "hold"
     wait_until_started(tier)
     client = tier._process
     lanes = [client.acquire(Deadline.within(5.0)) for _ in range(LANES)]
     taken = []
-    waiting = threading.Thread(target=lambda: taken.append(client.acquire(Deadline.within(20.0))))
+    waiting = threading.Thread(target=lambda: taken.append(client.acquire(Deadline.within(60.0))))
     waiting.start()
-    time.sleep(0.1)
+    hold.touch()
     with pytest.raises(TimeoutError):
         lanes[0].ask(ClientRequest("exist", ["slow"]), Deadline.within(0.2))
     assert client.set_late(lanes[0])
-    waiting.join(10)
+    hold.unlink()
+    waiting.join(60)
     assert taken == [lanes[0]]

@@ -12,7 +12,7 @@ from holdfast.tiers.mooncake.kind import MooncakeOptions
 from holdfast.tiers.mooncake.tier import MooncakeTier
 from holdfast_bench.peers.mooncake_server import MooncakeServers
 
-DEADLINE_S = 4.0
+DEADLINE_S = 6.0
 LANE_BYTES = 16 << 20
 
 

@@ -2,6 +2,7 @@
 
 import time
 
+from holdfast.clock import ManualClock
 from holdfast.errors import Outcome
 from holdfast.tiers.breaker import BreakerOptions
 from holdfast.tiers.pool.health import HealthOptions
@@ -12,9 +13,11 @@ def test_of_a_write_is_heard_what_went_while_it_goes_on(fleet) -> None:
     one = fleet(1, health=HealthOptions(breaker=BreakerOptions(stall_s=0.3)))
     breaker = one.pool.health._targets["t0"].breaker
 
+    clock = breaker._clock = ManualClock(time.monotonic())
+
     def put(records, deadline_s, on_progress=None):
         for _ in range(10):
-            time.sleep(0.05)
+            clock.advance(0.25)  # twice that without progress would open it
             on_progress(breaker._options.progress_bytes)
             assert one.pool.reachable()
         return [Outcome.OK] * len(records)

@@ -6,7 +6,7 @@ from holdfast.testing.shared_tier_contract import SharedTierContract
 from holdfast.tiers.valkey.kind import ValkeyOptions
 from holdfast.tiers.valkey.tier import ValkeyTier
 
-DEADLINE_S = 1.5
+DEADLINE_S = 6.0
 
 
 def options(servers, **more):

@@ -53,9 +53,9 @@ def test_the_first_address_that_answers_is_taken(monkeypatch, listener):
 
     monkeypatch.setattr("holdfast.wire.remote.stream.socket.create_connection", connect)
     named(monkeypatch, "127.0.0.1", "127.0.0.2", "127.0.0.3")
-    dial(HostPort("far", port), Deadline.within(9)).close()
+    dial(HostPort("far", port), Deadline.within(9_000)).close()
     assert [host for host, _ in tried] == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
-    assert [round(seconds) for _, seconds in tried] == [3, 4, 9]
+    assert [round(seconds, -2) for _, seconds in tried] == [3_000, 4_500, 9_000]
 
 
 def test_where_none_answers_the_last_reason_is_told(monkeypatch):

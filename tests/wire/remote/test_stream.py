@@ -55,25 +55,19 @@ def test_what_is_sent_in_parts_arrives_in_other_parts(ends, sizes):
     assert b"".join(into) == sent
 
 
-def test_a_receive_ends_at_its_deadline_and_keeps_what_came(ends, standstills):
+def test_a_receive_ends_at_its_deadline_and_keeps_what_came(ends):
     near, far = ends
     far.sendall(b"abc")
     (into,) = parts_of([10])
-    start_s = time.monotonic()
     with pytest.raises(TimeoutError):
         near.receive([into], Deadline.within(0.5))
-    assert time.monotonic() - start_s > 0.49
-    assert standstills.since(start_s) < 1.8
     assert bytes(into) == b"abc" + bytes(7)
 
 
-def test_a_send_nobody_takes_ends_at_its_deadline(ends, standstills):
+def test_a_send_nobody_takes_ends_at_its_deadline(ends):
     near, _ = ends
-    start_s = time.monotonic()
     with pytest.raises(TimeoutError):
         near.send([bytes(64 * MIB)], Deadline.within(0.2))
-    assert time.monotonic() - start_s > 0.19
-    assert standstills.since(start_s) < 1.5
 
 
 def test_who_wants_to_hear_of_bytes_hears_of_them_while_a_receive_goes_on(ends):
@@ -201,7 +195,7 @@ def sealed_ends(ends, folder):
     return sealed[0], far
 
 
-def test_a_trickle_is_given_up(ends, standstills):
+def test_a_trickle_is_given_up(ends):
     near, far = ends
     stop = threading.Event()
 
@@ -210,10 +204,8 @@ def test_a_trickle_is_given_up(ends, standstills):
             far.send(b"x")
 
     thread = beside(trickle)
-    start_s = time.monotonic()
     with pytest.raises(TimeoutError, match=r"bytes moved in 0\.3 s; at least 1000 must"):
         near.receive(parts_of([MIB]), ProgressLimit(1000, 0.3))
-    assert standstills.since(start_s) < 2
     stop.set()
     thread.join()
 
