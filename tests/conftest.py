@@ -58,8 +58,8 @@ def pytest_collection_finish():
 
 
 @pytest.fixture
-def standstills():
-    """Tell how long something took, less what the machine stood still: `since`."""
+def stalls():
+    """Watch for stalls of processors: `since` returns the seconds of a time without them."""
     from holdfast.testing.stalls import StallWatch  # not before it is rewritten
 
     with StallWatch() as watch:

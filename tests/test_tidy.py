@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "holdfast"
 BENCH = ROOT / "src" / "holdfast_bench"
-HOUSE = sorted([*PACKAGE.rglob("*.py"), *BENCH.rglob("*.py")])
+SOURCES = sorted([*PACKAGE.rglob("*.py"), *BENCH.rglob("*.py")])
 OURS = sorted(
     path
     for folder in ("src", "tests", "tools", "bench", "examples", "docs")
@@ -189,7 +189,7 @@ def no_notes_to_oneself():
 
 
 def names_say_something():
-    for path in HOUSE:
+    for path in SOURCES:
         classes = (node.name for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef))
         for name in (path.stem, path.parent.name, *classes):
             if EMPTY_NAME.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()):
@@ -198,7 +198,7 @@ def names_say_something():
 
 def class_names_mean_one_thing():
     places = {}
-    for path in HOUSE:
+    for path in SOURCES:
         for node in tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(path)
@@ -208,7 +208,7 @@ def class_names_mean_one_thing():
 
 
 def names_are_the_fields_terms():
-    for path in HOUSE:
+    for path in SOURCES:
         for node in ast.walk(tree(path)):
             for name in names_of(node):
                 parts = re.findall(r"[a-z]+|[A-Z][a-z]+|[A-Z]+(?![a-z])", name)
@@ -232,7 +232,7 @@ def names_of(node):
 
 
 def environment_is_read_in_config():
-    for path in HOUSE:
+    for path in SOURCES:
         if path.parent == PACKAGE / "config":
             continue
         for node in ast.walk(tree(path)):
@@ -255,7 +255,7 @@ def imported_roots(node):
 
 
 def engines_stay_at_the_edge():
-    for path in HOUSE:
+    for path in SOURCES:
         if folder(path) not in BESIDE_ENGINES:
             for node in ast.walk(tree(path)):
                 if engine := imported_roots(node) & ENGINES:
@@ -275,7 +275,7 @@ def nothing_loads_code():
 
 def unprepared_classes():
     """The names of classes that several threads may not decode at once."""
-    nodes = (node for path in HOUSE for node in ast.walk(tree(path)))
+    nodes = (node for path in SOURCES for node in ast.walk(tree(path)))
     classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     ready = {node.name for node in classes if "prepared" in map(dotted, node.decorator_list)}
     return {node.name for node in classes} - ready
@@ -283,7 +283,7 @@ def unprepared_classes():
 
 def what_threads_decode_is_prepared():
     unprepared = unprepared_classes()
-    for path in HOUSE:
+    for path in SOURCES:
         threads = folder(path) not in {*IN_ONE_THREAD, "prepared.py"}
         for node in (node for each in functions(path) for node in ast.walk(each) if threads):
             name = dotted(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
@@ -297,7 +297,7 @@ def what_threads_decode_is_prepared():
 
 
 def broad_excepts_give_a_reason():
-    for path in HOUSE:
+    for path in SOURCES:
         for node in ast.walk(tree(path)):
             if not isinstance(node, ast.ExceptHandler):
                 continue
@@ -309,7 +309,7 @@ def broad_excepts_give_a_reason():
 
 
 def modules_say_what_they_are():
-    for path in HOUSE:
+    for path in SOURCES:
         first, _, rest = (ast.get_docstring(tree(path)) or "").partition("\n")
         one_sentence = first.endswith(".") and not re.search(r"[.!?] [A-Z]", first)
         if not one_sentence or rest.lstrip(" ")[:1] not in ("", "\n"):
@@ -402,7 +402,7 @@ def imported(path):
 
 
 def test_every_module_is_reachable_from_an_entry_point():
-    modules = {module_name(path): path for path in HOUSE}
+    modules = {module_name(path): path for path in SOURCES}
     doors = (
         "holdfast.__main__",
         "holdfast.cli",

@@ -41,6 +41,8 @@ there is no ratio: from below for speeds, shares, hits and gains, from above for
 `plan` (`x`). *ok* says whether it was met; missed goals stay on the page.
 """
 NOTES = {
+    "bench metrics": "`metrics.scraped.get` and `.put` are medians of batches, which hide one that "
+    "a scrape delays; the bench now times the whole pass.",
     "bench plan": "Combined from several runs on a machine of half the speed of the other reports' "
     "machine, or less. `standard_error` is that of the ratio. If a row has `runs`, these are the "
     "ratios of its two runs, and the value is their mean, weighted by their standard errors. "

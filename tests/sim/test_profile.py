@@ -128,7 +128,7 @@ BAD = [
     ("gpus: {H100: {flop_per_s: 0}}", r"gpus\.H100\.flop_per_s: 0: must be above 0"),
     ("media: {ddr5: {price: 3}}", r"media\.ddr5: .*'price'; remove it; known here: tier, about"),
     ("media: {mine: {tier: host}}", r"media\.mine: missing required field 'about'; add it"),
-    ("media: {mine: {tier: moon, about: x}}", r"media\.mine\.?.*"),
+    ("media: {mine: {tier: moon, about: x}}", r"media\.mine\.tier: 'moon': .*; use one of: device"),
     ("gpus: {H100: {watts: {lo: 3}}}", r"gpus\.H100\.watts: .*'lo'; .*: low, mid, high, source"),
     ("gpus: {H100: {watts: high}}", r"gpus\.H100\.watts: 'high'"),
     ("gpus: {H100: {watts: .inf}}", r"gpus\.H100\.watts: .* not in order"),

@@ -1,4 +1,4 @@
-"""The read street: what was saved comes back byte for byte, or is named missing."""
+"""The read path: what was saved comes back byte for byte, or is named missing."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_no_time_means_late_and_nothing_copied(rig) -> None:
     assert "deadline" in fetched.reason
 
 
-def test_blocks_demoted_to_the_tier_below_climb_again(rig) -> None:
+def test_blocks_demoted_to_the_tier_below_are_promoted_again(rig) -> None:
     one = rig(MIB, MemoryTier(64 * MIB))
     chains = [one.chain(seed, 20) for seed in range(6)]
     for chain in chains:

@@ -1,3 +1,5 @@
+"""Leases pin rows until they end; a reservation is taken once."""
+
 import pytest
 
 from holdfast.blocks.namespace import Namespace

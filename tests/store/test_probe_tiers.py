@@ -1,4 +1,4 @@
-"""A tier that nobody has read is met before the first plan needs to know how fast it is."""
+"""A local tier that was never read is probed before the first plan needs its speed."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ class Timed(MemoryTier):
         return super().read(batch)
 
 
-def test_a_tier_is_a_stranger_from_its_first_blocks_to_its_first_read(rig):
+def test_a_tier_is_unmeasured_from_its_first_blocks_to_its_first_read(rig):
     one = rig(2 * MIB, Timed(8 * MIB))
     one.tier.clock = one.clock
     assert unmeasured_tiers(one.store) == []
@@ -33,13 +33,13 @@ def test_a_tier_is_a_stranger_from_its_first_blocks_to_its_first_read(rig):
     assert one.clock.now() == before, "once is enough"
 
 
-def test_an_empty_tier_is_not_met(rig):
+def test_an_empty_tier_is_not_probed(rig):
     one = rig(2 * MIB, MemoryTier(8 * MIB))
     probe_tier(one.store, 1)
     assert one.store.estimates.reads(1) == 0
 
 
-def test_what_is_met_can_go_meanwhile(rig):
+def test_blocks_may_be_dropped_while_they_are_probed(rig):
     """Blocks that are dropped while they are read leave nothing behind."""
     one = rig(2 * MIB, MemoryTier(8 * MIB))
     one.save(one.chain(1, BLOCKS))

@@ -1,4 +1,4 @@
-"""The save street: nobody sees half a block, and the first to commit a key wins."""
+"""The save path: nobody sees half a block, and the first to commit a key wins."""
 
 from holdfast.errors import Outcome
 from holdfast.store import evict

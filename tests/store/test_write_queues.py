@@ -1,3 +1,5 @@
+"""Write queues of the lower tiers: blocks queued, deferred and not admitted."""
+
 import pytest
 
 from holdfast.blocks.namespace import Namespace

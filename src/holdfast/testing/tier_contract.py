@@ -231,15 +231,17 @@ class TierContract:
     def test_a_reader_during_reuse_never_sees_wrong_bytes(self, tier: LocalTier) -> None:
         blocks = Blocks(65_000)
         places = blocks.save(tier, range(8))
-        stop = threading.Event()
+        begun, stop = threading.Event(), threading.Event()
 
         def read() -> None:
             while not stop.is_set():
                 blocks.load(tier, range(8), places)
+                begun.set()
 
         with ThreadPoolExecutor(1) as pool:
             reader = pool.submit(read)
             try:
+                assert begun.wait(60)
                 tier.free(places)
                 for turn in range(20):
                     numbers = range(100 + 8 * turn, 108 + 8 * turn)

@@ -193,6 +193,13 @@ class ChaosUsers:
         return sum(map(self._load, fresh)) / (chains * CHAIN_BLOCKS)
 
     def _run(self, rng: random.Random) -> None:
+        try:
+            self._use(rng)
+        except Exception as error:  # noqa: BLE001  # a user that ends is a failure of the pool
+            with self._lock:
+                self._calls.fail(f"a user ended: {error!r:.200}")
+
+    def _use(self, rng: random.Random) -> None:
         while not self._ending:
             if len(self._kept) < USERS or rng.random() < 0.3:  # noqa: PLR2004 - reads prevail
                 chain = ChainedBlocks(PAYLOAD_BYTES)

@@ -212,12 +212,18 @@ def _one_life(
 def _write_until_killed(
     node: NodeProcess, engine: WritingEngine, kept: list[list[bytes]], cycle: int, after_s: float
 ) -> None:
+    errors = list[Exception]()
+
     def write() -> None:
-        with contextlib.suppress(NodeGoneError, RefusedError):
+        try:
             for number in range(1_000_000):
                 kept.append(chain_of(f"node/{cycle}/{number}", CHAIN_BLOCKS))
                 del kept[:-CHAINS_KEPT]
                 engine.save(kept[-1])
+        except (NodeGoneError, RefusedError):
+            pass  # expected: the node was killed
+        except Exception as error:  # noqa: BLE001  # raised below, by the thread that waits
+            errors.append(error)
 
     writer = threading.Thread(target=write, name="campaign-writer")
     writer.start()
@@ -226,3 +232,5 @@ def _write_until_killed(
     writer.join(_ANSWER_S)
     if writer.is_alive():
         raise AssertionError("a save to a killed node did not end")
+    if errors:
+        raise AssertionError(f"a save failed: {errors[0]!r:.200}")

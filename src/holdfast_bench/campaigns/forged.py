@@ -104,6 +104,10 @@ def _across(attacked: _Attacked, budget: CampaignBudget) -> CampaignResult:
             own = attacked.chains[mine][number % CONTEXTS]
             right = attacked.contexts[mine].read(own) == CONTEXT_BLOCKS
             result.expect(right, f"round {number}: {mine} cannot read its own context")
+            there = attacked.target.exist(attacked.contexts[mine].namespace, own, 30.0)
+            shown = there.held == b"\1" * CONTEXT_BLOCKS
+            words = f"round {number}: the target does not show {mine} its own context"
+            result.expect(shown, f"{words}: {there.outcome}")
             result.counts["own contexts read"] += 1
         result.tried += len(keys)
         result.counts[how] += len(keys)
@@ -148,9 +152,9 @@ def _fetched(attacked: _Attacked, namespace: Namespace, keys: list[bytes]) -> tu
     """
     fetched = attacked.store.fetch(namespace, keys, 1.0)
     attacked.store.release(fetched.lease)
-    held = attacked.target.exist(namespace, keys, 5.0).held.count(1)
+    held = attacked.target.exist(namespace, keys, 30.0).held.count(1)
     into = [aligned_buffer(namespace.record_bytes) for _ in keys[:4]]
-    got = attacked.target.get(namespace, keys[: len(into)], into, 5.0).blocks
+    got = attacked.target.get(namespace, keys[: len(into)], into, 30.0).blocks
     asked = min(len(fetched.places) + 1, len(keys)) + len(keys) + min(got + 1, len(into))
     return len(fetched.places) + held + got, asked
 

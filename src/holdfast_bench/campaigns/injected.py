@@ -94,6 +94,8 @@ def _in_a_tier(budget: CampaignBudget) -> CampaignResult:
             _live(result, store, rng, f"round {number}")
         result.tried += faulty.injected.total()
         result.counts.update({str(fault): count for fault, count in faulty.injected.items()})
+    read = result.counts["blocks read and right"]
+    budget.expect_enough(result, 4 * read > result.tried, f"{read} blocks read: too few")
     return result
 
 
@@ -280,6 +282,7 @@ def main(folder: str, seed: str) -> int:
             store.start()
             store.recovery.wait()
             _live(result, store, rng, f"opening {opening}", opening * CHAINS // 2)
+    result.expect(refused or result.counts["blocks read and right"], "no block was read")
     for words in result.failures:
         print(words, file=sys.stderr)
     return 1 if result.failed else _REJECTED if refused else 0

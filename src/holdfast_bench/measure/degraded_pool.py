@@ -50,6 +50,7 @@ LATE_GOAL = 1.3
 DIP_GOAL = 0.5
 ASKERS = 4
 MUTE_S = 10.0
+SAVE_S = 30.0
 OPENS_GOAL_S = 2.0
 MUTE_ASK_GOAL_MS = 50.0
 """5 % of one second of prefill."""
@@ -94,10 +95,13 @@ class DegradedPool:
         self._source.publish(self._members[:count])
 
     def save(self, blocks: Sequence[ChainedBlocks]) -> None:
-        """Write the first block of each chain; raise HoldfastError if one is not accepted."""
-        outcomes = self.tier.write([put for block in blocks for put in block.puts([0])])
-        if set(outcomes) != {Outcome.OK}:
-            raise HoldfastError(f"the pool did not accept {len(blocks)} records: {set(outcomes)}")
+        """Write the first block of each chain; raise HoldfastError if one is refused for long."""
+        puts = [put for block in blocks for put in block.puts([0])]
+        end_s = time.monotonic() + SAVE_S
+        while (outcomes := set(self.tier.write(puts))) != {Outcome.OK}:
+            if time.monotonic() > end_s:
+                raise HoldfastError(f"the pool did not accept {len(blocks)} records: {outcomes}")
+            time.sleep(0.05)
 
     def read(self, block: ChainedBlocks) -> bool:
         """Read a block; return whether it is a hit. Raises AssertionError if it is wrong."""
@@ -155,6 +159,8 @@ def trouble_rows(folder: Path) -> list[Row]:
 
 def _join_row(addresses: Sequence[str]) -> Row:
     dips = {overlap_s: _miss_share(addresses, overlap_s) for overlap_s in (600.0, 0.0)}
+    if not dips[0.0]:
+        raise HoldfastError("a member joined and no block was missed: nothing was measured")
     goal, more = DIP_GOAL * dips[0.0], {"dip_without_two_epochs": dips[0.0]}
     return at_most("pool.join.dip", dips[600.0], "of hits", goal, **more, ideal_moved=1 / TARGETS)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -75,23 +75,33 @@ def _disk_rows(tier: DiskTier, limit: DirectIoLimit, rounds: int) -> list[Row]:
         places = tier.reserve([size] * BATCH).places
         puts = [TierPut(place, record) for place, record in zip(places, records, strict=True)]
         written.append((keys, places))
-        return timed(BATCH * PAYLOAD_BYTES, lambda: tier.write(puts))
+        return _timed(lambda: tier.write(puts))
 
     def read() -> Speed:
-        keys, places = written[-1 - 7 * next(seeds) % (len(written) // 2)]
+        keys, places = written[-1 - 7 * next(seeds) % reach]
         wanted = zip(places, keys, records, strict=True)
         gets = [TierGet(place, key, into, NAMESPACE) for place, key, into in wanted]
-        return timed(BATCH * PAYLOAD_BYTES, lambda: tier.read(gets))
+        return _timed(lambda: tier.read(gets))
 
     # Fill the log once, so that later writes overwrite allocated space, as the limit's writes do.
     while not tier.usage().records or tier.usage().used_bytes < 0.9 * tier.usage().capacity_bytes:
         write()
+    reach = max(1, len(written) // 2)  # of the newest contexts, which the log still holds
     wrote = paired(PASSES * rounds, write, lambda: limit.write_gb_per_s(BATCH))
     found = paired(PASSES * rounds, read, lambda: limit.read_gb_per_s(BATCH))
     return [
         speed_row("disk.read", found, READ_GOAL, direct=tier.direct),
         speed_row("disk.write", wrote, WRITE_GOAL, direct=tier.direct),
     ]
+
+
+def _timed(call: Callable[[], list[Outcome]]) -> Speed:
+    """Time a call of the tier for one batch; raise RuntimeError unless every outcome is OK."""
+    outcomes = list[Outcome]()
+    speed = timed(BATCH * PAYLOAD_BYTES, lambda: outcomes.extend(call()))
+    if set(outcomes) != {Outcome.OK}:
+        raise RuntimeError(f"the disk answered {sorted(set(outcomes))}")
+    return speed
 
 
 def _fetch_rows(tier: DiskTier, limit: DirectIoLimit, rounds: int) -> list[Row]:

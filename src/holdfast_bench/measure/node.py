@@ -94,7 +94,9 @@ class BenchSession:
                 start = place + HEADER_BYTES
                 repeated = key * (PAYLOAD_BYTES // KEY_BYTES)
                 self.arena.view[start : start + PAYLOAD_BYTES] = repeated
-        self.client.call(m.Commit(reserved.ticket), ANSWER_S)
+        committed = call(self.client, m.Commit(reserved.ticket), m.Committed)
+        if committed.blocks != len(chain):
+            raise HoldfastError(f"saved {committed.blocks} of {len(chain)} blocks")
 
     def fetch(self, chain: Chain) -> m.Fetched:
         """Fetch a context into the next pages; raise HoldfastError if a block is missing."""

@@ -152,7 +152,9 @@ def _why_no_redis() -> str:
     """Return why Redis cannot be measured here, "" if it can."""
     if valkey_server.program() is None:
         return f"none of {', '.join(valkey_server.PROGRAMS)} is installed; install one"
-    return "" if find_spec("redis") else "redis-py is not installed: pip install redis hiredis"
+    if find_spec("redis") and find_spec("hiredis"):
+        return ""
+    return "redis-py or hiredis is not installed: pip install 'holdfast-kv[peers]'"
 
 
 def _redis(folder: Path, ring: RecordRing, stack: ExitStack) -> dict[str, MeasuredPeer]:

@@ -77,6 +77,6 @@ class MooncakeServers(ServerProcesses):
         memory = [sys.executable, "-c", _CONTRIBUTE, self.master, str(self._segment_bytes)]
         log = self._folder / f"memory-{start}.log"
         self.processes.append(ChildProcess("mooncake memory", memory, log, _QUIET))
-        wait_until(self.processes[1], lambda: _READY_LINE in log.read_text(), READY_S)
+        wait_until(self.processes[1], lambda: _READY_LINE in log.read_text().splitlines(), READY_S)
 
     restart = start

@@ -36,7 +36,7 @@ def test_a_point_that_never_kills_is_found_out(budget, monkeypatch):
     monkeypatch.setattr(crash_node, "POINTS_PROVEN_AT", 2)
     monkeypatch.setattr(crash_node, "_POINT_S", 0.01)
     result = crash_node.kill_nodes(budget._replace(tries=4))
-    assert result.failures == [
+    assert [words for words in result.failures if "failpoint" in words] == [
         "failpoint extent_write never killed",
         "failpoint region_close never killed",
     ]

@@ -19,6 +19,7 @@ def test_a_join_a_late_target_and_mute_ones_have_their_rows(tmp_path):
     rows = {row.what: row for row in trouble_rows(tmp_path)}
     assert rows.keys() == {"pool.join.dip", "pool.late.p99", "pool.mute.opens", "pool.mute.ask"}
     join = rows["pool.join.dip"]
-    assert 0 <= join.value <= join.more["dip_without_two_epochs"] < 0.6
+    assert 0 <= join.value <= join.more["dip_without_two_epochs"]
+    assert 0 < join.more["dip_without_two_epochs"] < 0.6
     assert rows["pool.late.p99"].more["without_ms"] > 100
     assert rows["pool.mute.ask"].more["asked"] > 0

@@ -1,7 +1,10 @@
 """The verdict on a context that was computed names what node and connector recorded."""
 
+from pathlib import Path
+
 import pytest
 
+import holdfast
 from holdfast_bench.scenarios.miss_causes import COMPUTED_SOONER, CONNECTOR, why_missed
 
 LATE = "late: the node did not say within 1 s what is held; computed"
@@ -40,6 +43,16 @@ def test_the_recorded_cause_is_named(recorded, said, words):
 def test_only_a_plan_to_compute_is_explained_by_the_model():
     for recorded in (None, plan(), plan(landed=3, outcome="late", took_s=1.0)):
         assert "small model" not in why_missed(recorded, [LATE])
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["late: the node did not say", "load given up", "pages not loaded", "blocks not saved"],
+)
+def test_the_connector_logs_the_words_that_are_looked_for(words):
+    folder = Path(holdfast.__file__).parent / "engines" / "vllm"
+    assert any(words in file.read_text() for file in folder.glob("*.py"))
+    assert words in CONNECTOR.pattern
 
 
 def test_the_connectors_lines_are_found_in_an_engines_log():

@@ -94,7 +94,7 @@ class FakeEngine:
 
 @pytest.fixture
 def setting(tmp_path, monkeypatch):
-    """The street's setting, with engines that need no model."""
+    """Settings of the demo, with engines that need no model."""
     monkeypatch.setattr(server, "VllmServer", FakeEngine)
     for limit in ("DEADLINE_S", "ASK_S"):  # on a busy machine, nothing is late
         monkeypatch.setattr(pool_rig, limit, 60.0)
@@ -110,8 +110,8 @@ def setting(tmp_path, monkeypatch):
 
 
 def test_one_hosts_contexts_come_back_on_another_whoever_dies_or_joins(setting):
-    with closing(walk(setting)) as street:
-        steps = {step.name: step for step in street}
+    with closing(walk(setting)) as demo:
+        steps = {step.name: step for step in demo}
     assert list(steps) == ["prefill_on_a", "served_on_b", "target_killed", "target_joined"]
     assert [(step.name, step.cause, step.tiers) for step in steps.values() if not step.ok] == []
     all_tokens = CONTEXTS * TOKENS
@@ -133,8 +133,8 @@ def test_one_hosts_contexts_come_back_on_another_whoever_dies_or_joins(setting):
 
 
 def test_keys_and_tokens_are_for_their_owner_only(setting):
-    with closing(walk(setting)) as street:
-        next(street)
+    with closing(walk(setting)) as demo:
+        next(demo)
         for name in ("domain.key", "token.key", "token"):
             assert (setting.folder / name).stat().st_mode & 0o777 == 0o600
         config = (setting.folder / "target-1" / "node.yaml").read_text()
@@ -148,8 +148,8 @@ def test_without_root_too_it_runs_and_its_processes_end_with_the_iteration(setti
     monkeypatch.setattr(
         pool_rig, "NodeUnderTest", lambda *a, **k: started.append(node(*a, **k)) or started[-1]
     )
-    with closing(walk(setting)) as street:
-        next(street)
+    with closing(walk(setting)) as demo:
+        next(demo)
         assert len(started) == 5
         members = (setting.folder / "members.yaml").read_text()
         assert members.count("tcp://127.0.0.1:") == 3

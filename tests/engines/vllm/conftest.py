@@ -129,7 +129,7 @@ class FakeLink:
         self.closed = True
 
 
-class FakeTeller:
+class FakeReporter:
     """Tells at once."""
 
     def __init__(self, links):
@@ -220,7 +220,7 @@ class SchedulerRig:
         namespaces = [
             Handshake(FINGERPRINT[:-1] + bytes([rank]), 64, BLOCK, page) for rank in range(ranks)
         ]
-        reporter = FakeTeller(self.links)
+        reporter = FakeReporter(self.links)
         self.side = SchedulerSide(
             self.links, namespaces, setting or fakes.setting(), reporter, now=lambda: self.now
         )
@@ -263,7 +263,7 @@ def fakes():
     return SimpleNamespace(
         Client=FakeClient,
         Link=FakeLink,
-        Teller=FakeTeller,
+        Teller=FakeReporter,
         Request=FakeRequest,
         step=step,
         outcome=outcome,

@@ -1,6 +1,6 @@
 """Real vLLM, for as long as asked: every output is what it is without Holdfast, whatever happens.
 
-The short form is test_vllm_end_to_end.py, a test for each thing that may happen.
+The short form is test_end_to_end.py, a test for each thing that may happen.
 """
 
 import collections

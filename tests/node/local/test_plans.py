@@ -38,9 +38,9 @@ def test_a_slow_disk_is_found_out_before_anybody_asks_and_remembered(slow, engin
     one = engine(slow.address)
     one.until(lambda _: one.call(m.Plans()).data["tiers"][1]["reads"])
     one.call(m.Observed(STEPS))
-    for work_item in range(2):
+    for start in range(2):
         known = ask(one, keys)
-        assert (known.blocks, known.worth, known.sources) == (BLOCKS, 0, {}), work_item
+        assert (known.blocks, known.worth, known.sources) == (BLOCKS, 0, {}), start
         assert known.expected_s == known.recompute_s == pytest.approx(0.13, rel=0.1)
         assert "disk too slow" in known.reason
         assert slow.stop() == 0

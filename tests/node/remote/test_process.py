@@ -104,7 +104,7 @@ def test_what_is_put_survives_kill_9_and_is_served_again(start):
 
 
 @pytest.mark.parametrize(("number", "within_s"), [(signal.SIGKILL, 20.0), (signal.SIGSTOP, 3.0)])
-def test_a_target_that_ends_or_stops_mid_transfer(start, number, within_s, standstills):
+def test_a_target_that_ends_or_stops_mid_transfer(start, number, within_s, stalls):
     node, client = start()
     target = client()
     round_trip(target)

@@ -21,9 +21,9 @@ A, B = domain_id(b"a" * 32), domain_id(b"b" * 32)
 
 
 def put(store, record):
-    berths = store.receive_slots([read_header(record)[0]])
-    berths[0].slot[:] = record
-    assert store.publish_received(berths) == [Outcome.OK]
+    slots = store.receive_slots([read_header(record)[0]])
+    slots[0].slot[:] = record
+    assert store.publish_received(slots) == [Outcome.OK]
 
 
 @pytest.fixture

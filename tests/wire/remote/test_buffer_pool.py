@@ -69,7 +69,7 @@ def buffer_pool():
 
 
 @needs_nixl
-class TestWindow:
+class TestBufferPool:
     def test_what_does_not_fit_or_finds_no_lane_goes_another_way(self, buffer_pool):
         assert buffer_pool.acquire(MIB + 1) is None
         assert buffer_pool.acquire(0) is None
@@ -89,7 +89,7 @@ class TestWindow:
         copy_parts(records, out)
         assert [bytes(part) for part in out] == [b"a" * 10, b"b" * 20]
 
-    def test_a_spoiled_window_lends_nothing_and_is_replaced(self):
+    def test_a_spoiled_pool_has_no_buffer_and_is_replaced(self):
         transfer_buffers = TransferBuffers()
         first = transfer_buffers.wait(60)
         first.acquire(1)

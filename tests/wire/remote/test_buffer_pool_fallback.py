@@ -11,7 +11,7 @@ from holdfast.wire.remote.client import TargetClient
 ADDRESS = "tcp://127.0.0.1:1"
 
 
-class FakeRoad:
+class FakeTransferBuffers:
     """A road whose window is there, or not yet."""
 
     def __init__(self):
@@ -42,7 +42,7 @@ def test_without_a_road_there_is_no_window_and_no_reason_to_connect_anew(now):
 
 
 def test_a_connection_made_before_the_window_was_there_is_made_anew_after_a_while(now):
-    transfer_buffers = FakeRoad()
+    transfer_buffers = FakeTransferBuffers()
     client = TargetClient(ADDRESS, transfer_buffers=transfer_buffers)
     made_s = now[0]
     assert client._buffer_pool() is None
@@ -54,7 +54,7 @@ def test_a_connection_made_before_the_window_was_there_is_made_anew_after_a_whil
 
 
 def test_after_a_call_that_failed_the_road_is_left_for_a_while(now, monkeypatch):
-    transfer_buffers = FakeRoad()
+    transfer_buffers = FakeTransferBuffers()
     transfer_buffers.made = "window"
     client = TargetClient(ADDRESS, transfer_buffers=transfer_buffers)
 

@@ -161,8 +161,8 @@ def test_another_user_of_the_machine_is_refused_by_name_unless_the_target_is_ope
     )
     for any_user, expected in ((False, told), (True, "ok")):
         address = serving(any_user=any_user)
-        with as_user(STRANGER, lambda say, at=address: say(ask(at, any_user=True))) as on_progress:
-            assert re.match(expected, on_progress())
+        with as_user(STRANGER, lambda say, at=address: say(ask(at, any_user=True))) as next_line:
+            assert re.match(expected, next_line())
 
 
 @as_root
@@ -183,8 +183,8 @@ def test_a_real_target_goes_by_its_configuration(tmp_path, is_open):
         undo.callback(process.kill)
         address = process.stdout.readline().split()[1]
         assert str(ask(address)) == "ok"
-        with as_user(STRANGER, lambda say: say(ask(address, any_user=True))) as on_progress:
-            assert (on_progress() == "ok\n") is is_open
+        with as_user(STRANGER, lambda say: say(ask(address, any_user=True))) as next_line:
+            assert (next_line() == "ok\n") is is_open
 
 
 @as_root
@@ -203,13 +203,13 @@ def test_a_stranger_who_took_a_targets_port_hears_nothing():
                 say(len(peer.recv(4096)) > 0)
                 peer.close()
 
-        with as_user(STRANGER, answer) as on_progress:
-            assert on_progress() == "listening\n"
+        with as_user(STRANGER, answer) as next_line:
+            assert next_line() == "listening\n"
             told = rf"process behind this port belongs to user {STRANGER}; .* only user 0 may"
             with pytest.raises(RefusedError, match=told):
                 ask(address)
-            assert on_progress() == "False\n"
+            assert next_line() == "False\n"
             asking = threading.Thread(target=ask, args=(address,), kwargs={"any_user": True})
             asking.start()
-            assert on_progress() == "True\n", "this client was told that any user may be there"
+            assert next_line() == "True\n", "this client was told that any user may be there"
             asking.join()

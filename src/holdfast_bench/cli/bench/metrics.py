@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.buffers import aligned_buffer
-from holdfast.errors import Outcome
+from holdfast.errors import HoldfastError, Outcome
 from holdfast.limits import GIB, MIB
 from holdfast.probe import free_port
 from holdfast.report import Row, at_most
@@ -23,7 +23,7 @@ from holdfast.store.activity import Activity, PromptCounts
 from holdfast_bench.cli import measuring
 from holdfast_bench.cli.progress import Steps
 from holdfast_bench.harness.node import NodeUnderTest
-from holdfast_bench.harness.paired_runs import Speed, median_speed, paired, speed_row, timed
+from holdfast_bench.harness.paired_runs import Speed, paired, speed_row, timed
 from holdfast_bench.measure.disk import SECRET
 from holdfast_bench.measure.node import BATCH, PAYLOAD_BYTES, BenchSession, attached
 from holdfast_bench.measure.pool import (
@@ -206,8 +206,8 @@ def _scraping(url: str) -> Iterator[None]:
     """Scrape every second in a process of its own."""
     with subprocess.Popen([sys.executable, "-c", _SCRAPER, url], stdout=subprocess.PIPE) as scraper:
         try:
-            if scraper.stdout is not None:
-                scraper.stdout.readline()
+            if scraper.stdout is None or not scraper.stdout.readline():
+                raise HoldfastError(f"{url}: the scraper got no page")
             yield
         finally:
             scraper.kill()
@@ -219,7 +219,7 @@ def _passes(work: Callable[[], object]) -> Speed:
 
     def move() -> None:
         nonlocal moved
-        while time.perf_counter() < end_s:
+        while not moved or time.perf_counter() < end_s:
             work()
             moved += 1
 
@@ -228,10 +228,14 @@ def _passes(work: Callable[[], object]) -> Speed:
 
 
 def _trips(trip: Callable[[], RoundTrip]) -> Speed:
-    """Transfer batches of a target again and again for `PASS_S`; their checks are not timed."""
-    end_s, speeds = time.perf_counter() + PASS_S, []
-    while time.perf_counter() < end_s:
+    """Transfer batches of a target again and again for `PASS_S`; their checks are not timed.
+
+    The speed is that of all batches together: a median would hide the one that a scrape delays.
+    """
+    end_s, speeds = time.perf_counter() + PASS_S, list[Speed]()
+    while not speeds or time.perf_counter() < end_s:
         each = trip()
         speeds.append(timed(BATCH * MAIN_BYTES, each.run))
         each.check()
-    return median_speed(speeds)
+    gb_per_s = statistics.harmonic_mean([each.gb_per_s for each in speeds])
+    return Speed(gb_per_s, statistics.fmean(each.cpu_s_per_gb for each in speeds))

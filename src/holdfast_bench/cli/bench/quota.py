@@ -17,6 +17,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median_high
@@ -121,6 +122,8 @@ class _Bench:
         took_s = time.perf_counter() - begun
         self.store.release(fetched.lease)
         contexts.leave_host(keys)
+        if name == "flood":
+            self.flood_bytes += len(fetched.places) * BLOCK_BYTES
         if name == "victim" and len(fetched.places) < BLOCKS:
             raise HoldfastError(
                 f"fetched {len(fetched.places)} of {BLOCKS} blocks within {DEADLINE_S:g} s: "
@@ -136,18 +139,16 @@ class _Bench:
         def client(number: int) -> None:
             while not over.is_set():
                 self.fetch("flood", number)
-                self.flood_bytes += BLOCKS * BLOCK_BYTES
                 number += CLIENTS
 
-        clients = [threading.Thread(target=client, args=(n,)) for n in range(1, CLIENTS + 1)]
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            clients = [pool.submit(client, number) for number in range(1, CLIENTS + 1)]
+            try:
+                yield
+            finally:
+                over.set()
         for each in clients:
-            each.start()
-        try:
-            yield
-        finally:
-            over.set()
-            for each in clients:
-                each.join()
+            each.result()  # raises what a client raised
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
