@@ -2,8 +2,8 @@
 
 It answers GET and HEAD, closes each connection after its answer, and reads no request body. It
 disconnects clients that send or read too slowly. Connections above the limit get status 503, and
-those above twice the limit are closed without an answer. So `LIMITS` bounds what a stalled scrape,
-or a page that is open in 200 browsers, costs the node.
+those above twice the limit are closed without an answer. So a scrape that hangs, or a page that is
+open in 200 browsers, costs the node no more than `LIMITS` allows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CRLF2 = b"\r\n\r\n"
 _BACKLOG = 64
 _START_S = 5.0
 _CANCEL_S = 0.1
-_CUT_FACTOR = 2
+_CLOSE_FACTOR = 2
 """Connections above this multiple of the limit are closed without an answer."""
 
 _log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class HttpServer:
             return
         self._connections.add(task)
         try:
-            if len(self._connections) > _CUT_FACTOR * self._limits.connections:
+            if len(self._connections) > _CLOSE_FACTOR * self._limits.connections:
                 return  # a client that sends nothing would hold its descriptor for `head_s`
             async with asyncio.timeout(self._limits.head_s):
                 head = await reader.readuntil(_CRLF2)
