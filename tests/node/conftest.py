@@ -260,13 +260,14 @@ def ended():
 
 @pytest.fixture
 def start_node(tmp_path):
-    """Call to start a node; all are ended with the test."""
+    """Call to start a node; all are ended with the test, and a failed test shows their logs."""
     with contextlib.ExitStack() as stack:
 
         def start(folder=tmp_path, **settings):
             folder.mkdir(exist_ok=True)
             node = Node(folder, **settings)
             stack.callback(node.kill)
+            stack.callback(lambda: sys.stdout.write(node.said()))
             return node.start()
 
         yield start

@@ -188,8 +188,33 @@ def test_who_does_not_say_hello_in_time_is_closed(running, said):
     server = running(handshake_s=0.2)
     with server.connect() as raw:
         raw.sendall(bytes(encode(1, HELLO))[:said])
+        reader = reply_reader()
+        while (frame := reader.next()) is None:
+            reader.took(raw.recv_into(reader.room()))
+        assert frame.message == m.Refused("no hello arrived within 0.2 s; connect again")
         assert closed(raw)
     until(lambda: server.server.connections == 0)
+
+
+def test_a_hello_sent_in_time_counts_though_the_node_was_too_busy_to_read_it(running):
+    server = running(handshake_s=0.2)
+    blocked, resumed = threading.Event(), threading.Event()
+
+    def block():
+        blocked.set()
+        resumed.wait(30)
+        time.sleep(0.3)  # past the deadline
+
+    with server.connect() as raw:
+        until(lambda: server.server.connections == 1)
+        server.loop.call_soon_threadsafe(block)
+        assert blocked.wait(30)
+        raw.sendall(encode(1, HELLO))
+        resumed.set()
+        reader = reply_reader()
+        while (frame := reader.next()) is None:
+            reader.took(raw.recv_into(reader.room()))
+        assert frame.message == server.sessions[0].welcome
 
 
 def test_half_a_frame_after_hello_waits_and_its_end_tells_the_session(running):

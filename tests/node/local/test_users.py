@@ -161,33 +161,38 @@ def as_user(user, group, work):
     return text
 
 
+@pytest.fixture
+def open_folder():
+    """Return a folder that other users can get into; it is removed after the node has ended."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-users-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
-def test_real_users_meet_a_real_node(start_node, engine, names):
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-users-"))
-    try:
-        (folder / "acme.key").write_bytes(os.urandom(32))
-        (folder / "acme.key").chmod(0o600)
-        acme = {"key_file": str(folder / "acme.key"), "users": [ALICE], "seal": False}
-        os.chown(folder, -1, ALICE)
-        folder.chmod(0o750)
-        node = start_node(folder, domains={"acme": acme}, socket_group=ALICE)
-        assert (folder / "node.sock").stat().st_mode & 0o777 == 0o660
-        chain = names("a", 3)
+def test_real_users_meet_a_real_node(open_folder, start_node, engine, names):
+    folder = open_folder
+    (folder / "acme.key").write_bytes(os.urandom(32))
+    (folder / "acme.key").chmod(0o600)
+    acme = {"key_file": str(folder / "acme.key"), "users": [ALICE], "seal": False}
+    os.chown(folder, -1, ALICE)
+    folder.chmod(0o750)
+    node = start_node(folder, domains={"acme": acme}, socket_group=ALICE)
+    assert (folder / "node.sock").stat().st_mode & 0o777 == 0o660
+    chain = names("a", 3)
 
-        def save(domain="acme"):
-            one = engine(node.address, domain=domain)
-            return one.save(chain), one.read(chain)
+    def save(domain="acme"):
+        one = engine(node.address, domain=domain)
+        return one.save(chain), one.read(chain)
 
-        def look():
-            return Client(node.address, m.Hello(m.PROTOCOL, "look"), 5)
+    def look():
+        return Client(node.address, m.Hello(m.PROTOCOL, "look"), 5)
 
-        assert as_user(ALICE, ALICE, save) == "(3, (3, {'host': 3}))"
-        assert "'default' is for user 0 only" in as_user(ALICE, ALICE, lambda: save("default"))
-        assert "not inspect the node" in as_user(ALICE, ALICE, look)
-        assert "user 1002 may not use this node" in as_user(MALLORY, ALICE, save)
-        assert "Permission denied" in as_user(MALLORY, MALLORY, save)
-        with pytest.raises(RefusedError, match="'acme' is not for user 0"):
-            save()
-    finally:
-        shutil.rmtree(folder)
+    assert as_user(ALICE, ALICE, save) == "(3, (3, {'host': 3}))"
+    assert "'default' is for user 0 only" in as_user(ALICE, ALICE, lambda: save("default"))
+    assert "not inspect the node" in as_user(ALICE, ALICE, look)
+    assert "user 1002 may not use this node" in as_user(MALLORY, ALICE, save)
+    assert "Permission denied" in as_user(MALLORY, MALLORY, save)
+    with pytest.raises(RefusedError, match="'acme' is not for user 0"):
+        save()

@@ -1,9 +1,9 @@
 """The node's server for engines: framing, limits and backpressure; sessions answer the requests.
 
 A connection must send its hello within a deadline. A coroutine handles the handshake, because the
-handshake passes a descriptor; afterwards a buffered protocol receives into the frame reader. If a
-peer has too many requests under way, the server stops reading from it until replies are sent. A
-peer that sends invalid data is disconnected.
+handshake passes a descriptor; a peer that gets no session is told why. Afterwards a buffered
+protocol receives into the frame reader. If a peer has too many requests under way, the server stops
+reading from it until replies are sent. A peer that sends invalid data is disconnected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import cast
 from holdfast.errors import HoldfastError, ProtocolError, RefusedError
 from holdfast.limits import CONNECTIONS_MAX, HANDSHAKE_S, IN_FLIGHT_MAX
 from holdfast.node.local.sessions import NodeSession
-from holdfast.wire.frame import CONNECTION_ID, FrameReader, encode, request_reader
+from holdfast.wire.frame import CONNECTION_ID, Frame, FrameReader, encode, request_reader
 from holdfast.wire.local.messages import PROTOCOL, Hello, Refused, Reply, Request
 from holdfast.wire.local.peer_check import ConnectedPeer, peer_of
 
@@ -72,7 +72,7 @@ class NodeServer:
             try:
                 peer = peer_of(connected)
             except OSError as error:
-                _log.warning("no credentials of a connecting peer: %s", error)
+                _log.warning("no session: no credentials of a connecting peer: %s", error)
                 connected.close()
                 continue
             if full := self._full(peer):
@@ -102,26 +102,14 @@ class NodeServer:
         return ""
 
     async def _shake_hands(self, connected: socket.socket, peer: ConnectedPeer) -> None:
+        reader = request_reader()
+        request_id, name = CONNECTION_ID, ""
         try:
-            async with asyncio.timeout(self._handshake_s):
-                loop = asyncio.get_running_loop()
-                connected.setblocking(False)
-                reader = request_reader()
-                while (frame := reader.next()) is None:
-                    nbytes = await loop.sock_recv_into(connected, reader.room())
-                    if not nbytes:
-                        raise ProtocolError("closed before it sent a hello")
-                    reader.took(nbytes)
-                hello_id, hello = frame
-                if not isinstance(hello, Hello):
-                    raise ProtocolError(f"the first message is {type(hello).__name__}, not Hello")
-        except TimeoutError:
-            self._drop(connected, peer, f"no hello within {self._handshake_s:g} s")
-            return
-        except (ProtocolError, OSError) as error:
-            self._drop(connected, peer, str(error))
-            return
-        try:
+            connected.setblocking(False)
+            request_id, hello = await self._first_message(connected, reader)
+            if not isinstance(hello, Hello):
+                raise ProtocolError(f"the first message is {type(hello).__name__}, not Hello")
+            name = f"{hello.peer[:80]!r} "
             if hello.protocol != PROTOCOL:
                 raise RefusedError(
                     f"protocol version {hello.protocol} is not supported, only {PROTOCOL}; install "
@@ -131,26 +119,61 @@ class NodeServer:
         except Exception as error:  # noqa: BLE001  # the connection must be uncounted whatever fails
             refused = _refusal(error)
             with contextlib.suppress(OSError, ProtocolError):
-                _send_now(connected, hello_id, refused)
-            self._drop(connected, peer, f"{hello.peer[:80]!r} refused: {refused.message}")
+                _send_now(connected, request_id, refused)
+            self._users -= Counter((peer.uid,))
+            _log.warning("no session: %srefused: %s", name, refused.message)
+            connected.close()
             return
         connection = ServerConnection(session, reader, partial(self._ended, peer))
         self._connections.add(connection)
         try:
-            _send_now(connected, hello_id, session.welcome, session.arena_fd)
+            _send_now(connected, request_id, session.welcome, session.arena_fd)
+            loop = asyncio.get_running_loop()
             await loop.connect_accepted_socket(lambda: connection, connected)
-        except (ProtocolError, OSError):
+        except (ProtocolError, OSError) as error:
+            _log.warning("no session: %swas not welcomed: %s", name, error)
             connected.close()
             connection.connection_lost(None)
+
+    async def _first_message(
+        self, connected: socket.socket, reader: FrameReader[Request]
+    ) -> Frame[Request]:
+        """Receive a message within the deadline of the handshake.
+
+        Raises RefusedError after the deadline, ProtocolError if the connection ended or its data is
+        invalid. What the peer sent in time counts, even if this event loop was too busy to read it
+        in time.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._handshake_s
+        readable = asyncio.Event()
+        loop.add_reader(connected, readable.set)
+        try:
+            while (frame := reader.next()) is None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(deadline_s):
+                        await readable.wait()
+                readable.clear()
+                try:
+                    nbytes = connected.recv_into(reader.room())
+                except BlockingIOError:
+                    if loop.time() >= deadline_s:
+                        raise RefusedError(
+                            f"no hello arrived within {self._handshake_s:g} s; connect again"
+                        ) from None
+                    continue
+                except OSError as error:
+                    raise ProtocolError(f"the connection failed before a hello: {error}") from error
+                if not nbytes:
+                    raise ProtocolError("the connection was closed before a hello")
+                reader.took(nbytes)
+            return frame
+        finally:
+            loop.remove_reader(connected)
 
     def _ended(self, peer: ConnectedPeer, connection: ServerConnection) -> None:
         self._connections.discard(connection)
         self._users -= Counter((peer.uid,))
-
-    def _drop(self, connected: socket.socket, peer: ConnectedPeer, why: str) -> None:
-        self._users -= Counter((peer.uid,))
-        _log.warning("no session: %s", why)
-        connected.close()
 
 
 class ServerConnection(asyncio.BufferedProtocol):
