@@ -28,11 +28,11 @@ STARTS_ENGINES = ("tests/engines/vllm/", "tests/bench/scenarios/test_demo.py")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave the soak tests out unless -m asks for some."""
+    """Leave the tests that are long, or need a GPU, out unless -m asks for some."""
     if not config.option.markexpr:
-        skipped = [item for item in items if item.get_closest_marker("soak")]
-        config.hook.pytest_deselected(items=skipped)
-        items[:] = [item for item in items if item not in skipped]
+        left_out = [item for item in items if any(map(item.get_closest_marker, ("soak", "gpu")))]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,4 +1,4 @@
-"""The arithmetic of the CUDA device, on CPU tensors; its streams need a GPU."""
+"""The arithmetic of the CUDA device, on CPU tensors; `test_cuda_on_gpu.py` has the rest."""
 
 import contextlib
 
@@ -6,48 +6,56 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from holdfast.devices import cuda  # noqa: E402
+from holdfast.devices import cuda, host  # noqa: E402
 from holdfast.devices.base import Move, Pages  # noqa: E402
-from holdfast.devices.cuda import empty_stage, fill_stage, unstage  # noqa: E402
+from holdfast.devices.cuda import pack, page_words, unpack, word_of  # noqa: E402
+from holdfast.errors import BlockError  # noqa: E402
 
-LAYERS, PAGES, PER_BLOCK, BYTES = 3, 24, 4, 32
+LAYERS, PAGES, PER_BLOCK, BYTES, PADDING = 3, 24, 4, 32, 8
 
 
 @pytest.fixture
 def layers():
     torch.manual_seed(1)
-    whole = torch.randint(0, 256, (LAYERS, PAGES, BYTES + 8), dtype=torch.uint8)
+    whole = torch.randint(0, 256, (LAYERS, PAGES, BYTES + PADDING), dtype=torch.uint8)
     return [whole[layer, :, :BYTES] for layer in range(LAYERS)]
 
 
 @pytest.fixture
 def pages(layers):
     bases = tuple(layer.data_ptr() for layer in layers)
-    return Pages(bases, BYTES + 8, BYTES, PAGES, PER_BLOCK)
+    return Pages(bases, BYTES + PADDING, BYTES, PAGES, PER_BLOCK)
 
 
-def test_a_stage_holds_payloads_layer_by_layer(layers, pages):
-    moves = [Move(0, [5, 1, 9, 2]), Move(0, [0, 23, 7, 8])]
-    stage = empty_stage(layers, pages, len(moves))
-    fill_stage(layers, stage, moves)
-    for at, move in enumerate(moves):
-        payload = stage[at].reshape(-1)
-        assert len(payload) == pages.payload_bytes
-        expected = torch.cat([layer[page] for layer in layers for page in move.pages])
-        assert torch.equal(payload, expected)
+@pytest.mark.parametrize(
+    ("page_bytes", "stride_bytes", "offset", "word"),
+    [
+        (32, 40, 0, torch.int64),
+        (32, 36, 0, torch.int32),
+        (30, 32, 0, torch.int16),
+        (32, 40, 5, torch.uint8),
+    ],
+)
+def test_pages_are_copied_in_the_widest_words_that_fit(page_bytes, stride_bytes, offset, word):
+    tensor = torch.zeros(1000, dtype=torch.uint8)[offset:]
+    pages = Pages((tensor.data_ptr(),), stride_bytes, page_bytes, 10, 2)
+    assert word_of([tensor], pages) == word
 
 
-def test_staged_blocks_fill_the_pages_named_and_no_others(layers, pages):
+@pytest.mark.parametrize("word", [torch.int64, torch.uint8])
+def test_packed_blocks_come_back_into_the_pages_named_and_no_others(layers, pages, word):
     before = [layer.clone() for layer in layers]
-    stage = torch.randint(0, 256, (2, LAYERS, PER_BLOCK, BYTES), dtype=torch.uint8)
-    unstage(layers, stage, [Move(0, [3, 11, 4, 6]), Move(0, [20, 21], first=1)])
+    rows = [page_words(layer, pages, word) for layer in layers]
+    stage = pack(rows, [Move(0, [5, 1, 9, 2]), Move(0, [0, 23, 7, 8])])
+    assert stage.shape == (2, LAYERS, PER_BLOCK, BYTES // word.itemsize)
     for at, layer in enumerate(layers):
-        for index, page in enumerate([3, 11, 4, 6]):
-            assert torch.equal(layer[page], stage[0, at, index])
-        assert torch.equal(layer[20], stage[1, at, 1])
-        assert torch.equal(layer[21], stage[1, at, 2])
-        others = [page for page in range(PAGES) if page not in {3, 11, 4, 6, 20, 21}]
-        assert torch.equal(layer[others], before[at][others])
+        assert torch.equal(stage[0, at].view(torch.uint8), layer[[5, 1, 9, 2]])
+        assert torch.equal(stage[1, at].view(torch.uint8), layer[[0, 23, 7, 8]])
+    unpack(rows, stage, [Move(0, [3, 11, 4, 6]), Move(0, [20, 21], first=1)])
+    others = [page for page in range(PAGES) if page not in {3, 11, 4, 6, 20, 21}]
+    for layer, old in zip(layers, before, strict=True):
+        assert torch.equal(layer[[3, 11, 4, 6, 20, 21]], old[[5, 1, 9, 2, 23, 7]])
+        assert torch.equal(layer[others], old[others])
 
 
 class FakeArena:
@@ -63,12 +71,20 @@ class FakeCuda:
 
     def __init__(self):
         self.said = []
+        self.refuses = 0
 
     def Stream(self, _device):  # noqa: N802  # as CUDA has it
         return self
 
+    def Event(self, *, blocking):  # noqa: N802
+        assert blocking
+        return self
+
     def stream(self, _stream):
         return contextlib.nullcontext()
+
+    def current_stream(self, _device):
+        return self
 
     def cudart(self):
         return self
@@ -78,13 +94,19 @@ class FakeCuda:
 
     def cudaHostRegister(self, address, _nbytes, _flags):  # noqa: N802
         self.said.append(("register", address))
-        return 0
+        return self.refuses
 
     def cudaHostUnregister(self, address):  # noqa: N802
         self.said.append(("unregister", address))
 
+    def record(self):
+        pass
+
     def record_event(self):
         return self
+
+    def wait_event(self, _event):
+        pass
 
     def query(self):
         return True
@@ -94,31 +116,113 @@ class FakeCuda:
 def fake(monkeypatch):
     fake = FakeCuda()
     monkeypatch.setattr(cuda.torch, "cuda", fake)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
+    monkeypatch.setattr(cuda, "PIECE_BYTES", 2 * LAYERS * PER_BLOCK * BYTES)
     return fake
 
 
-def test_the_arena_of_a_node_that_is_gone_is_let_go_of(layers, pages, fake):
-    device = cuda.CudaDevice(layers, pages)
-    old, new = FakeArena(pages.payload_bytes), FakeArena(pages.payload_bytes)
-    for arena in (old, old, new):
-        device.scatter(arena, [Move(0, [1, 2, 3, 4])])
-    told = [said for said in fake.said if said != "synchronize"]
-    assert told == [("register", old.address), ("unregister", old.address),
-                    ("register", new.address)]  # fmt: skip
-    device.close()
-    assert fake.said[-1] == ("unregister", new.address)
+@pytest.fixture
+def device(layers, pages, fake):
+    with contextlib.closing(cuda.CudaDevice(layers, pages)) as device:
+        yield device
 
 
-def test_a_plan_that_fails_half_way_leaves_nothing_moving(layers, pages, fake, monkeypatch):
-    device = cuda.CudaDevice(layers, pages)
+WHOLE = [[5, 1, 9, 2], [0, 23, 7, 8], [10, 11, 3, 4], [6, 12, 22, 21], [20, 19, 13, 14]]
+"""Pages of five blocks: three pieces, the last one not full."""
+
+PARTS = [([9, 2], 2), ([0, 23, 7, 8], 0), ([10, 11, 3, 4], 0), ([6, 12], 0)]
+"""Pages of the first four blocks, as a load names them that begins and ends inside a block."""
+
+
+def whole(pages):
+    return [Move(at * pages.payload_bytes, ids) for at, ids in enumerate(WHOLE)]
+
+
+def test_a_batch_of_several_pieces_lands_in_the_arena_and_comes_back(layers, pages, device):
+    before = [layer.clone() for layer in layers]
+    arena = FakeArena(len(WHOLE) * pages.payload_bytes)
+    saved = device.gather(arena, whole(pages))
+    assert saved.wait()
+    assert saved.done()
+    held = torch.frombuffer(arena.bytes, dtype=torch.uint8).view(-1, LAYERS, PER_BLOCK, BYTES)
+    for block, ids in enumerate(WHOLE):
+        for layer in range(LAYERS):
+            assert torch.equal(held[block, layer], before[layer][ids])
+    for layer in layers:
+        layer.fill_(0)
+    parts = [Move(at * pages.payload_bytes, *part) for at, part in enumerate(PARTS)]
+    loaded = device.scatter(arena, parts)
+    assert loaded.wait()
+    assert loaded.done()
+    named = [page for ids, _ in PARTS for page in ids]
+    others = [page for page in range(PAGES) if page not in named]
+    for layer, old in zip(layers, before, strict=True):
+        assert torch.equal(layer[named], old[named])
+        assert not layer[others].any()
+
+
+def test_part_of_a_block_is_not_saved(pages, device):
     arena = FakeArena(pages.payload_bytes)
-    device.scatter(arena, [Move(0, [1, 2, 3, 4])])
+    with pytest.raises(BlockError, match="3 pages of a block to save, which has 4"):
+        device.gather(arena, [Move(0, [1, 2, 3])])
+    assert not any(arena.bytes)
+
+
+def test_an_empty_batch_is_done(device):
+    arena = FakeArena(64)
+    assert device.gather(arena, []).wait()
+    assert device.scatter(arena, []).wait()
+
+
+def test_only_the_devices_own_buffers_are_page_locked(pages, device, fake):
+    arena = FakeArena(pages.payload_bytes)
+    assert device.scatter(arena, [Move(0, [1, 2, 3, 4])]).wait()
+    assert device.gather(arena, [Move(0, [1, 2, 3, 4])]).wait()
+    locked = [address for said in fake.said if said[0] == "register" for address in said[1:]]
+    assert len(locked) == 2
+    assert not any(arena.address <= address < arena.address + arena.nbytes for address in locked)
+    device.close()
+    assert [said[1] for said in fake.said if said[0] == "unregister"] == locked
+
+
+def test_buffers_that_cannot_be_page_locked_are_used_nevertheless(layers, pages, fake, caplog):
+    fake.refuses = 2
+    arena = FakeArena(pages.payload_bytes)
+    with contextlib.closing(cuda.CudaDevice(layers, pages)) as device:
+        assert device.gather(arena, [Move(0, [1, 2, 3, 4])]).wait()
+    assert any(arena.bytes)
+    assert "could not be page-locked (CUDA error 2)" in caplog.text
+    assert not [said for said in fake.said if said[0] == "unregister"]
+
+
+def test_a_load_that_fails_half_way_leaves_nothing_moving(pages, device, fake, monkeypatch):
+    arena = FakeArena(pages.payload_bytes)
     fake.said.clear()
 
     def fail(*_):
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr(cuda, "unstage", fail)
+    monkeypatch.setattr(cuda, "unpack", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         device.scatter(arena, [Move(0, [1, 2, 3, 4])])
     assert fake.said == ["synchronize"]
+
+
+def test_a_save_that_fails_says_so_and_the_next_one_works(pages, device, monkeypatch, caplog):
+    arena = FakeArena(pages.payload_bytes)
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda.BounceBuffer, "drain", lambda *_: 1 / 0)
+        assert device.gather(arena, [Move(0, [1, 2, 3, 4])]).wait() is False
+    assert "blocks not saved" in caplog.text
+    assert device.gather(arena, [Move(0, [1, 2, 3, 4])]).wait() is True
+
+
+@pytest.mark.parametrize("direction", ["scatter", "gather"])
+def test_a_batch_that_the_processor_could_not_copy_whole_says_so(
+    layers, pages, fake, monkeypatch, direction
+):
+    monkeypatch.setattr(host, "_copy_batched", lambda _parts: False)
+    monkeypatch.setattr(host, "_copy_each", lambda _parts: False)
+    arena = FakeArena(len(WHOLE) * pages.payload_bytes)
+    with contextlib.closing(cuda.CudaDevice(layers, pages)) as device:
+        assert getattr(device, direction)(arena, whole(pages)).wait() is False

@@ -83,7 +83,7 @@ class Device(Protocol):
         """Copy payloads from the arena into pages; nothing else uses the pages until then."""
 
     def gather(self, arena: DeviceMemory, moves: Sequence[Move]) -> Transfer:
-        """Copy pages into the arena, with their contents after the work queued so far.
+        """Copy whole blocks into the arena, with their contents after the work queued so far.
 
         Work queued after this call may overwrite the pages.
         """
