@@ -33,12 +33,13 @@ ROWS_INTRO = """\
 
 Every row of every report in `docs/benchmarks/`. *limit* is a reference of the same run: for
 `tiers`, `pool`, `seal.seal` and `seal.open` the plainest code that moves the same bytes into as
-much memory; for `metrics` the same without scrapes; for the other rows of `seal` the same without
-sealing; for `quota` the same without the flood; for `traces` the oracle's bound; for `sim` the
-exact LRU curve. `limit_is` names another one. *ratio* is the value divided by the limit; where
-rounds are short, it is the median of the rounds' ratios. *goal* bounds the ratio, or the value if
-there is no ratio: from below for speeds, shares, hits and gains, from above for times, costs and
-`plan` (`x`). *ok* says whether it was met; missed goals stay on the page.
+much memory; for `gpu` one copy of page-locked memory; for `metrics` the same without scrapes; for
+the other rows of `seal` the same without sealing; for `quota` the same without the flood; for
+`traces` the oracle's bound; for `sim` the exact LRU curve. `limit_is` names another one. *ratio* is
+the value divided by the limit; where rounds are short, it is the median of the rounds' ratios.
+*goal* bounds the ratio, or the value if there is no ratio: from below for speeds, shares, hits and
+gains, from above for times, costs and `plan` (`x`). *ok* says whether it was met; missed goals stay
+on the page.
 """
 NOTES = {
     "bench metrics": "`metrics.scraped.get` and `.put` are medians of batches, which hide one that "
@@ -285,6 +286,17 @@ QUESTIONS = (
         "Holdfast without that thread, measured just before.",
         "bench tiers",
         "tiers.svg",
+        limits_chart,
+    ),
+    Question(
+        "How fast do blocks reach a GPU?",
+        "Batches of 1, 8 and 64 blocks between a node's memory and an engine's pages on an NVIDIA "
+        "H100. Grey is one copy between page-locked memory and the GPU. Blocks pass through "
+        "page-locked buffers, because a node's memory cannot stay locked "
+        "([why](decisions/0033-gpu-copies-through-bounce-buffers.md)). `busy` is beside a thread "
+        "that never gives up the interpreter lock.",
+        "bench gpu",
+        "gpu.svg",
         limits_chart,
     ),
     Question(

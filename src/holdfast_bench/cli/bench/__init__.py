@@ -19,6 +19,7 @@ SUBJECTS = {
     "metrics": "what counting a request costs, and a scrape every second during fetches",
     "seal": "what sealing costs: a core beside plain AES-256-GCM, a disk beside one not sealed",
     "pool": "a target over loopback TCP, beside plain sockets, with and without TLS",
+    "gpu": "blocks between a node's memory and an engine's pages on a GPU (needs one)",
     "plan": "a real engine: plans against recomputing, and against every other cut",
     "calibrate": "this machine's engine and tiers, as a ladder for `holdfast sim`",
     "vllm": "a real engine: time to first token cold and warm, and the cost without reuse",

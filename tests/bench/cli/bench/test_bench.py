@@ -174,6 +174,13 @@ def test_without_the_engine_the_remedy_is_named(subject, monkeypatch, capsys):
     )
 
 
+def test_without_a_gpu_the_remedy_is_named(monkeypatch, capsys):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["bench", "gpu"]) == 2
+    assert "no GPU that torch can use; run it where an engine does" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("subject", bench.SUBJECTS)
 def test_every_subject_shows_its_own_options(subject, capsys):
     with contextlib.suppress(SystemExit):
