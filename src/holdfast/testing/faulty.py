@@ -42,8 +42,8 @@ EVERY_FAULT: Mapping[InjectedFault, float] = dict.fromkeys(InjectedFault, 0.01)
 class FaultyTier:
     """A tier `inner` with random faults: `plan` gives each fault's probability per record.
 
-    `seed` makes the faults repeatable; `injected` counts them. Damage is silent: the outcome is
-    still OK, as it is on a bad medium.
+    `seed` makes the faults repeatable; `injected` counts those that changed something. Damage is
+    silent: the outcome is still OK, as it is on a bad medium.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class FaultyTier:
             fault = self._draw("_write")
             if fault in {InjectedFault.GONE_WRITE, InjectedFault.FULL_WRITE}:
                 outcomes[i] = Outcome.GONE if fault is InjectedFault.GONE_WRITE else Outcome.FULL
+                self._count(fault)
                 self.inner.free([put.place])
                 continue
             record = put.record
@@ -102,16 +103,19 @@ class FaultyTier:
                     self._seen[self._random.randrange(8)] = bytes(record)
             if fault is InjectedFault.GONE_READ:
                 outcomes[i] = Outcome.GONE
+                self._count(fault)
             elif fault is not None:
                 self._strike(fault, record)
         return outcomes
 
     def _strike(self, fault: InjectedFault, record: memoryview, start: int = 0) -> None:
-        """Delay a read or a write, or damage its record from byte `start` on."""
-        at, bit = start + self._number(len(record) - start), self._number(8)
+        """Delay a read or write, or damage its record from byte `start` on; count what changed."""
+        if fault in {InjectedFault.DELAY_READ, InjectedFault.DELAY_WRITE}:
+            time.sleep(self._delay_s)
+            self._count(fault)
+            return
+        at, bit, before = start + self._number(len(record) - start), self._number(8), bytes(record)
         match fault:
-            case InjectedFault.DELAY_READ | InjectedFault.DELAY_WRITE:
-                time.sleep(self._delay_s)
             case InjectedFault.SHORT_READ:
                 record[at:] = b"\xa5" * (len(record) - at)
             case InjectedFault.TRUNCATED_WRITE:
@@ -123,14 +127,19 @@ class FaultyTier:
                 record[sector : sector + _SECTOR] = bytes(_SECTOR)
             case _:  # stale or misdirected: bytes of another block
                 record[start:] = self._other(len(record))[start:]
+        if record != before:
+            self._count(fault)
 
     def _draw(self, kind: str) -> InjectedFault | None:
         with self._lock:
             for fault, chance in self._plan.items():
                 if fault.endswith(kind) and self._random.random() < chance:
-                    self.injected[fault] += 1
                     return fault
         return None
+
+    def _count(self, fault: InjectedFault) -> None:
+        with self._lock:
+            self.injected[fault] += 1
 
     def _number(self, below: int) -> int:
         with self._lock:

@@ -11,6 +11,7 @@ import itertools
 import random
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -106,7 +107,10 @@ class TargetUnderTest(NodeUnderTest):
 
 
 class RecordBatch:
-    """Packed records of one size that fill `memory`; they get new keys when all were used."""
+    """Packed records of one size that fill `memory`; they get new keys when all were used.
+
+    Gets and lookups name any of the records put last, as many as fill the memory.
+    """
 
     def __init__(self, payload_bytes: int, memory: memoryview) -> None:
         self.namespace = Namespace(b"holdfast-bench-p", b"holdfast-bench-d", payload_bytes, 128)
@@ -114,6 +118,7 @@ class RecordBatch:
         self._views = [memory[at : at + size] for at in range(0, len(memory) - size + 1, size)]
         self._numbers = itertools.count()
         self._keys: list[bytes] = []
+        self._held = deque[bytes](maxlen=len(self._views))
         self._next = len(self._views)
         self._random = random.Random(payload_bytes)  # noqa: S311  # an order, not a secret
 
@@ -128,7 +133,8 @@ class RecordBatch:
         """Return the put of `count` new, adjacent records; its check: the target accepted all."""
         if self._next + count > len(self._views):
             self._rename()
-        records = self._views[self._next : self._next + count]
+        part = slice(self._next, self._next + count)
+        records, keys = self._views[part], self._keys[part]
         self._next += count
 
         outcomes: list[Outcome] = []
@@ -140,12 +146,13 @@ class RecordBatch:
             if outcomes != [Outcome.OK] * count:
                 found = ", ".join(f"{outcomes.count(each)} {each}" for each in set(outcomes))
                 raise HoldfastError(f"the target did not accept {count} records: {found}")
+            self._held.extend(keys)
 
         return RoundTrip(put, check)
 
     def get(self, target: TargetClient, pool: PlainPool, count: int) -> RoundTrip:
         """Return the get of `count` random records to random places; its check verifies them."""
-        keys = self._random.sample(self._keys[: self._next], count)
+        keys = self._random.sample(self._held, count)
         into = pool.pick(self.namespace.record_bytes, count)
 
         def get() -> None:
@@ -161,7 +168,7 @@ class RecordBatch:
 
     def sample(self, count: int) -> list[bytes]:
         """Return random keys of records that the target holds."""
-        return self._random.choices(self._keys[: self._next], k=count)
+        return self._random.choices(self._held, k=count)
 
     def _rename(self) -> None:
         size = self.namespace.payload_bytes
