@@ -39,7 +39,7 @@ def memory(tmp_path):
 
 
 @pytest.fixture
-def settled(monkeypatch):
+def unchanged(monkeypatch):
     """Take files that were made a moment ago for files that have rested."""
     monkeypatch.setattr(weights_digest, "UNCHANGED_S", 0.0)
     time.sleep(0.02)  # a tick of the file system's clock
@@ -91,7 +91,7 @@ def test_weights_under_another_name_are_another_model(model, memory):
     assert digest(model, memory) != first
 
 
-def test_what_did_not_change_is_not_read_again(model, memory, settled, reads):
+def test_what_did_not_change_is_not_read_again(model, memory, unchanged, reads):
     first = digest(model, memory)
     assert digest(model, memory) == first
     assert len(reads) == 2
@@ -168,7 +168,7 @@ WAYS = [by_tar, by_rm_and_cp, by_cp_in_place_and_touch, by_writing_and_utime, by
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_weights_of_equal_size_and_time_are_another_model(way, model, memory, settled, tmp_path):
+def test_weights_of_equal_size_and_time_are_another_model(way, model, memory, unchanged, tmp_path):
     file = model / "model.safetensors"
     replacing = way(file, b"v" * len(PATTERN), tmp_path)
     next(replacing)
@@ -183,7 +183,7 @@ def test_weights_of_equal_size_and_time_are_another_model(way, model, memory, se
 
 
 @pytest.mark.parametrize("field", range(5))
-def test_another_device_inode_size_or_time_is_another_file(field, model, memory, settled, reads):
+def test_another_device_inode_size_or_time_is_another_file(field, model, memory, unchanged, reads):
     file = model / "model.safetensors"
     right = files_digest("safetensors", model, [file], memory)
     known = msgspec.json.decode(memory.read_bytes())
@@ -194,7 +194,7 @@ def test_another_device_inode_size_or_time_is_another_file(field, model, memory,
     assert len(reads) == 2
 
 
-def test_a_clock_that_was_set_back_makes_files_be_read_again(model, memory, settled, reads):
+def test_a_clock_that_was_set_back_makes_files_be_read_again(model, memory, unchanged, reads):
     file = model / "model.safetensors"
     files_digest("safetensors", model, [file], memory)
     known = msgspec.json.decode(memory.read_bytes())
@@ -206,7 +206,7 @@ def test_a_clock_that_was_set_back_makes_files_be_read_again(model, memory, sett
 
 
 def test_a_file_system_without_change_times_is_read_every_time(
-    model, memory, settled, reads, monkeypatch
+    model, memory, unchanged, reads, monkeypatch
 ):
     assert weights_digest._keeps_change_time("/proc/self/stat")
     monkeypatch.setattr(weights_digest, "NO_CHANGE_TIME", ("",))
@@ -399,7 +399,7 @@ def test_no_home_costs_a_second_reading(model, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("limit", [0, 10, 100])
 def test_a_disk_that_does_not_take_the_memory_costs_a_second_reading(
-    limit, model, memory, settled, reads, caplog
+    limit, model, memory, unchanged, reads, caplog
 ):
     first = digest(model, memory)
     (model / "more.safetensors").write_bytes(PATTERN)
@@ -434,7 +434,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("left", LEFT.values(), ids=LEFT)
-def test_what_is_no_memory_is_ignored_and_replaced(left, model, memory, settled, caplog):
+def test_what_is_no_memory_is_ignored_and_replaced(left, model, memory, unchanged, caplog):
     first = digest(model, memory)
     memory.write_bytes(left)
     assert digest(model, memory) == first
@@ -462,7 +462,7 @@ def test_what_is_no_file_of_remembered_digests_is_left_alone(kind, model, memory
 
 
 def test_a_memory_that_is_damaged_anywhere_gives_no_digest_that_it_did_not_hold(
-    model, memory, settled, caplog
+    model, memory, unchanged, caplog
 ):
     """A hex digit that became another names weights that nobody has: a miss, nothing worse."""
     right = digest(model, memory)

@@ -90,7 +90,7 @@ class Tenant:
         ]
 
 
-def settle(store):
+def flush(store):
     while store.table.unwritten():
         store.ladder.wake()
 
@@ -127,7 +127,7 @@ def test_each_domain_gets_its_own_bytes_from_memory_and_from_below(opened, tmp_p
     store, acme, birch = opened(BELOW[kind](tmp_path))
     assert (acme.save(), birch.save()) == (BLOCKS, BLOCKS)
     assert (acme.read(), birch.read()) == (BLOCKS, BLOCKS)
-    settle(store)
+    flush(store)
     acme.leave()
     assert birch.fetch().sources == {"host": BLOCKS}, "evicting one leaves the other"
     birch.leave()
@@ -139,7 +139,7 @@ def test_forgetting_the_blocks_of_one_leaves_those_of_the_other(opened, tmp_path
     store, acme, birch = opened(BELOW[kind](tmp_path))
     acme.save()
     birch.save()
-    settle(store)
+    flush(store)
     assert store.forget(acme.namespace, KEYS) == BLOCKS
     assert (acme.cover(), birch.cover()) == (0, BLOCKS)
     birch.leave()
@@ -150,7 +150,7 @@ def test_two_fingerprints_of_one_domain_are_two_namespaces_as_well(opened, tmp_p
     store, one, _ = opened(disk(tmp_path))
     two = Tenant(store, "acme", b"g" * 16)
     assert (one.save(), two.save()) == (BLOCKS, BLOCKS)
-    settle(store)
+    flush(store)
     one.leave()
     two.leave()
     assert (one.read(), two.read()) == (BLOCKS, BLOCKS)
@@ -163,7 +163,7 @@ def test_a_restart_brings_back_the_blocks_of_both_from_the_disk(opened, tmp_path
     store, acme, birch = opened(disk(tmp_path))
     acme.save()
     birch.save()
-    settle(store)
+    flush(store)
     store.close()
     store, acme, birch = opened(disk(tmp_path))
     assert store.recovery.blocks == 2 * BLOCKS
@@ -175,7 +175,7 @@ def test_a_restart_after_a_crash_finds_both_in_the_regions_themselves(opened, tm
     store, acme, birch = opened(disk(tmp_path / "first"))
     acme.save()
     birch.save()
-    settle(store)
+    flush(store)
     (tmp_path / "second").mkdir()
     for file in (tmp_path / "first").iterdir():
         (tmp_path / "second" / file.name).write_bytes(file.read_bytes())
@@ -190,12 +190,12 @@ def test_a_tier_that_makes_room_takes_only_the_block_it_names_out_of_the_index(o
         host_bytes=32 * MIB,
     )
     acme.save()
-    settle(store)
+    flush(store)
     for number in range(40):
         birch.save(chain_of(f"filling {number}", BLOCKS))
-        settle(store)
+        flush(store)
     birch.save()
-    settle(store)
+    flush(store)
     index = store.table.index
     below = [[index.places[1][row] >= 0 for row in one.rows()] for one in (acme, birch)]
     assert below == [[False] * BLOCKS, [True] * BLOCKS]
@@ -207,7 +207,7 @@ def test_a_quarantined_block_leaves_the_other_domains_where_it_is(opened, tmp_pa
     store, acme, birch = opened(disk(tmp_path))
     acme.save()
     birch.save()
-    settle(store)
+    flush(store)
     acme.record(5)[700] ^= 1
     assert acme.read() == 5
     assert birch.read() == BLOCKS
@@ -234,7 +234,7 @@ def test_erasing_one_domain_leaves_the_other(opened, tmp_path):
     store, acme, birch = opened(disk(tmp_path / "blocks"), ring=ring)
     acme.save()
     birch.save()
-    settle(store)
+    flush(store)
     assert store.erase("acme")["blocks"] == BLOCKS
     assert (acme.cover(), birch.cover()) == (0, BLOCKS)
     birch.leave()
@@ -267,11 +267,11 @@ def test_another_hosts_blocks_on_a_shared_tier_are_found_whoever_has_the_same_na
     far = {}
     here, acme, _ = opened(SharedMemoryTier(far, "pool"))
     assert acme.save() == BLOCKS
-    settle(here)
+    flush(here)
     other, acme, birch = opened(SharedMemoryTier(far, "pool"))
     if squatted:
         assert birch.save() == BLOCKS
-        settle(other)
+        flush(other)
         assert other.look(birch.namespace, KEYS).blocks == BLOCKS
     assert other.look(acme.namespace, KEYS).blocks == BLOCKS
     assert acme.read() == BLOCKS
@@ -281,7 +281,7 @@ def test_a_question_of_another_domain_does_not_answer_mine(opened):
     far = {}
     here, acme, _ = opened(SharedMemoryTier(far, "pool"))
     acme.save()
-    settle(here)
+    flush(here)
     other, acme, birch = opened(SharedMemoryTier(far, "pool"))
     assert other.look(birch.namespace, KEYS).blocks == 0, "and that is believed for a while"
     assert other.look(acme.namespace, KEYS).blocks == BLOCKS
@@ -292,7 +292,7 @@ def test_damage_at_one_domains_record_deletes_no_other_from_a_shared_tier(opened
     store, acme, birch = opened(SharedMemoryTier(far, "pool"))
     acme.save()
     birch.save()
-    settle(store)
+    flush(store)
     assert len(far) == 2 * BLOCKS
     place, record = far[acme.namespace, KEYS[3]]
     far[acme.namespace, KEYS[3]] = place, record[:700] + bytes([record[700] ^ 1]) + record[701:]

@@ -29,11 +29,11 @@ PATIENT_S = 60.0
 SAVE = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from test_embedded import BLOCKS, FINGERPRINT, TOKENS, payload, settle
+from test_embedded import BLOCKS, FINGERPRINT, TOKENS, payload, flush
 import holdfast
 with holdfast.open(sys.argv[2]) as store:
     assert store.session(FINGERPRINT).save(TOKENS, payload()) == BLOCKS
-    settle(store)
+    flush(store)
 """
 
 
@@ -43,7 +43,7 @@ def payload():
     return np.random.default_rng(1).integers(0, 9_999, shape).astype(np.float16)
 
 
-def settle(store):
+def flush(store):
     """Wait until everything is written to the pool."""
     end = time.monotonic() + 60
     while store.status()["waiting_to_write"]:

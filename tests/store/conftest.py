@@ -23,7 +23,7 @@ SECRET = b"s" * 32
 MIB = 1 << 20
 
 
-class Rig:
+class Harness:
     """One store and its clock, with a writer and a reader that check every byte."""
 
     def __init__(self, host_bytes: int, *tiers: MemoryTier, **options: Any) -> None:
@@ -69,21 +69,21 @@ class Rig:
         assert self.store.release(fetched.lease)
         return len(fetched.places)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait until everything dirty is written below."""
-        self.settle_writes()
+        self.flush_writes()
         assert not self.store.status()["leases"]
 
-    def settle_writes(self) -> None:
+    def flush_writes(self) -> None:
         """Wait until everything dirty is written below, whatever is leased."""
         deadline = time.monotonic() + 60
         while self.store.table.unwritten():
-            assert time.monotonic() < deadline, "the writer did not settle"
+            assert time.monotonic() < deadline, "the writer did not finish"
             self.store.ladder.wake()
 
     def leave_memory(self, chain: Chain | None = None) -> None:
         """Wait until all is written below, then take a chain out of memory, or everything."""
-        self.settle_writes()
+        self.flush_writes()
         index = self.store.table.index
         with self.store.table.lock:
             rows = index.find_all(self.namespace, chain.keys) if chain else list(index.rows())
@@ -102,18 +102,18 @@ def bytes_of(key: bytes) -> bytes:
 
 
 @pytest.fixture
-def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
+def harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Harness]]:
     """Call for a store, with options; its housekeeping runs when a test calls it."""
     monkeypatch.setattr("holdfast.store.store._HOUSEKEEPING_S", 3_600.0)
-    made: list[Rig] = []
+    made: list[Harness] = []
 
     def make(
         host_bytes: int = 2 * MIB,
         *tiers: MemoryTier,
         tier: MemoryTier | None = None,
         **options: Any,
-    ) -> Rig:
-        made.append(Rig(host_bytes, *tiers, *([tier] if tier else []), **options))
+    ) -> Harness:
+        made.append(Harness(host_bytes, *tiers, *([tier] if tier else []), **options))
         return made[-1]
 
     yield make

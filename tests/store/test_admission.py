@@ -24,10 +24,10 @@ class Counting(AlwaysAdmit):
         return super().admit(block, now_s)
 
 
-def choosy(rig):
+def choosy(harness):
     """A store whose lower tier takes blocks at their second use, and how many fit into memory."""
     rules = {1: TierRules(lambda _: SecondTouch(1_000))}
-    one = rig(MIB, MemoryTier(64 * MIB), rules=rules)
+    one = harness(MIB, MemoryTier(64 * MIB), rules=rules)
     return one, one.store.table.host(one.namespace).slots(one.namespace.record_bytes)
 
 
@@ -35,75 +35,75 @@ def below(one):
     return one.tier.usage().records
 
 
-def test_what_was_used_once_is_not_written_and_leaves_for_good(rig):
-    one, slots = choosy(rig)
+def test_what_was_used_once_is_not_written_and_leaves_for_good(harness):
+    one, slots = choosy(harness)
     chain = one.chain(1, 4)
     one.save(chain)
     one.save(one.chain(2, slots))
-    one.settle()
+    one.flush()
     assert below(one) == 0
     assert one.store.cover(one.namespace, chain.keys).blocks == 0
 
 
-def test_what_was_used_again_is_written_before_it_leaves(rig):
-    one, slots = choosy(rig)
+def test_what_was_used_again_is_written_before_it_leaves(harness):
+    one, slots = choosy(harness)
     chain = one.chain(1, 4)
     one.save(chain)
     assert one.read(chain) == 4
     for seed in range(2, 12):
         one.save(one.chain(seed, slots // 2))
-        one.settle()
+        one.flush()
     assert below(one) >= 4
     assert one.read(chain) == 4
 
 
-def test_what_is_saved_anew_is_known_from_before(rig):
-    one, slots = choosy(rig)
+def test_what_is_saved_anew_is_known_from_before(harness):
+    one, slots = choosy(harness)
     chain = one.chain(1, 4)
     one.save(chain)
     one.save(one.chain(2, slots))
     one.save(chain)
-    one.settle()
+    one.flush()
     assert below(one) == 4
 
 
-def test_a_durable_context_is_written_whatever_the_rule_says(rig):
-    one, _ = choosy(rig)
+def test_a_durable_context_is_written_whatever_the_rule_says(harness):
+    one, _ = choosy(harness)
     chain = one.chain(1, 4)
     reserved = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
     one.fill(chain.keys, reserved.places)
     one.store.commit(reserved.ticket, Retention.DURABLE)
-    one.settle()
+    one.flush()
     assert below(one) == 4
 
 
-def test_what_a_tier_has_already_costs_no_budget(rig):
+def test_what_a_tier_has_already_costs_no_budget(harness):
     budget = Counting()
     rules = {1: TierRules(budgets={domain_id(SECRET): budget})}
-    one = rig(MIB, MemoryTier(64 * MIB), rules=rules)
+    one = harness(MIB, MemoryTier(64 * MIB), rules=rules)
     chain = one.chain(1, 4)
     for blocks in (3, 4, 4):
         one.save(chain, 0, blocks, Retention.DURABLE)
-        one.settle()
+        one.flush()
     assert (below(one), budget.asked) == (4, 4)
 
 
-def test_a_durable_save_charges_no_budget_for_blocks_that_are_not_in_memory(rig):
+def test_a_durable_save_charges_no_budget_for_blocks_that_are_not_in_memory(harness):
     budget, pool = Counting(), SharedMemoryTier({})
     rules = {1: TierRules(lambda _: SecondTouch(1_000), budgets={domain_id(SECRET): budget})}
-    one = rig(MIB, MemoryTier(64 * MIB, name="disk"), pool, rules=rules)
+    one = harness(MIB, MemoryTier(64 * MIB, name="disk"), pool, rules=rules)
     chain = one.chain(1, 4)
     one.save(chain)
     one.leave_memory(chain)
     one.save(chain, retention=Retention.DURABLE)
-    one.settle()
+    one.flush()
     assert (len(pool.records), below(one), budget.asked) == (4, 0, 0)
 
 
-def test_without_a_rule_everything_is_written(rig):
-    one = rig(MIB, MemoryTier(64 * MIB))
+def test_without_a_rule_everything_is_written(harness):
+    one = harness(MIB, MemoryTier(64 * MIB))
     one.save(one.chain(1, 4))
-    one.settle()
+    one.flush()
     assert below(one) == 4
 
 
@@ -116,15 +116,15 @@ def test_a_block_that_another_tier_has_is_still_offered_at_its_second_use() -> N
         once, twice = chain_of("once", 4), chain_of("twice", 4)
         for chain in (once, twice):
             contexts.save(chain)
-        settle(store)
+        flush(store)
         assert (disk.usage().records, len(pool.records)) == (0, 8)
         contexts.read(twice)
         store.ladder.wake()
-        settle(store)
+        flush(store)
         assert disk.usage().records == 4
 
 
-def settle(store) -> None:
+def flush(store) -> None:
     end = time.monotonic() + 60
     while store.table.unwritten():
         assert time.monotonic() < end

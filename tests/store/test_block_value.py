@@ -48,8 +48,8 @@ def test_a_dearer_token_is_worth_more_a_byte(estimates, rows):
     assert worth(small) * worth(large) == pytest.approx(1.0)
 
 
-def test_a_store_weighs_for_a_policy_that_can(rig):
-    store = rig().store
+def test_a_store_weighs_for_a_policy_that_can(harness):
+    store = harness().store
     compute(store.estimates, ord("f"), 1e-4)
     store.housekeep()
     assert store.table.eviction._worth is not None

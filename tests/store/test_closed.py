@@ -51,8 +51,8 @@ def test_a_closed_store_serves_nothing_and_accepts_nothing() -> None:
     store.close()  # once more is allowed
 
 
-def test_what_a_closed_store_had_handed_out_may_still_be_given_back(rig) -> None:
-    one = rig()
+def test_what_a_closed_store_had_handed_out_may_still_be_given_back(harness) -> None:
+    one = harness()
     chain = one.chain(1, 3)
     one.save(chain)
     fetched = one.store.fetch(one.namespace, chain.keys, 1.0)
@@ -114,10 +114,10 @@ class SlowTier(MemoryTier):
         return super().write(batch)
 
 
-def test_a_close_is_bounded_where_a_tier_does_not_answer(rig, monkeypatch) -> None:
+def test_a_close_is_bounded_where_a_tier_does_not_answer(harness, monkeypatch) -> None:
     monkeypatch.setattr(module, "CLOSE_STOP_S", 0.2)
     tier = SlowTier()
-    one = rig(tier=tier)
+    one = harness(tier=tier)
     one.save(one.chain(1, 3))
     assert tier.begun.wait(30)
     closed = threading.Thread(target=one.store.close, args=(0.1,))
@@ -127,9 +127,9 @@ def test_a_close_is_bounded_where_a_tier_does_not_answer(rig, monkeypatch) -> No
     tier.over.set()
 
 
-def test_a_close_writes_what_waits_for_a_bounded_time(rig, caplog) -> None:
+def test_a_close_writes_what_waits_for_a_bounded_time(harness, caplog) -> None:
     tier = SlowTier()
-    one = rig(64 * MIB, tier=tier)
+    one = harness(64 * MIB, tier=tier)
     one.save(one.chain(1, 200))
     assert tier.begun.wait(30)
     (writer,) = one.store.ladder._writers

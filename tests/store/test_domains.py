@@ -22,14 +22,14 @@ def _patient_glances(monkeypatch):
 
 
 @pytest.fixture
-def sealed(rig, tmp_path):
+def sealed(harness, tmp_path):
     """Make stores whose domain is sealed under one ring file."""
 
     def make():
         ring = KeyRing(tmp_path / "ring.json")
         ring.enrol("default", b"s" * 32)
         audit = AuditLog(tmp_path / "audit.jsonl")
-        return rig(tier=MemoryTier(32 * MIB), ring=ring, audit=audit)
+        return harness(tier=MemoryTier(32 * MIB), ring=ring, audit=audit)
 
     return make
 
@@ -37,7 +37,7 @@ def sealed(rig, tmp_path):
 def saved(one, seed=1):
     chain = one.chain(seed, 6)
     one.save(chain)
-    one.settle()
+    one.flush()
     return chain
 
 
@@ -99,11 +99,11 @@ def test_a_ring_that_is_away_for_long_ends_serving_until_it_is_back(sealed, tmp_
     assert actions(tmp_path) == ["ring", "ring"]
 
 
-def test_while_a_ring_is_away_nothing_that_others_can_open_is_condemned(rig, tmp_path):
+def test_while_a_ring_is_away_nothing_that_others_can_open_is_condemned(harness, tmp_path):
     far = {}
     ring = KeyRing(tmp_path / "ring.json")
     ring.enrol("default", b"s" * 32)
-    one = rig(tier=SharedMemoryTier(far), ring=ring)
+    one = harness(tier=SharedMemoryTier(far), ring=ring)
     chain = saved(one)
     (tmp_path / "ring.json").rename(tmp_path / "away")
     one.clock.advance(RING_STALE_S + 1)
@@ -116,10 +116,12 @@ def test_while_a_ring_is_away_nothing_that_others_can_open_is_condemned(rig, tmp
     assert not (tmp_path / "ring.json").exists()
 
 
-def test_what_comes_up_while_its_domain_is_erased_does_not_outlive_it(rig, tmp_path, monkeypatch):
+def test_what_comes_up_while_its_domain_is_erased_does_not_outlive_it(
+    harness, tmp_path, monkeypatch
+):
     ring = KeyRing(tmp_path / "ring.json")
     ring.enrol("default", b"s" * 32)
-    one = rig(tier=SharedMemoryTier({}), ring=ring)
+    one = harness(tier=SharedMemoryTier({}), ring=ring)
     chain, forget = saved(one), domains.forget_domain
 
     def forget_slowly(store, domain):
@@ -153,11 +155,11 @@ def test_the_listing_names_domains_epochs_and_nothing_secret(sealed, tmp_path):
     assert (b"s" * 32).hex() not in str(listing)
 
 
-def test_an_erasure_says_so_where_a_key_that_it_dropped_was_derived(rig, tmp_path):
+def test_an_erasure_says_so_where_a_key_that_it_dropped_was_derived(harness, tmp_path):
     KeyRing(tmp_path / "ring.json", derives=True).enrol("default", b"s" * 32)
     ring = KeyRing(tmp_path / "ring.json")
     ring.enrol("default", b"s" * 32)
-    one = rig(tier=MemoryTier(32 * MIB), ring=ring)
+    one = harness(tier=MemoryTier(32 * MIB), ring=ring)
     one.store.rotate("default")
     with pytest.raises(RefusedError, match="derived from the domain's key in epochs 1,"):
         one.store.retire("default")
@@ -165,10 +167,10 @@ def test_an_erasure_says_so_where_a_key_that_it_dropped_was_derived(rig, tmp_pat
     assert one.store.erase("default")["everywhere"] is True
 
 
-def test_without_a_place_for_its_ring_a_pools_domain_is_not_erased(rig):
+def test_without_a_place_for_its_ring_a_pools_domain_is_not_erased(harness):
     ring = KeyRing(None, derives=True)
     ring.enrol("default", b"s" * 32)
-    one = rig(tier=MemoryTier(32 * MIB), ring=ring)
+    one = harness(tier=MemoryTier(32 * MIB), ring=ring)
     chain = saved(one)
     with pytest.raises(RefusedError, match="would not remember"):
         one.store.erase("default")
@@ -278,11 +280,11 @@ def test_a_block_that_was_being_written_with_a_key_that_went_is_written_again(se
     assert one.read(chain) == 6
 
 
-def test_what_a_shared_tier_has_can_not_be_counted_and_is_asked_about_again(rig, tmp_path):
+def test_what_a_shared_tier_has_can_not_be_counted_and_is_asked_about_again(harness, tmp_path):
     far = {}
     ring = KeyRing(tmp_path / "ring.json")
     ring.enrol("default", b"s" * 32)
-    one = rig(tier=SharedMemoryTier(far), ring=ring)
+    one = harness(tier=SharedMemoryTier(far), ring=ring)
     chain = saved(one)
     one.leave_memory()
     one.store.rotate("default")

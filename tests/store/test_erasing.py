@@ -33,13 +33,13 @@ def _patient_glances(monkeypatch):
 
 
 @pytest.fixture
-def sealed(rig, tmp_path):
+def sealed(harness, tmp_path):
     """Make stores that write nothing until told, and whose domain is sealed under one ring file."""
 
     def make(tier):
         ring = KeyRing(tmp_path / "ring.json")
         ring.enrol("default", b"s" * 32)
-        return rig(tier=tier, ring=ring, writes_behind=False)
+        return harness(tier=tier, ring=ring, writes_behind=False)
 
     return make
 
@@ -54,7 +54,7 @@ def line_up(one):
 
 def write_all(one):
     line_up(one)
-    one.settle_writes()
+    one.flush_writes()
 
 
 def test_what_waits_to_be_written_is_not_sealed_with_the_key_that_comes_next(sealed, monkeypatch):
@@ -96,7 +96,7 @@ def test_what_set_out_while_rows_were_forgotten_is_not_sealed_afterwards(sealed,
     monkeypatch.setattr(table, "rows_where", rows)
     one.store.erase("default")
     one.tier.answers.set()
-    one.settle_writes()
+    one.flush_writes()
     assert far == {}
 
 

@@ -34,7 +34,7 @@ SLOW_READ_S = 0.3
 
 @pytest.fixture
 def small_waves(monkeypatch):
-    """Eight of the rig's blocks climb together, and two such waves at once."""
+    """Eight of the harness's blocks climb together, and two such waves at once."""
     monkeypatch.setattr(promote, "BATCH_BYTES", 8 * 20_480)
     monkeypatch.setattr(core, "BATCHES_AT_ONCE", 2)
 
@@ -65,16 +65,16 @@ def teach(estimates, cost=COST, engine=ENGINE):
     )
 
 
-def demoted(rig, seconds_a_block, **options):
+def demoted(harness, seconds_a_block, **options):
     """Return a store with a 20-block chain on its lower tier only, and the chain."""
-    one = rig(2 * MIB, SlowTier(ManualClock(), seconds_a_block), **options)
+    one = harness(2 * MIB, SlowTier(ManualClock(), seconds_a_block), **options)
     one.tier.clock = one.clock
     one.store.estimates.asked(1, MIB, one.namespace.domain)  # it was fast once, or so it seemed
     one.clock.advance(1e-3)
     one.store.estimates.arrived(1, MIB, one.namespace.domain, of=MIB)
     chain = one.chain(1, 20)
     one.save(chain)
-    one.settle()
+    one.flush()
     with one.store.table.lock:
         for key in chain.keys:
             one.store.table.remove_copy(one.store.table.index.find(one.namespace, key), 0)
@@ -85,8 +85,8 @@ def judged(one, chain, tokens, have=0):
     return one.store.plan_fetch(one.namespace, chain.keys, PromptTokens(ENGINE, tokens, have, 5.0))
 
 
-def test_an_engine_that_told_nothing_is_given_what_is_held(rig):
-    one, chain = demoted(rig, 0.0)
+def test_an_engine_that_told_nothing_is_given_what_is_held(harness):
+    one, chain = demoted(harness, 0.0)
     found = judged(one, chain, 330)
     assert (found.held, found.plan.blocks) == (20, 20)
     assert found.sources == {"memory": 20}
@@ -94,9 +94,9 @@ def test_an_engine_that_told_nothing_is_given_what_is_held(rig):
 
 
 def test_a_tier_that_turned_out_slow_is_recomputed_and_probed_until_it_is_fast_again(
-    rig, small_waves
+    harness, small_waves
 ):
-    one, chain = demoted(rig, SLOW_READ_S)
+    one, chain = demoted(harness, SLOW_READ_S)
     teach(one.store.estimates)
     assert judged(one, chain, 330).plan.blocks == 20  # nobody knows better yet
     fetched = one.store.fetch(one.namespace, chain.keys, 60.0)
@@ -123,9 +123,9 @@ def test_a_tier_that_turned_out_slow_is_recomputed_and_probed_until_it_is_fast_a
     assert found.plan.blocks == 20
 
 
-def turned_out_slow(rig):
+def turned_out_slow(harness):
     """Return a store that has read a chain of 20 blocks, and how slowly; all are below again."""
-    one, chain = demoted(rig, SLOW_READ_S)
+    one, chain = demoted(harness, SLOW_READ_S)
     assert one.store.release(one.store.fetch(one.namespace, chain.keys, 60.0).lease)
     with one.store.table.lock:
         for key in chain.keys:
@@ -134,8 +134,8 @@ def turned_out_slow(rig):
     return one, chain
 
 
-def test_a_tier_is_probed_at_once_for_an_engine_that_tells_nothing(rig, small_waves):
-    one, chain = turned_out_slow(rig)
+def test_a_tier_is_probed_at_once_for_an_engine_that_tells_nothing(harness, small_waves):
+    one, chain = turned_out_slow(harness)
     prompt = PromptTokens(EngineId("silent", "f" * 32), 330, 0, limit_s=0.01)
     assert one.store.plan_fetch(one.namespace, chain.keys, prompt).plan.blocks == 0
     while one.store.table.reads:
@@ -144,9 +144,9 @@ def test_a_tier_is_probed_at_once_for_an_engine_that_tells_nothing(rig, small_wa
 
 
 def test_who_asks_waits_for_no_fit_of_what_a_fetch_or_a_probe_has_shown(
-    rig, small_waves, monkeypatch
+    harness, small_waves, monkeypatch
 ):
-    one, chain = turned_out_slow(rig)
+    one, chain = turned_out_slow(harness)
     teach(one.store.estimates)
     one.store.learn(ENGINE, [], [])
     fits, fitted, fit = [], threading.Event(), OnlineFit._fit
@@ -166,16 +166,16 @@ def test_who_asks_waits_for_no_fit_of_what_a_fetch_or_a_probe_has_shown(
     assert len(fits) == 1
 
 
-def test_what_the_engine_has_does_not_count_as_fetched(rig):
-    one, chain = demoted(rig, 0.0)
+def test_what_the_engine_has_does_not_count_as_fetched(harness):
+    one, chain = demoted(harness, 0.0)
     teach(one.store.estimates)
     found = judged(one, chain, 330, have=250)
     assert found.sources == {"memory": 5}
     assert judged(one, chain, 330, have=320).number == 0
 
 
-def test_a_late_fetch_takes_back_what_nobody_has_begun_to_read(rig, small_waves, monkeypatch):
-    one, chain = demoted(rig, 0.0)
+def test_a_late_fetch_takes_back_what_nobody_has_begun_to_read(harness, small_waves, monkeypatch):
+    one, chain = demoted(harness, 0.0)
     one.tier.gate.clear()
     wait = fetch_path.wait
 
@@ -256,8 +256,8 @@ def test_who_asks_for_a_cost_does_not_wait_for_the_fit(monkeypatch):
     assert cost.b == pytest.approx(COST.b, rel=0.05)
 
 
-def test_how_long_an_engine_takes_to_load_is_learnt_from_the_plans_it_carried_out(rig):
-    one, chain = demoted(rig, 0.0)
+def test_how_long_an_engine_takes_to_load_is_learnt_from_the_plans_it_carried_out(harness):
+    one, chain = demoted(harness, 0.0)
     size = one.namespace.record_bytes
     for _ in range(6):
         plan = judged(one, chain, 330)
@@ -270,8 +270,8 @@ def test_how_long_an_engine_takes_to_load_is_learnt_from_the_plans_it_carried_ou
     assert delivery.seconds(3 * size) == pytest.approx(0.03, rel=0.1)
 
 
-def test_a_plan_is_not_carried_out_where_the_engine_turns_out_to_have_all_that_is_held(rig):
-    one, chain = demoted(rig, 0.0)
+def test_a_plan_is_not_carried_out_where_the_engine_turns_out_to_have_all_that_is_held(harness):
+    one, chain = demoted(harness, 0.0)
     first = judged(one, chain, 330)
     again = PromptTokens(ENGINE, 330, 20 * 16, 5.0, instead_of=first.number)
     assert one.store.plan_fetch(one.namespace, chain.keys, again).number == 0
@@ -279,9 +279,9 @@ def test_a_plan_is_not_carried_out_where_the_engine_turns_out_to_have_all_that_i
     assert (plan["plan"], plan["not_followed"]) == (first.number, "engine_had_it")
 
 
-def test_what_was_learnt_outlives_the_store(tmp_path, rig, small_waves):
+def test_what_was_learnt_outlives_the_store(tmp_path, harness, small_waves):
     file = tmp_path / "learnt.json"
-    one, chain = demoted(rig, SLOW_READ_S, estimates_file=file)
+    one, chain = demoted(harness, SLOW_READ_S, estimates_file=file)
     teach(one.store.estimates)
     one.read(chain, 60.0)
     one.store.close()

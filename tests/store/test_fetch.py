@@ -10,30 +10,30 @@ from holdfast.testing.memory import MemoryTier
 MIB = 1 << 20
 
 
-def test_what_was_saved_comes_back(rig) -> None:
-    one = rig()
+def test_what_was_saved_comes_back(harness) -> None:
+    one = harness()
     chain = one.chain(1, 10)
     assert one.save(chain) == 10
     assert one.read(chain) == 10
 
 
-def test_a_longer_context_gets_its_held_prefix(rig) -> None:
-    one = rig()
+def test_a_longer_context_gets_its_held_prefix(harness) -> None:
+    one = harness()
     chain = one.chain(1, 10)
     one.save(chain, 0, 6)
     assert one.store.cover(one.namespace, chain.keys).blocks == 6
     assert one.read(chain) == 6
 
 
-def test_nothing_held_is_a_miss(rig) -> None:
-    one = rig()
+def test_nothing_held_is_a_miss(harness) -> None:
+    one = harness()
     fetched = one.store.fetch(one.namespace, one.chain(1, 3).keys, 1.0)
     assert fetched.places == []
     assert fetched.outcome is Outcome.MISS
 
 
-def test_no_time_means_late_and_nothing_copied(rig) -> None:
-    one = rig()
+def test_no_time_means_late_and_nothing_copied(harness) -> None:
+    one = harness()
     chain = one.chain(1, 4)
     one.save(chain)
     fetched = one.store.fetch(one.namespace, chain.keys, 0.0)
@@ -42,13 +42,13 @@ def test_no_time_means_late_and_nothing_copied(rig) -> None:
     assert "deadline" in fetched.reason
 
 
-def test_blocks_demoted_to_the_tier_below_are_promoted_again(rig) -> None:
-    one = rig(MIB, MemoryTier(64 * MIB))
+def test_blocks_demoted_to_the_tier_below_are_promoted_again(harness) -> None:
+    one = harness(MIB, MemoryTier(64 * MIB))
     chains = [one.chain(seed, 20) for seed in range(6)]
     for chain in chains:
         for start in range(0, 20, 5):
             one.save(chain, start, start + 5)
-            one.settle()
+            one.flush()
     covered = one.store.cover(one.namespace, chains[0].keys)
     assert covered.blocks == 20
     assert covered.sources.get("memory", 0) > 0
@@ -57,8 +57,8 @@ def test_blocks_demoted_to_the_tier_below_are_promoted_again(rig) -> None:
     assert one.store.cover(one.namespace, chains[-1].keys).sources == {"host": 20}
 
 
-def test_the_reason_says_how_many_blocks_arrived_if_not_all_did(rig, monkeypatch) -> None:
-    one = rig(MIB, MemoryTier(64 * MIB))
+def test_the_reason_says_how_many_blocks_arrived_if_not_all_did(harness, monkeypatch) -> None:
+    one = harness(MIB, MemoryTier(64 * MIB))
     chain = one.chain(1, 4)
     one.save(chain)
     one.leave_memory(chain)
@@ -68,18 +68,18 @@ def test_the_reason_says_how_many_blocks_arrived_if_not_all_did(rig, monkeypatch
     assert fetched.reason == "fetch all 4 blocks held; 0 arrived"
 
 
-def test_a_chain_longer_than_the_arena_gives_what_fits(rig) -> None:
-    one = rig(MIB, MemoryTier(64 * MIB))
+def test_a_chain_longer_than_the_arena_gives_what_fits(harness) -> None:
+    one = harness(MIB, MemoryTier(64 * MIB))
     chain = one.chain(1, 100)
     for start in range(0, 100, 5):
         one.save(chain, start, start + 5)
-        one.settle()
+        one.flush()
     landed = one.read(chain)
     assert 0 < landed <= one.store.table.host(one.namespace).slots(one.namespace.record_bytes)
 
 
-def test_a_leased_block_is_never_evicted_while_it_is_read(rig) -> None:
-    one = rig(MIB)
+def test_a_leased_block_is_never_evicted_while_it_is_read(harness) -> None:
+    one = harness(MIB)
     chain = one.chain(1, 10)
     one.save(chain)
     fetched = one.store.fetch(one.namespace, chain.keys, 1.0)
@@ -92,8 +92,8 @@ def test_a_leased_block_is_never_evicted_while_it_is_read(rig) -> None:
     assert one.store.release(fetched.lease)
 
 
-def test_an_expired_lease_says_so(rig) -> None:
-    one = rig()
+def test_an_expired_lease_says_so(harness) -> None:
+    one = harness()
     chain = one.chain(1, 3)
     one.save(chain)
     fetched = one.store.fetch(one.namespace, chain.keys, 1.0)
@@ -104,9 +104,9 @@ def test_an_expired_lease_says_so(rig) -> None:
 
 @pytest.mark.parametrize("offset", [0, 5, 17, 40, 70, 90, 100, 127, 128, 5000, 128 + (16 << 10)])
 def test_a_flipped_byte_in_the_arena_is_never_served_and_the_next_save_repairs_it(
-    rig, offset: int
+    harness, offset: int
 ) -> None:
-    one = rig()
+    one = harness()
     chain = one.chain(1, 5)
     one.save(chain)
     fetched = one.store.fetch(one.namespace, chain.keys, 1.0)
@@ -121,20 +121,20 @@ def test_a_flipped_byte_in_the_arena_is_never_served_and_the_next_save_repairs_i
     assert one.read(chain) == 5
 
 
-def test_two_blocks_swapped_below_are_a_miss(rig) -> None:
+def test_two_blocks_swapped_below_are_a_miss(harness) -> None:
     records = {}
-    one = rig(MIB, MemoryTier(64 * MIB, records))
+    one = harness(MIB, MemoryTier(64 * MIB, records))
     chain = one.chain(1, 4)
     one.save(chain)
-    one.settle()
+    one.flush()
     places = sorted(records)
     records[places[1]], records[places[2]] = records[places[2]], records[places[1]]
     one.leave_memory()
     assert one.read(chain) == 1
 
 
-def test_a_leased_slot_found_corrupt_is_not_reused_under_its_reader(rig) -> None:
-    one = rig(MIB)
+def test_a_leased_slot_found_corrupt_is_not_reused_under_its_reader(harness) -> None:
+    one = harness(MIB)
     chain = one.chain(1, 3)
     one.save(chain)
     reader = one.store.fetch(one.namespace, chain.keys, 1.0)
@@ -151,12 +151,12 @@ def test_a_leased_slot_found_corrupt_is_not_reused_under_its_reader(rig) -> None
 
 
 @pytest.mark.parametrize("place", ["host", "memory"])
-def test_what_is_lent_stays_until_it_is_released(rig, place) -> None:
+def test_what_is_lent_stays_until_it_is_released(harness, place) -> None:
     """A peer may take its time; what an engine fetches it must copy within the lease."""
-    one = rig(tier=MemoryTier(4 * MIB))
+    one = harness(tier=MemoryTier(4 * MIB))
     chain = one.chain(1, 4)
     one.save(chain)
-    one.settle()
+    one.flush()
     if place == "memory":
         one.leave_memory()
     lent = one.store.fetch_unverified(one.namespace, chain.keys, 5.0)
@@ -181,8 +181,8 @@ class RaisingTier(MemoryTier):
         return super().read(batch)
 
 
-def test_a_tier_that_raises_errors_is_a_miss_and_nobodys_error(rig) -> None:
-    one = rig(2 * MIB, RaisingTier(64 * MIB))
+def test_a_tier_that_raises_errors_is_a_miss_and_nobodys_error(harness) -> None:
+    one = harness(2 * MIB, RaisingTier(64 * MIB))
     chain = one.chain(1, 20)
     one.save(chain)
     one.leave_memory(chain)
@@ -196,8 +196,8 @@ def test_a_tier_that_raises_errors_is_a_miss_and_nobodys_error(rig) -> None:
     assert one.read(chain) == 20
 
 
-def test_a_fetch_that_the_end_overtakes_finds_nothing_below_and_loses_no_slot(rig) -> None:
-    one = rig(2 * MIB, MemoryTier(64 * MIB))
+def test_a_fetch_that_the_end_overtakes_finds_nothing_below_and_loses_no_slot(harness) -> None:
+    one = harness(2 * MIB, MemoryTier(64 * MIB))
     chain, here = one.chain(1, 20), one.chain(2, 3)
     one.save(chain)
     one.leave_memory(chain)

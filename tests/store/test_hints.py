@@ -16,9 +16,9 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def laddered(rig):
+def laddered(harness):
     """A store over a tier, and what its policy was told to expect."""
-    return expecting(rig(4 * MIB, MemoryTier(64 * MIB)))
+    return expecting(harness(4 * MIB, MemoryTier(64 * MIB)))
 
 
 def expecting(one):
@@ -29,7 +29,7 @@ def expecting(one):
 
 def below_only(one, chain):
     """Take a chain out of memory; the tier below keeps it."""
-    one.settle()
+    one.flush()
     with one.store.table.lock:
         for key in reversed(chain.keys):
             one.store.table.remove_copy(one.store.table.index.find(one.namespace, key), HOST)
@@ -121,14 +121,14 @@ def test_pins_stay_whatever_else_is_saved_and_end(laddered) -> None:
     assert one.store.pin(one.namespace, chain.keys, 100.0) == 8
     for seed in range(2, 60):
         one.save(one.chain(seed, 8))
-        one.settle_writes()
+        one.flush_writes()
     assert in_memory(one, chain) == 8
     one.clock.advance(101.0)
     one.store.housekeep()
     assert one.store.status()["hints"]["pinned_bytes"] == 0
     for seed in range(60, 120):
         one.save(one.chain(seed, 8))
-        one.settle_writes()
+        one.flush_writes()
     assert in_memory(one, chain) == 0
 
 
@@ -138,7 +138,7 @@ def test_pins_take_half_of_memory_at_most(laddered) -> None:
     for seed in range(40):
         chain = one.chain(seed, 8)
         one.save(chain)
-        one.settle_writes()
+        one.flush_writes()
         pinned += one.store.pin(one.namespace, chain.keys, 100.0)
     assert 0 < pinned * one.namespace.record_bytes <= one.store.host_bytes // 2
     assert one.save(one.chain(99, 8)) == 8, "there is room for others"
@@ -150,7 +150,7 @@ def test_two_pins_at_once_are_not_given_the_same_room(laddered, monkeypatch) -> 
     chains = [one.chain(seed, half) for seed in (1, 2)]
     for chain in chains:
         one.save(chain)
-        one.settle_writes()
+        one.flush_writes()
 
     def meanwhile(*asked):
         if not pinned:
@@ -168,21 +168,21 @@ def test_ephemeral_contexts_never_leave_memory_and_go_first(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 8)
     one.save(chain, retention=Retention.EPHEMERAL)
     assert one.expected == [(8, NEVER)]
-    one.settle()
+    one.flush()
     assert one.tier.usage().records == 0
     one.save(one.chain(2, 8))
-    one.settle()
+    one.flush()
     assert one.tier.usage().records == 8
 
 
-def test_durable_contexts_are_written_at_once_where_others_wait(rig) -> None:
-    one = expecting(rig(4 * MIB, MemoryTier(64 * MIB), writes_behind=False))
+def test_durable_contexts_are_written_at_once_where_others_wait(harness) -> None:
+    one = expecting(harness(4 * MIB, MemoryTier(64 * MIB), writes_behind=False))
     one.save(one.chain(1, 4))
     one.save(one.chain(2, 4), retention=Retention.DURABLE)
-    one.settle()
+    one.flush()
     assert one.tier.usage().records == 4
     one.save(one.chain(1, 4), retention=Retention.DURABLE)
-    one.settle()
+    one.flush()
     assert one.tier.usage().records == 8, "what was held already is kept for longer"
 
 
@@ -225,7 +225,7 @@ def test_the_queue_of_contexts_to_bring_up_is_bounded(laddered) -> None:
 def test_a_context_that_is_pinned_again_with_every_turn_counts_once(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 24)
     one.save(chain)
-    one.settle_writes()
+    one.flush_writes()
     for work_item in range(1, 25):
         assert one.store.pin(one.namespace, chain.keys[:work_item], 100.0 - work_item) == work_item
     pinned = one.store.status()["hints"]["pinned_bytes"]

@@ -10,10 +10,10 @@ from holdfast.testing.memory import MemoryTier
 MIB = 1 << 20
 
 
-def test_the_listing_counts_blocks_and_bytes_by_tier(rig) -> None:
-    one = rig(MIB, MemoryTier(64 * MIB))
+def test_the_listing_counts_blocks_and_bytes_by_tier(harness) -> None:
+    one = harness(MIB, MemoryTier(64 * MIB))
     one.save(one.chain(1, 7))
-    one.settle()
+    one.flush()
     (entry,) = one.store.listing()
     assert entry["fingerprint"] == one.namespace.fingerprint.hex()
     assert entry["domain"] == "default"
@@ -24,9 +24,9 @@ def test_the_listing_counts_blocks_and_bytes_by_tier(rig) -> None:
 
 
 def test_the_listing_looks_at_each_copy_once_however_many_namespaces_there_are(
-    rig, monkeypatch
+    harness, monkeypatch
 ) -> None:
-    one = rig(16 * MIB)
+    one = harness(16 * MIB)
     looked_at: list[int] = []
     namespace_of_row = Residency.namespace
 
@@ -50,8 +50,8 @@ def test_the_listing_looks_at_each_copy_once_however_many_namespaces_there_are(
         assert len(looked_at) == 2 * namespaces
 
 
-def test_status_tells_fill_recovery_and_faults(rig) -> None:
-    one = rig(MIB)
+def test_status_tells_fill_recovery_and_faults(harness) -> None:
+    one = harness(MIB)
     one.save(one.chain(1, 3))
     status = one.store.status()
     assert status["blocks"] == 3
@@ -60,8 +60,8 @@ def test_status_tells_fill_recovery_and_faults(rig) -> None:
     assert status["waiting_to_write"] == 0
 
 
-def test_drop_forgets_one_fingerprint_only(rig) -> None:
-    one = rig(MIB)
+def test_drop_forgets_one_fingerprint_only(harness) -> None:
+    one = harness(MIB)
     chain = one.chain(1, 3)
     one.save(chain)
     assert one.store.drop("00" * 16) == {"dropped": 0}
@@ -70,8 +70,8 @@ def test_drop_forgets_one_fingerprint_only(rig) -> None:
     assert one.store.listing() == []
 
 
-def test_dropping_what_is_read_leaves_it_to_its_reader(rig) -> None:
-    one = rig(MIB)
+def test_dropping_what_is_read_leaves_it_to_its_reader(harness) -> None:
+    one = harness(MIB)
     chain = one.chain(1, 3)
     one.save(chain)
     fetched = one.store.fetch(one.namespace, chain.keys, 1.0)
@@ -85,8 +85,8 @@ def test_dropping_what_is_read_leaves_it_to_its_reader(rig) -> None:
     assert one.store.cover(one.namespace, chain.keys).blocks == 0
 
 
-def test_an_empty_fingerprint_drops_nothing(rig) -> None:
-    one = rig(MIB)
+def test_an_empty_fingerprint_drops_nothing(harness) -> None:
+    one = harness(MIB)
     one.save(one.chain(1, 3))
     with pytest.raises(BlockError, match=r"fingerprint is empty; name one .* everything with '\*'"):
         one.store.drop("")

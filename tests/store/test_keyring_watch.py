@@ -69,11 +69,11 @@ def until_back(store):
         store.shared_ring.follow()
 
 
-def test_a_ring_that_hangs_ends_serving_and_leases_all_the_same(rig, path, hanging):
-    one = rig(tier=MemoryTier(32 * MIB), ring=ring_at(path))
+def test_a_ring_that_hangs_ends_serving_and_leases_all_the_same(harness, path, hanging):
+    one = harness(tier=MemoryTier(32 * MIB), ring=ring_at(path))
     chain = one.chain(1, BLOCKS)
     one.save(chain)
-    one.settle()
+    one.flush()
     lease = one.store.fetch(one.namespace, chain.keys, 5.0).lease
     hung = hanging()
     assert in_time(one.store._housekeep_once)

@@ -44,13 +44,13 @@ class Clock:
 
 
 @pytest.fixture
-def other_saved(rig):
+def other_saved(harness):
     """Return what a shared tier holds, a store over it, and the chain that another one saved."""
     by_key = {}
-    one, other = (rig(MIB, SharedMemoryTier(by_key, "pool")) for _ in range(2))
+    one, other = (harness(MIB, SharedMemoryTier(by_key, "pool")) for _ in range(2))
     chain = one.chain(1, 10)
     one.save(chain)
-    one.settle()
+    one.flush()
     return by_key, other, chain
 
 
@@ -62,9 +62,9 @@ def test_what_one_store_saved_another_finds_and_fetches(other_saved) -> None:
     assert other.store.cover(other.namespace, chain.keys).sources == {"host": 10}
 
 
-def test_blocks_are_written_to_the_place_of_their_segment(rig) -> None:
+def test_blocks_are_written_to_the_place_of_their_segment(harness) -> None:
     by_key = {}
-    one = rig(MIB, SharedMemoryTier(by_key, "pool"))
+    one = harness(MIB, SharedMemoryTier(by_key, "pool"))
     chain = one.chain(1, 10)
     one.save(chain, 0, 4)
     reserved = one.store.reserve(
@@ -72,7 +72,7 @@ def test_blocks_are_written_to_the_place_of_their_segment(rig) -> None:
     )
     one.fill(chain.keys[4:], reserved.places)
     one.store.commit(reserved.ticket)
-    one.settle()
+    one.flush()
     assert {place for place, _ in by_key.values()} == {segment_place(chain.segment(0))}
     assert len(by_key) == 10
 
@@ -96,7 +96,7 @@ def test_a_damaged_record_is_condemned_by_its_first_reader_and_written_anew(othe
     assert other.read(chain) == 6
     assert (other.namespace, chain.keys[6]) not in by_key
     other.save(chain)
-    other.settle()
+    other.flush()
     assert by_key[other.namespace, chain.keys[6]] == (place, record)
 
 
@@ -108,9 +108,9 @@ def test_only_so_much_hearsay_is_kept(other_saved, monkeypatch) -> None:
     assert other.store.cover(other.namespace, chain.keys).blocks == 5
 
 
-def test_what_two_shared_tiers_have_is_forgotten_block_by_block(rig, monkeypatch) -> None:
+def test_what_two_shared_tiers_have_is_forgotten_block_by_block(harness, monkeypatch) -> None:
     monkeypatch.setattr(remote_lookups, "MAX_CACHED_LOOKUPS", 5)
-    one = rig(MIB, SharedMemoryTier({}, "pool"), SharedMemoryTier({}, "valkey"))
+    one = harness(MIB, SharedMemoryTier({}, "pool"), SharedMemoryTier({}, "valkey"))
     one.save(one.chain(1, 8))
     one.leave_memory()
     assert len(one.store.table.remote_lookups) == 8
@@ -119,14 +119,14 @@ def test_what_two_shared_tiers_have_is_forgotten_block_by_block(rig, monkeypatch
     assert one.store.status()["blocks"] == 5
 
 
-def test_what_was_written_elsewhere_and_left_memory_is_hearsay_too(rig, monkeypatch) -> None:
+def test_what_was_written_elsewhere_and_left_memory_is_hearsay_too(harness, monkeypatch) -> None:
     monkeypatch.setattr(remote_lookups, "MAX_CACHED_LOOKUPS", 20)
     by_key = {}
-    one = rig(MIB, SharedMemoryTier(by_key, "pool"))
+    one = harness(MIB, SharedMemoryTier(by_key, "pool"))
     for seed in range(40):
         chain = one.chain(seed, 10)
         one.save(chain)
-        one.settle_writes()
+        one.flush_writes()
         one.store.housekeep()
     in_memory = one.store.table.host(one.namespace).usage().records
     assert len(by_key) > 2 * in_memory
@@ -135,12 +135,12 @@ def test_what_was_written_elsewhere_and_left_memory_is_hearsay_too(rig, monkeypa
     assert one.read(one.chain(0, 10)) == 10
 
 
-def test_a_tier_that_fails_as_none_should_costs_nothing_that_is_here(rig, caplog) -> None:
+def test_a_tier_that_fails_as_none_should_costs_nothing_that_is_here(harness, caplog) -> None:
     class Broken(SharedMemoryTier):
         def held(self, *_):
             raise ZeroDivisionError
 
-    one = rig(MIB, Broken({}, "pool"))
+    one = harness(MIB, Broken({}, "pool"))
     chain = one.chain(1, 5)
     one.save(chain, 0, 3)
     assert one.store.look(one.namespace, chain.keys).blocks == 3
@@ -148,18 +148,18 @@ def test_a_tier_that_fails_as_none_should_costs_nothing_that_is_here(rig, caplog
     assert one.save(chain) == 2
 
 
-def test_a_store_that_shares_nothing_asks_nobody(rig) -> None:
-    one = rig(MIB)
+def test_a_store_that_shares_nothing_asks_nobody(harness) -> None:
+    one = harness(MIB)
     chain = one.chain(1, 3)
     one.save(chain, 0, 2)
     assert not one.store.asks(one.namespace, chain.keys)
     assert one.store.look(one.namespace, chain.keys).blocks == 2
 
 
-def test_however_many_are_asked_it_is_one_deadline(rig, monkeypatch) -> None:
+def test_however_many_are_asked_it_is_one_deadline(harness, monkeypatch) -> None:
     monkeypatch.setattr(lookup, "time", clock := Clock())
     tiers = [Timed(clock, f"pool {number}") for number in range(3)]
-    one = rig(MIB, *tiers)
+    one = harness(MIB, *tiers)
     one.store.look(one.namespace, one.chain(1, 3).keys)
     assert tiers[0].told == [LOOK_S]
     assert tiers[1].told == [pytest.approx(LOOK_S - 0.7)]
@@ -167,20 +167,20 @@ def test_however_many_are_asked_it_is_one_deadline(rig, monkeypatch) -> None:
     assert clock.now_s <= LOOK_S
 
 
-def test_who_waits_for_another_waits_no_longer_either(rig) -> None:
-    one = rig(MIB, SharedMemoryTier({}, "pool"))
+def test_who_waits_for_another_waits_no_longer_either(harness) -> None:
+    one = harness(MIB, SharedMemoryTier({}, "pool"))
     chain = one.chain(1, 3)
     assert one.store.table.inflight_lookups.begin((1, one.namespace, chain.keys[0]), 0.0) is None
     assert one.store.look(one.namespace, chain.keys, 0.01).blocks == 0, "whoever asks never ends"
 
 
-def test_a_pool_where_nobody_is_is_not_asked_and_not_planned_with(rig) -> None:
-    one = rig(MIB, tier := Timed(Clock(), "pool"))
-    other = rig(MIB, again := Timed(Clock(), "pool"))
+def test_a_pool_where_nobody_is_is_not_asked_and_not_planned_with(harness) -> None:
+    one = harness(MIB, tier := Timed(Clock(), "pool"))
+    other = harness(MIB, again := Timed(Clock(), "pool"))
     again.records = tier.records
     chain = one.chain(1, 10)
     one.save(chain)
-    one.settle()
+    one.flush()
     other.save(chain, 0, 4)
     other.store.look(other.namespace, chain.keys)
     prompt = PromptTokens(ENGINE, 0, 0, 60.0)

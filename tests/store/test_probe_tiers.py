@@ -17,12 +17,12 @@ class Timed(MemoryTier):
         return super().read(batch)
 
 
-def test_a_tier_is_unmeasured_from_its_first_blocks_to_its_first_read(rig):
-    one = rig(2 * MIB, Timed(8 * MIB))
+def test_a_tier_is_unmeasured_from_its_first_blocks_to_its_first_read(harness):
+    one = harness(2 * MIB, Timed(8 * MIB))
     one.tier.clock = one.clock
     assert unmeasured_tiers(one.store) == []
     one.save(one.chain(1, BLOCKS))
-    one.settle()
+    one.flush()
     assert unmeasured_tiers(one.store) == [1]
     probe_tier(one.store, 1)
     assert unmeasured_tiers(one.store) == []
@@ -33,17 +33,17 @@ def test_a_tier_is_unmeasured_from_its_first_blocks_to_its_first_read(rig):
     assert one.clock.now() == before, "once is enough"
 
 
-def test_an_empty_tier_is_not_probed(rig):
-    one = rig(2 * MIB, MemoryTier(8 * MIB))
+def test_an_empty_tier_is_not_probed(harness):
+    one = harness(2 * MIB, MemoryTier(8 * MIB))
     probe_tier(one.store, 1)
     assert one.store.estimates.reads(1) == 0
 
 
-def test_blocks_may_be_dropped_while_they_are_probed(rig):
+def test_blocks_may_be_dropped_while_they_are_probed(harness):
     """Blocks that are dropped while they are read leave nothing behind."""
-    one = rig(2 * MIB, MemoryTier(8 * MIB))
+    one = harness(2 * MIB, MemoryTier(8 * MIB))
     one.save(one.chain(1, BLOCKS))
-    one.settle()
+    one.flush()
     reached, go_on = threading.Event(), threading.Event()
     read = one.tier.read
 

@@ -67,12 +67,12 @@ def fetching(one, keys, deadline_s: float = 60.0) -> tuple[threading.Thread, lis
     return work, fetched
 
 
-def test_many_readers_of_one_context_share_one_climb(rig) -> None:
+def test_many_readers_of_one_context_share_one_climb(harness) -> None:
     tier = CountingTier(64 * MIB)
-    one = rig(2 * MIB, tier)
+    one = harness(2 * MIB, tier)
     chain = one.chain(1, 16)
     one.save(chain)
-    one.settle()
+    one.flush()
     one.leave_memory()
     landed = []
     threads = [
@@ -86,8 +86,8 @@ def test_many_readers_of_one_context_share_one_climb(rig) -> None:
     assert tier.reads == 16
 
 
-def test_a_key_that_is_asked_for_twice_climbs_once_and_leaves_nothing_behind(rig) -> None:
-    one = rig(tier=CountingTier(4 * MIB))
+def test_a_key_that_is_asked_for_twice_climbs_once_and_leaves_nothing_behind(harness) -> None:
+    one = harness(tier=CountingTier(4 * MIB))
     chain = one.chain(1, 3)
     one.save(chain)
     one.leave_memory(chain)
@@ -109,14 +109,14 @@ def test_a_key_that_is_asked_for_twice_climbs_once_and_leaves_nothing_behind(rig
     assert (len(one.store.table.index), one.store.table.usage.used[HOST].total()) == (0, 0)
 
 
-def test_what_one_fetch_gives_up_another_still_gets(rig, monkeypatch) -> None:
+def test_what_one_fetch_gives_up_another_still_gets(harness, monkeypatch) -> None:
     monkeypatch.setattr(promote, "BATCH_BYTES", 1)
     slow = HeldTier(4 * MIB)
-    one = rig(2 * MIB, slow)
+    one = harness(2 * MIB, slow)
     busy, chain, lone = one.chain(1, BATCHES_AT_ONCE), one.chain(2, 2), one.chain(3, 2)
     for each in (busy, chain, lone):
         one.save(each)
-    one.settle()
+    one.flush()
     one.leave_memory()
     others, _ = fetching(one, busy.keys)
     until = until_hands_are_full(slow)
@@ -139,12 +139,12 @@ def test_what_one_fetch_gives_up_another_still_gets(rig, monkeypatch) -> None:
     assert one.nothing_is_left_over()
 
 
-def test_what_a_peer_puts_while_a_fetch_waits_is_not_taken_for_what_climbed(rig) -> None:
+def test_what_a_peer_puts_while_a_fetch_waits_is_not_taken_for_what_climbed(harness) -> None:
     fast, slow = MemoryTier(4 * MIB), HeldTier(4 * MIB)
-    one = rig(2 * MIB, fast, slow)
+    one = harness(2 * MIB, fast, slow)
     keys = one.chain(1, 2).keys
     one.save(one.chain(1, 2))
-    one.settle()
+    one.flush()
     one.leave_memory()
     table = one.store.table
     first, second = table.index.find_all(one.namespace, keys[:2])
@@ -168,12 +168,12 @@ def test_what_a_peer_puts_while_a_fetch_waits_is_not_taken_for_what_climbed(rig)
     assert one.store.fetch(one.namespace, keys, 5.0).outcome is Outcome.CORRUPT
 
 
-def test_what_was_verified_in_one_slot_says_nothing_of_another(rig, monkeypatch) -> None:
+def test_what_was_verified_in_one_slot_says_nothing_of_another(harness, monkeypatch) -> None:
     slow = HeldTier(4 * MIB)
-    one = rig(2 * MIB, slow)
+    one = harness(2 * MIB, slow)
     keys = one.chain(1, 2).keys
     one.save(one.chain(1, 2))
-    one.settle()
+    one.flush()
     with one.store.table.lock:
         one.store.table.remove_copy(one.store.table.index.find(one.namespace, keys[1]), HOST)
     verified = threading.Event()
@@ -190,8 +190,8 @@ def test_what_was_verified_in_one_slot_says_nothing_of_another(rig, monkeypatch)
     assert one.nothing_is_left_over()
 
 
-def test_a_block_put_by_a_peer_is_served_once_it_was_hashed(rig) -> None:
-    one = rig()
+def test_a_block_put_by_a_peer_is_served_once_it_was_hashed(harness) -> None:
+    one = harness()
     header = header_of(one.namespace, one.chain(1, 1).keys[0])
     berths = one.store.receive_slots([header])
     fill_record(berths[0].slot, header)
@@ -203,14 +203,14 @@ def test_a_block_put_by_a_peer_is_served_once_it_was_hashed(rig) -> None:
     assert one.store.table.unverified.isdisjoint(one.store.table.index.rows())
 
 
-def test_a_fetch_overtakes_what_is_brought_up_for_later(rig, monkeypatch) -> None:
+def test_a_fetch_overtakes_what_is_brought_up_for_later(harness, monkeypatch) -> None:
     monkeypatch.setattr(promote, "BATCH_BYTES", 1)
     slow = HeldTier(4 * MIB)
-    one = rig(2 * MIB, slow)
+    one = harness(2 * MIB, slow)
     chain, busy = one.chain(1, 8), one.chain(2, BATCHES_AT_ONCE)
     for each in (chain, busy):
         one.save(each)
-    one.settle()
+    one.flush()
     one.leave_memory()
     others, _ = fetching(one, busy.keys)
     end = until_hands_are_full(slow)
@@ -231,12 +231,12 @@ def test_a_fetch_overtakes_what_is_brought_up_for_later(rig, monkeypatch) -> Non
     assert one.nothing_is_left_over()
 
 
-def test_what_is_for_later_holds_no_end_up(rig, monkeypatch) -> None:
+def test_what_is_for_later_holds_no_end_up(harness, monkeypatch) -> None:
     monkeypatch.setattr(promote, "BATCH_BYTES", 1)
     slow = HeldTier(4 * MIB)
-    one = rig(2 * MIB, slow)
+    one = harness(2 * MIB, slow)
     one.save(chain := one.chain(1, 12))
-    one.settle()
+    one.flush()
     one.leave_memory()
     one.store.prestage(one.namespace, chain.keys, 0.0)
     hints.bring_up(one.store)
@@ -252,12 +252,12 @@ def test_what_is_for_later_holds_no_end_up(rig, monkeypatch) -> None:
     assert slow.reads <= BATCHES_AT_ONCE + 1
 
 
-def test_a_pin_is_whole_although_a_fetch_hurried_its_beginning(rig, monkeypatch) -> None:
+def test_a_pin_is_whole_although_a_fetch_hurried_its_beginning(harness, monkeypatch) -> None:
     monkeypatch.setattr(promote, "BATCH_BYTES", 1)
     slow = HeldTier(4 * MIB)
-    one = rig(4 * MIB, slow)
+    one = harness(4 * MIB, slow)
     one.save(chain := one.chain(1, 20))
-    one.settle()
+    one.flush()
     one.leave_memory()
     pinned: list[int] = []
     pinning = threading.Thread(
@@ -276,14 +276,14 @@ def test_a_pin_is_whole_although_a_fetch_hurried_its_beginning(rig, monkeypatch)
     assert (len(landed[0].places), pinned) == (10, [20])
 
 
-def test_a_wave_is_taken_back_once(rig, monkeypatch) -> None:
+def test_a_wave_is_taken_back_once(harness, monkeypatch) -> None:
     monkeypatch.setattr(promote, "BATCH_BYTES", 1)
     slow = HeldTier(4 * MIB)
-    one = rig(2 * MIB, slow)
+    one = harness(2 * MIB, slow)
     busy, chain = one.chain(1, BATCHES_AT_ONCE), one.chain(2, 2)
     for each in (busy, chain):
         one.save(each)
-    one.settle()
+    one.flush()
     one.leave_memory()
     others, _ = fetching(one, busy.keys)
     until_hands_are_full(slow)

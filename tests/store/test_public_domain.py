@@ -163,7 +163,7 @@ def test_after_a_restart_it_is_in_memory_before_anybody_asks(made, options):
     assert acme.read(named, common) == 8
 
 
-def settle(store):
+def flush(store):
     end = time.monotonic() + 20
     while store.table.unwritten():
         assert time.monotonic() < end, "it is written again and again"
@@ -178,7 +178,7 @@ def test_what_users_write_does_not_keep_it_from_coming_back_after_a_restart(made
     for seed in range(10, 40):
         names = acme.names(seed, 8)
         acme.save(names, names)
-        settle(store)
+        flush(store)
     assert len(store.table.index) > len(records), "users' blocks had to go"
     store.close()
     store, acme, _, public = made(MemoryTier(MIB, records))
@@ -194,7 +194,7 @@ def test_a_tier_that_is_too_small_for_it_is_not_written_for_ever(made):
     try:
         for name in common:
             public.save([name], [name])
-            settle(store)
+            flush(store)
         assert tier.usage().records == 5
     finally:
         tier.close()  # or the store would never have written everything
@@ -212,7 +212,7 @@ def test_when_its_keys_are_back_it_is_in_memory_before_anybody_asks(tmp_path, mo
         acme, public = Reader(store, "acme"), Reader(store, "commons")
         named, common = acme.names(1, 8), public.names(1, 8)
         public.save(common, common)
-        settle(store)
+        flush(store)
         path.rename(tmp_path / "away")
         clock.advance(RING_STALE_S + 1)
         await_that(lambda: not store.has_public_copies(acme.namespace, named, common))
@@ -270,14 +270,14 @@ def test_what_a_peer_sends_sealed_with_its_key_is_the_publishers(made, tmp_path)
     lent = store.fetch_unverified(public.namespace, common, 5.0)
     sealed = [bytes(record) for record in store.outgoing(public.namespace, lent.lease, lent.places)]
     store.release(lent.lease)
-    settle(store)
+    flush(store)
     assert store.forget(public.namespace, common) == 2
     assert not records
     berths = store.receive_slots([read_header(record)[0] for record in sealed])
     for receive_slots, record in zip(berths, sealed, strict=True):
         receive_slots.slot[:] = record
     assert store.publish_received(berths) == [Outcome.OK] * 2
-    settle(store)
+    flush(store)
     assert len(records) == 2, "after a restart it must be there"
     assert store.copy_public(acme.namespace, acme.names(1, 2), common) == 2
     assert acme.read(acme.names(1, 2), common) == 2

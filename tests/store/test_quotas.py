@@ -72,10 +72,10 @@ class Two:
     def used(self, name, tier=0):
         return self.table.usage.used[tier][self.store.domain(name)[1]]
 
-    def settle(self):
+    def flush(self):
         deadline = time.monotonic() + 60
         while self.table.unwritten():
-            assert time.monotonic() < deadline, "the writer did not settle"
+            assert time.monotonic() < deadline, "the writer did not finish"
             self.store.ladder.wake()
 
     def recount(self):
@@ -158,7 +158,7 @@ def test_a_context_larger_than_the_quota_is_saved_and_read_as_far_as_it_fits(two
     one = two(tier=MemoryTier(64 * MIB), quotas={"flood": {0: Quota(most_bytes=MIB)}})
     keys, new = one.save("flood", 1, 80)
     assert new == MIB // SIZE
-    one.settle()
+    one.flush()
     assert one.read("flood", keys) == MIB // SIZE
 
 
@@ -217,7 +217,7 @@ def test_a_quota_below_gives_up_its_own_oldest(two):
     chains = []
     for seed in range(12):
         chains.append(one.save("flood", seed, 8)[0])
-        one.settle()
+        one.flush()
         assert one.used("flood", 1) <= MIB
     assert one.used("flood", 1) == MIB // SIZE * SIZE
     assert tier.usage().used_bytes == one.used("flood", 1) + one.used("victim", 1)
@@ -234,9 +234,9 @@ def test_a_domain_with_more_memory_than_disk_does_not_write_round_and_round(two)
     one = two(tier=tier, quotas={"flood": {0: Quota(most_bytes=2 * MIB), 1: Quota(0, MIB)}})
     for seed in range(40):
         one.save("flood", seed, 8)
-        one.settle()
+        one.flush()
         assert one.save("flood", 1_000 + seed, 1)[1] == 1
-        one.settle()
+        one.flush()
     assert one.used("flood") > 2 * MIB - 2 * SIZE
     assert tier._next <= 40 * 9 + 20
 
@@ -245,7 +245,7 @@ def test_the_line_of_a_quota_does_not_grow_with_what_left_by_itself(two):
     one = two(tier=MemoryTier(MIB), quotas={"flood": {1: Quota(most_bytes=2 * MIB)}})
     for seed in range(60):
         one.save("flood", seed, 8)
-        one.settle()
+        one.flush()
     written = one.table.usage._written[1][one.store.domain("flood")[1]]
     assert len(written) * SIZE == one.used("flood", 1)
 
@@ -257,7 +257,7 @@ def test_a_write_budget_is_a_domain_s_own_and_durable_does_not_get_around_it(two
     for seed in range(8):
         one.save("flood", seed, 8, retention=list(Retention)[seed % 2 + 1])
         one.save("victim", seed, 2)
-    one.settle()
+    one.flush()
     assert 0 < one.used("flood", 1) <= 10 * SIZE
     assert one.used("victim", 1) == 16 * SIZE
 
@@ -310,19 +310,19 @@ def test_whatever_happens_counts_are_exact_and_quotas_hold(two, seed):
                 )
                 one.store.abort(reserved.ticket)
             case _:
-                one.settle()
+                one.flush()
         assert one.used("flood") <= 2 * MIB
         assert one.used("flood", 1) <= 3 * MIB
         if name == "flood":
             assert one.used("victim") >= min(before, MIB)
-    one.settle()
+    one.flush()
 
 
 def test_waves_are_short_where_another_domain_reads_too(two, monkeypatch):
     """On a slow tier what is under way of one would be what the other waits for."""
     one = two(tier=MemoryTier(64 * MIB))
     kept = {name: one.save(name, 1, 30)[0] for name in ("flood", "victim")}
-    one.settle()
+    one.flush()
     sizes = []
 
     (readers,) = one.store.ladder._readers

@@ -269,7 +269,7 @@ def test_a_record_that_is_in_a_message_twice_takes_one_slot(store):
     store.release(lent.lease)
 
 
-def test_a_lease_on_nothing_is_none(rig) -> None:
-    one = rig()
+def test_a_lease_on_nothing_is_none(harness) -> None:
+    one = harness()
     assert one.store.pin(one.namespace, one.chain(1, 2).keys, 60.0) == 0
     assert not one.store.table.leases

@@ -12,25 +12,25 @@ from holdfast.tiers.disk.tier import DiskTier
 
 MIB = 1 << 20
 REGION_BYTES = 17 * SECTOR
-"""Three of the rig's records of five sectors fit."""
+"""Three of the harness's records of five sectors fit."""
 
 
-def test_a_new_store_serves_what_the_last_one_wrote_below(rig) -> None:
+def test_a_new_store_serves_what_the_last_one_wrote_below(harness) -> None:
     records = {}
-    one = rig(MIB, MemoryTier(64 * MIB, records))
+    one = harness(MIB, MemoryTier(64 * MIB, records))
     chain = one.chain(1, 20)
     one.save(chain)
     one.store.close()
-    other = rig(MIB, MemoryTier(64 * MIB, records))
+    other = harness(MIB, MemoryTier(64 * MIB, records))
     other.store.recovery.wait()
     assert other.store.status()["recovered_blocks"] == 20
     assert other.store.cover(other.namespace, chain.keys).sources == {"memory": 20}
     assert other.read(chain) == 20
 
 
-def test_saves_and_fetches_go_on_while_the_scan_is_stuck(rig) -> None:
+def test_saves_and_fetches_go_on_while_the_scan_is_stuck(harness) -> None:
     tier = StuckTier(64 * MIB)
-    one = rig(MIB, tier)
+    one = harness(MIB, tier)
     chain = one.chain(1, 5)
     one.save(chain)
     assert one.read(chain) == 5
@@ -39,16 +39,16 @@ def test_saves_and_fetches_go_on_while_the_scan_is_stuck(rig) -> None:
     assert one.store.recovery.wait(60)
 
 
-def test_the_newest_copy_of_a_block_wins(rig) -> None:
+def test_the_newest_copy_of_a_block_wins(harness) -> None:
     records = {}
-    one = rig(MIB, MemoryTier(64 * MIB, records))
+    one = harness(MIB, MemoryTier(64 * MIB, records))
     chain = one.chain(1, 1)
     one.save(chain)
-    one.settle()
+    one.flush()
     (place,) = records
     records[place + 7] = records[place]
     one.store.close()
-    other = rig(MIB, MemoryTier(64 * MIB, records))
+    other = harness(MIB, MemoryTier(64 * MIB, records))
     other.store.recovery.wait()
     assert other.store.table.index.places[1][0] == place + 7
     assert list(records) == [place + 7]
@@ -56,7 +56,7 @@ def test_the_newest_copy_of_a_block_wins(rig) -> None:
     assert other.read(chain) == 1
 
 
-def test_what_was_written_since_does_not_go_for_its_own_sake(rig) -> None:
+def test_what_was_written_since_does_not_go_for_its_own_sake(harness) -> None:
     """A tier need not know which of its records are older than the process."""
 
     class Forgetful(StuckTier):
@@ -64,10 +64,10 @@ def test_what_was_written_since_does_not_go_for_its_own_sake(rig) -> None:
             self.go.wait(60)
             return (SurvivingRecord(read_header(r)[0], p) for p, r in list(self._records.items()))
 
-    one = rig(MIB, tier := Forgetful(64 * MIB))
+    one = harness(MIB, tier := Forgetful(64 * MIB))
     chain = one.chain(1, 5)
     one.save(chain)
-    one.settle()
+    one.flush()
     tier.go.set()
     assert one.store.recovery.wait(60)
     assert (tier.usage().records, one.store.status()["recovered_blocks"]) == (5, 0)
@@ -77,10 +77,10 @@ def test_what_was_written_since_does_not_go_for_its_own_sake(rig) -> None:
     assert one.read(chain) == 5
 
 
-def test_a_region_reused_behind_the_scan_takes_its_blocks_out_of_the_index(rig) -> None:
-    medium, _ = filled_disk(rig, 12)
+def test_a_region_reused_behind_the_scan_takes_its_blocks_out_of_the_index(harness) -> None:
+    medium, _ = filled_disk(harness, 12)
     tier = PausedDisk(medium, before=3)
-    other = rig(MIB, tier)
+    other = harness(MIB, tier)
     assert tier.paused.wait(60)
     new = [other.chain(100 + n, 1) for n in range(3)]
     save_in_turn(other, new)
@@ -95,12 +95,12 @@ def test_a_region_reused_behind_the_scan_takes_its_blocks_out_of_the_index(rig) 
     assert not table.faults
 
 
-def test_a_copy_written_since_stays_and_the_survivor_goes(rig) -> None:
-    medium, chains = filled_disk(rig, 9)
+def test_a_copy_written_since_stays_and_the_survivor_goes(harness) -> None:
+    medium, chains = filled_disk(harness, 9)
     torn = medium.image.find(chains[0].keys[0]) + 200
     medium.image[torn : torn + 64] = bytes(64)  # as after a power cut: only reads can tell
     tier = PausedDisk(medium, before=0)
-    other = rig(MIB, tier)
+    other = harness(MIB, tier)
     assert tier.paused.wait(60)
     save_in_turn(other, chains[:1])
     index = other.store.table.index
@@ -115,12 +115,12 @@ def test_a_copy_written_since_stays_and_the_survivor_goes(rig) -> None:
     assert not other.store.table.faults
 
 
-def test_a_tier_that_cannot_be_scanned_is_logged_and_left(rig, caplog) -> None:
+def test_a_tier_that_cannot_be_scanned_is_logged_and_left(harness, caplog) -> None:
     class Broken(MemoryTier):
         def survivors(self):
             raise OSError("no such device")
 
-    one = rig(MIB, Broken(64 * MIB))
+    one = harness(MIB, Broken(64 * MIB))
     assert one.store.recovery.wait(60)
     assert one.store.status()["recovery_s"] is not None
     assert "recovery of tier=memory ended early" in caplog.text
@@ -129,7 +129,7 @@ def test_a_tier_that_cannot_be_scanned_is_logged_and_left(rig, caplog) -> None:
     assert one.read(chain) == 3
 
 
-def test_a_store_that_closes_waits_for_no_long_recovery(rig) -> None:
+def test_a_store_that_closes_waits_for_no_long_recovery(harness) -> None:
     class Endless(MemoryTier):
         yielded = 0
 
@@ -140,12 +140,12 @@ def test_a_store_that_closes_waits_for_no_long_recovery(rig) -> None:
                 yield SurvivingRecord(header, Place(0))
 
     records: dict = {}
-    one = rig(MIB, MemoryTier(64 * MIB, records))
+    one = harness(MIB, MemoryTier(64 * MIB, records))
     one.save(one.chain(1, 1))
-    one.settle()
+    one.flush()
     (record,), given_up = records.values(), threading.Event()
     tier = Endless(64 * MIB)
-    other = rig(MIB, tier, scrub_every_s=1e6)
+    other = harness(MIB, tier, scrub_every_s=1e6)
     closing = threading.Thread(target=other.store.close)
     closing.start()
     closing.join(20)
@@ -186,10 +186,10 @@ class PausedDisk(DiskTier):
             yield survivor
 
 
-def filled_disk(rig, blocks: int):
+def filled_disk(harness, blocks: int):
     """A medium of four regions with so many blocks on it, each a chain, and the chains."""
     medium = MemoryExtents.formatted(REGION_BYTES, 4)
-    one = rig(MIB, PausedDisk(medium, before=-1))
+    one = harness(MIB, PausedDisk(medium, before=-1))
     chains = [one.chain(seed, 1) for seed in range(blocks)]
     save_in_turn(one, chains)
     one.store.close()
@@ -200,14 +200,14 @@ def save_in_turn(one, chains) -> None:
     """Save chains so that they lie on the disk in this order."""
     for chain in chains:
         one.save(chain)
-        one.settle()
+        one.flush()
 
 
-def test_an_old_copy_that_is_found_while_a_new_one_is_written_is_freed(rig) -> None:
+def test_an_old_copy_that_is_found_while_a_new_one_is_written_is_freed(harness) -> None:
     records = {}
-    one = rig(MIB, MemoryTier(64 * MIB, records))
+    one = harness(MIB, MemoryTier(64 * MIB, records))
     one.save(one.chain(1, 1))
-    one.settle()
+    one.flush()
     (old,) = records
     new = old + 7
     records[new] = records[old]

@@ -30,13 +30,13 @@ class CountingTier(SharedMemoryTier):
         return super().read(batch)
 
 
-def test_a_thousand_misses_of_one_segment_are_two_reads_at_most(rig) -> None:
+def test_a_thousand_misses_of_one_segment_are_two_reads_at_most(harness) -> None:
     far = {}
-    writer = rig(4 * MIB, CountingTier(far))
+    writer = harness(4 * MIB, CountingTier(far))
     chain = writer.chain(1, 32)
     writer.save(chain)
-    writer.settle()
-    reader = rig(4 * MIB, CountingTier(far))
+    writer.flush()
+    reader = harness(4 * MIB, CountingTier(far))
 
     def ask(_):
         covered = reader.store.look(reader.namespace, chain.keys, 60.0).blocks
@@ -50,8 +50,8 @@ def test_a_thousand_misses_of_one_segment_are_two_reads_at_most(rig) -> None:
     assert max(reader.tier.reads.values()) <= 2
 
 
-def test_a_thousand_who_ask_for_nothing_ask_now_and_then(rig) -> None:
-    one = rig(4 * MIB, CountingTier({}))
+def test_a_thousand_who_ask_for_nothing_ask_now_and_then(harness) -> None:
+    one = harness(4 * MIB, CountingTier({}))
     chain = one.chain(1, 4)
     for _ in range(1_000):
         assert one.store.look(one.namespace, chain.keys).blocks == 0

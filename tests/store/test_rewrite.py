@@ -51,14 +51,14 @@ class Slow(MemoryTier):
         return super().write(batch)
 
 
-def test_what_was_lost_and_is_still_in_memory_is_written_again(rig):
+def test_what_was_lost_and_is_still_in_memory_is_written_again(harness):
     by_key, tier = {}, None
-    one = rig(MIB, tier := Shifting(by_key))
+    one = harness(MIB, tier := Shifting(by_key))
     assert isinstance(tier, Rebalancing)
     chains = [one.chain(seed, 5) for seed in range(4)]
     for chain in chains:
         one.save(chain)
-    one.settle()
+    one.flush()
     dead = {segment_place(chain.segment(0)) for chain in chains[:2]}
     kept = dict(by_key)
     for chain in chains[:2]:
@@ -66,32 +66,35 @@ def test_what_was_lost_and_is_still_in_memory_is_written_again(rig):
             del by_key[one.namespace, key]
     tier.gone = dead.__contains__
     one.store.housekeep()
-    one.settle()
+    one.flush()
     assert by_key == kept
     assert tier.usage().written_bytes == sum(len(r) for _, r in kept.values()) * 3 // 2
 
 
-def test_the_only_copy_is_not_given_up_for_one_that_is_lost(rig):
-    one = rig(MIB, tier := Shifting({}))
+def test_the_only_copy_is_not_given_up_for_one_that_is_lost(harness):
+    one = harness(MIB, tier := Shifting({}))
     chain = one.chain(1, 5)
     one.save(chain)
-    one.settle()
+    one.flush()
     rows = list(one.store.table.index.rows())
     assert all(one.store.table.evictable(row) for row in rows)
     tier.answers, tier.gone = False, lambda place: True
     with one.store.table.lock:
         one.store.housekeep()
         assert not any(one.store.table.evictable(row) for row in rows)
-    one.settle()
+    one.flush()
     assert one.read(chain) == 5
 
 
-def test_hearsay_of_what_is_lost_is_forgotten(rig):
+def test_hearsay_of_what_is_lost_is_forgotten(harness):
     by_key = {}
-    one, other = rig(MIB, SharedMemoryTier(by_key, "pool")), rig(MIB, tier := Shifting(by_key))
+    one, other = (
+        harness(MIB, SharedMemoryTier(by_key, "pool")),
+        harness(MIB, tier := Shifting(by_key)),
+    )
     chain = one.chain(1, 5)
     one.save(chain)
-    one.settle()
+    one.flush()
     other.store.look(other.namespace, chain.keys)
     tier.gone = lambda place: True
     other.store.housekeep()
@@ -99,16 +102,19 @@ def test_hearsay_of_what_is_lost_is_forgotten(rig):
     assert len(other.store.table.index) == 0
 
 
-def test_strays_are_written_again_once_they_have_landed(rig):
+def test_strays_are_written_again_once_they_have_landed(harness):
     by_key = {}
-    one, other = rig(MIB, SharedMemoryTier(by_key, "pool")), rig(MIB, tier := Shifting(by_key))
+    one, other = (
+        harness(MIB, SharedMemoryTier(by_key, "pool")),
+        harness(MIB, tier := Shifting(by_key)),
+    )
     chain = one.chain(1, 5)
     one.save(chain)
-    one.settle()
+    one.flush()
     tier.astray = {chain.keys[1], chain.keys[3]}
     other.store.look(other.namespace, chain.keys)
     assert other.read(chain) == 5
-    other.settle()
+    other.flush()
     size = other.namespace.record_bytes
     assert tier.usage().written_bytes == 2 * size
     row = other.store.table.index.find(other.namespace, chain.keys[3])
@@ -116,13 +122,13 @@ def test_strays_are_written_again_once_they_have_landed(rig):
     assert other.read(chain) == 5
 
 
-def test_for_a_pool_where_nobody_is_nothing_is_made_ready_and_all_is_written_once_it_heals(rig):
+def test_for_a_pool_where_nobody_is_nothing_is_made_ready_and_all_is_written_once_it_heals(harness):
     by_key = {}
-    one = rig(MIB, tier := Shifting(by_key))
+    one = harness(MIB, tier := Shifting(by_key))
     tier.there = False
     chain = one.chain(1, 5)
     one.save(chain)
-    one.settle()
+    one.flush()
     assert tier.batches == 0, "nothing was sealed, copied or sent"
     table = one.store.table
     assert table.queues._deferred == [
@@ -133,42 +139,42 @@ def test_for_a_pool_where_nobody_is_nothing_is_made_ready_and_all_is_written_onc
     assert not by_key
     tier.there = True
     one.store.housekeep()
-    one.settle()
+    one.flush()
     assert {key for _, key in by_key} == set(chain.keys)
     assert table.queues._deferred == [set()]
 
 
-def test_the_batch_that_finds_nobody_there_is_written_once_somebody_is(rig):
+def test_the_batch_that_finds_nobody_there_is_written_once_somebody_is(harness):
     by_key = {}
-    one = rig(MIB, tier := Shifting(by_key))
+    one = harness(MIB, tier := Shifting(by_key))
     tier.answers = False
     chain = one.chain(1, 5)
     one.save(chain)
-    one.settle()
+    one.flush()
     assert tier.batches == 1
     assert one.store.table.queues._deferred == [
         set(one.store.table.index.find_all(one.namespace, chain.keys))
     ]
     tier.there = tier.answers = True
     one.store.housekeep()
-    one.settle()
+    one.flush()
     assert {key for _, key in by_key} == set(chain.keys)
 
 
-def test_what_left_memory_meanwhile_is_not_waited_for(rig):
-    one = rig(MIB, tier := Shifting({}))
+def test_what_left_memory_meanwhile_is_not_waited_for(harness):
+    one = harness(MIB, tier := Shifting({}))
     tier.there = False
     for seed in range(30):
         one.save(one.chain(seed, 5))
-    one.settle()
+    one.flush()
     table = one.store.table
     here = set(table.index.rows())
     assert len(here) < 150
     assert table.queues._deferred[0] <= here
 
 
-def test_what_waits_for_the_disk_stays_in_memory_though_the_pool_is_away(rig):
-    one = rig(MIB, disk := Slow(4 * MIB), tier := Shifting({}))
+def test_what_waits_for_the_disk_stays_in_memory_though_the_pool_is_away(harness):
+    one = harness(MIB, disk := Slow(4 * MIB), tier := Shifting({}))
     tier.there = False
     chain = one.chain(1, 2)
     one.save(chain)
@@ -177,5 +183,5 @@ def test_what_waits_for_the_disk_stays_in_memory_though_the_pool_is_away(rig):
     defer_queued(table, 2)
     assert not any(table.evictable(row) for row in table.index.rows())
     disk.go_on.set()
-    one.settle()
+    one.flush()
     assert all(table.state(row).is_saved for row in table.index.rows())

@@ -7,8 +7,8 @@ from holdfast.testing.memory import MemoryTier
 MIB = 1 << 20
 
 
-def test_reserved_blocks_are_invisible_until_committed(rig) -> None:
-    one = rig()
+def test_reserved_blocks_are_invisible_until_committed(harness) -> None:
+    one = harness()
     chain = one.chain(1, 3)
     reserved = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
     one.fill(chain.keys, reserved.places)
@@ -17,8 +17,8 @@ def test_reserved_blocks_are_invisible_until_committed(rig) -> None:
     assert one.store.cover(one.namespace, chain.keys).blocks == 3
 
 
-def test_held_blocks_need_no_slot(rig) -> None:
-    one = rig()
+def test_held_blocks_need_no_slot(harness) -> None:
+    one = harness()
     chain = one.chain(1, 4)
     one.save(chain, 0, 2)
     reserved = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
@@ -26,8 +26,8 @@ def test_held_blocks_need_no_slot(rig) -> None:
     one.store.abort(reserved.ticket)
 
 
-def test_the_first_commit_of_a_key_wins_and_the_second_slot_is_freed(rig) -> None:
-    one = rig()
+def test_the_first_commit_of_a_key_wins_and_the_second_slot_is_freed(harness) -> None:
+    one = harness()
     chain = one.chain(1, 3)
     first = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
     second = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
@@ -39,8 +39,8 @@ def test_the_first_commit_of_a_key_wins_and_the_second_slot_is_freed(rig) -> Non
     assert one.store.table.host(one.namespace).usage().records == 3
 
 
-def test_a_ticket_commits_once(rig) -> None:
-    one = rig()
+def test_a_ticket_commits_once(harness) -> None:
+    one = harness()
     chain = one.chain(1, 2)
     reserved = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
     one.fill(chain.keys, reserved.places)
@@ -48,8 +48,8 @@ def test_a_ticket_commits_once(rig) -> None:
     assert one.store.commit(reserved.ticket) == 0
 
 
-def test_aborted_slots_rest_before_anybody_gets_them(rig) -> None:
-    one = rig(MIB)
+def test_aborted_slots_rest_before_anybody_gets_them(harness) -> None:
+    one = harness(MIB)
     slots = one.store.table.host(one.namespace).slots(one.namespace.record_bytes)
     chain = one.chain(1, slots)
     reserved = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
@@ -64,8 +64,8 @@ def test_aborted_slots_rest_before_anybody_gets_them(rig) -> None:
     assert one.save(other) == 1
 
 
-def test_a_full_arena_without_a_tier_below_forgets_the_oldest(rig) -> None:
-    one = rig(MIB)
+def test_a_full_arena_without_a_tier_below_forgets_the_oldest(harness) -> None:
+    one = harness(MIB)
     old, new = one.chain(1, 40), one.chain(2, 40)
     one.save(old)
     one.save(new)
@@ -73,18 +73,18 @@ def test_a_full_arena_without_a_tier_below_forgets_the_oldest(rig) -> None:
     assert one.read(old) < 40
 
 
-def test_blocks_no_tier_below_takes_may_be_forgotten(rig) -> None:
-    one = rig(MIB, MemoryTier(0))
+def test_blocks_no_tier_below_takes_may_be_forgotten(harness) -> None:
+    one = harness(MIB, MemoryTier(0))
     for seed in range(5):
         one.save(one.chain(seed, 40))
-        one.settle()
+        one.flush()
     newest = one.chain(9, 40)
     one.save(newest)
     assert one.read(newest) == 40
 
 
-def test_padding_never_carries_the_last_owners_bytes(rig) -> None:
-    one = rig(MIB)
+def test_padding_never_carries_the_last_owners_bytes(harness) -> None:
+    one = harness(MIB)
     arena = one.store.arena(one.namespace.domain).view
     arena[:] = b"\xaa" * len(arena)
     chain = one.chain(1, 1)
@@ -96,8 +96,8 @@ def test_padding_never_carries_the_last_owners_bytes(rig) -> None:
     assert bytes(arena[end : place + one.namespace.record_bytes]).count(0xAA) == 0
 
 
-def test_a_key_that_another_namespace_committed_is_saved_all_the_same(rig) -> None:
-    one = rig()
+def test_a_key_that_another_namespace_committed_is_saved_all_the_same(harness) -> None:
+    one = harness()
     chain, other = one.chain(1, 3), one.namespace._replace(fingerprint=b"l" * 16)
     early = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
     one.fill(chain.keys, early.places)
@@ -116,8 +116,8 @@ def test_a_key_that_another_namespace_committed_is_saved_all_the_same(rig) -> No
     assert one.store.table.host(one.namespace).usage().records == 4
 
 
-def test_blocks_that_claim_to_be_each_others_parents_can_leave_memory(rig) -> None:
-    one = rig(2 * MIB)
+def test_blocks_that_claim_to_be_each_others_parents_can_leave_memory(harness) -> None:
+    one = harness(2 * MIB)
     for seed in range(200):
         keys = one.chain(seed, 2).keys
         reserved = one.store.reserve(one.namespace, keys, keys[-1], 0)
@@ -128,8 +128,8 @@ def test_blocks_that_claim_to_be_each_others_parents_can_leave_memory(rig) -> No
     assert one.read(honest) == 4
 
 
-def test_what_a_chain_builds_upon_does_not_go_to_make_room_for_it(rig) -> None:
-    made = rig(64 << 10)
+def test_what_a_chain_builds_upon_does_not_go_to_make_room_for_it(harness) -> None:
+    made = harness(64 << 10)
     slots = made.store.table.host(made.namespace).slots(made.namespace.record_bytes)
     chain = made.chain(1, slots + 2)
     assert made.save(chain, 0, slots) == slots
@@ -139,8 +139,8 @@ def test_what_a_chain_builds_upon_does_not_go_to_make_room_for_it(rig) -> None:
     assert made.read(chain) == slots
 
 
-def test_a_key_that_is_in_a_ticket_twice_takes_one_slot(rig) -> None:
-    one = rig()
+def test_a_key_that_is_in_a_ticket_twice_takes_one_slot(harness) -> None:
+    one = harness()
     chain = one.chain(1, 2)
     keys = [*chain.keys, chain.keys[0]]
     reserved = one.store.reserve(one.namespace, keys, chain.fingerprint, 0)
@@ -151,9 +151,9 @@ def test_a_key_that_is_in_a_ticket_twice_takes_one_slot(rig) -> None:
     assert one.store.table.usage.used[0][one.namespace.domain] == 2 * one.namespace.record_bytes
 
 
-def test_what_is_pinned_keeps_nobody_from_the_rest_of_memory(rig, monkeypatch) -> None:
+def test_what_is_pinned_keeps_nobody_from_the_rest_of_memory(harness, monkeypatch) -> None:
     monkeypatch.setattr(evict, "_MAX_EXAMINED", 4)
-    one = rig(4 * MIB)
+    one = harness(4 * MIB)
     for seed in range(20):  # more than are looked at, and all of them older than the rest
         one.save(one.chain(seed, 1))
         assert one.store.pin(one.namespace, one.chain(seed, 1).keys, 3_600.0) == 1
@@ -163,9 +163,9 @@ def test_what_is_pinned_keeps_nobody_from_the_rest_of_memory(rig, monkeypatch) -
     assert all(one.read(one.chain(seed, 1)) for seed in range(20))
 
 
-def test_what_is_in_use_is_not_met_first_each_time(rig, monkeypatch) -> None:
+def test_what_is_in_use_is_not_met_first_each_time(harness, monkeypatch) -> None:
     monkeypatch.setattr(evict, "_MAX_LEASED_SKIPPED", 8)
-    one = rig(4 * MIB)
+    one = harness(4 * MIB)
     leased = [one.chain(seed, 1) for seed in range(20)]
     for each in leased:
         one.save(each)

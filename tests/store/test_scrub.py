@@ -18,12 +18,12 @@ def rot(records, number):
     records[place] = records[place][:200] + b"\0" + records[place][201:]
 
 
-def test_verify_finds_a_bad_copy_and_keeps_the_good_one(rig) -> None:
+def test_verify_finds_a_bad_copy_and_keeps_the_good_one(harness) -> None:
     records = {}
-    one = rig(MIB, MemoryTier(64 * MIB, records))
+    one = harness(MIB, MemoryTier(64 * MIB, records))
     chain = one.chain(1, 3)
     one.save(chain)
-    one.settle()
+    one.flush()
     rot(records, 1)
     found = one.store.verify()
     assert found["checked"] == 6
@@ -32,8 +32,8 @@ def test_verify_finds_a_bad_copy_and_keeps_the_good_one(rig) -> None:
     assert one.store.verify()["bad"] == []
 
 
-def test_it_goes_on_where_it_stopped(rig) -> None:
-    one = rig()
+def test_it_goes_on_where_it_stopped(harness) -> None:
+    one = harness()
     one.save(one.chain(1, 5))
     found = one.store.verify(ScrubRequest(seconds=0.0))
     assert (found["checked"], found["next"]) == (1, 1), "a step at least, or it would never end"
@@ -41,10 +41,10 @@ def test_it_goes_on_where_it_stopped(rig) -> None:
     assert (found["checked"], found["next"]) == (2, -1)
 
 
-def test_a_pass_ends_even_if_every_step_takes_longer_than_it_may(rig, monkeypatch) -> None:
-    one = rig(MIB, MemoryTier(64 * MIB))
+def test_a_pass_ends_even_if_every_step_takes_longer_than_it_may(harness, monkeypatch) -> None:
+    one = harness(MIB, MemoryTier(64 * MIB))
     one.save(one.chain(1, 5))
-    one.settle()
+    one.flush()
     with one.store.table.lock:
         one.store.table.remove_copy(2, 0)
         one.store.table.remove_copy(2, 1)
@@ -63,8 +63,8 @@ def test_a_pass_ends_even_if_every_step_takes_longer_than_it_may(rig, monkeypatc
     assert (scrubber.passes, scrubber.checked) == (1, 8)
 
 
-def test_the_rate_bounds_it_by_the_clock(rig, monkeypatch) -> None:
-    one = rig()
+def test_the_rate_bounds_it_by_the_clock(harness, monkeypatch) -> None:
+    one = harness()
     one.save(one.chain(1, 9))
     stop, waited = threading.Event(), []
 
@@ -79,9 +79,9 @@ def test_the_rate_bounds_it_by_the_clock(rig, monkeypatch) -> None:
 
 
 def test_a_step_is_over_in_time_however_slow_the_rate_is_and_says_what_it_owes(
-    rig, monkeypatch
+    harness, monkeypatch
 ) -> None:
-    one = rig()
+    one = harness()
     one.save(one.chain(1, 9))
     stop, begun = threading.Event(), one.clock.now()
     monkeypatch.setattr(stop, "wait", one.clock.advance)
@@ -93,8 +93,8 @@ def test_a_step_is_over_in_time_however_slow_the_rate_is_and_says_what_it_owes(
     assert found["owes_s"] == pytest.approx(99.0, rel=0.01)
 
 
-def test_the_rate_holds_from_step_to_step_of_a_pass(rig, monkeypatch) -> None:
-    one = rig()
+def test_the_rate_holds_from_step_to_step_of_a_pass(harness, monkeypatch) -> None:
+    one = harness()
     one.save(one.chain(1, 9))
     scrubber = Scrubber(one.store, 1e6, one.namespace.record_bytes)
     begun = one.clock.now()
@@ -104,18 +104,18 @@ def test_the_rate_holds_from_step_to_step_of_a_pass(rig, monkeypatch) -> None:
     assert one.clock.now() - begun == pytest.approx(8)  # a second a record, none for the last
 
 
-def test_one_fingerprint_only(rig) -> None:
-    one = rig()
+def test_one_fingerprint_only(harness) -> None:
+    one = harness()
     one.save(one.chain(1, 2))
     assert one.store.verify(ScrubRequest("00" * 16))["checked"] == 0
     assert one.store.verify(ScrubRequest(one.namespace.fingerprint.hex()))["checked"] == 2
 
 
-def test_the_background_pass_reads_everything_and_counts(rig) -> None:
+def test_the_background_pass_reads_everything_and_counts(harness) -> None:
     records = {}
-    one = rig(MIB, MemoryTier(64 * MIB, records))
+    one = harness(MIB, MemoryTier(64 * MIB, records))
     one.save(one.chain(1, 6))
-    one.settle()
+    one.flush()
     rot(records, 1)
     scrubber = Scrubber(one.store, 1e6)
     scrubber.run_pass()
@@ -127,10 +127,10 @@ def test_the_background_pass_reads_everything_and_counts(rig) -> None:
     assert (scrubber.passes, scrubber.corrupt) == (2, 1)
 
 
-def test_a_copy_that_cannot_be_read_counts_as_no_corrupt_one(rig, monkeypatch) -> None:
-    one = rig(MIB, MemoryTier(64 * MIB))
+def test_a_copy_that_cannot_be_read_counts_as_no_corrupt_one(harness, monkeypatch) -> None:
+    one = harness(MIB, MemoryTier(64 * MIB))
     one.save(one.chain(1, 3))
-    one.settle()
+    one.flush()
     monkeypatch.setattr(one.tier, "read", lambda batch: [Outcome.GONE] * len(batch))
     scrubber = Scrubber(one.store, 1e6)
     scrubber.run_pass()
@@ -138,18 +138,18 @@ def test_a_copy_that_cannot_be_read_counts_as_no_corrupt_one(rig, monkeypatch) -
     assert one.store.table.faults[-1].outcome is Outcome.GONE
 
 
-def test_the_background_leaves_what_others_keep_alone(rig) -> None:
-    one = rig(MIB, SharedMemoryTier({}))
+def test_the_background_leaves_what_others_keep_alone(harness) -> None:
+    one = harness(MIB, SharedMemoryTier({}))
     one.save(one.chain(1, 3))
-    one.settle()
+    one.flush()
     scrubber = Scrubber(one.store, 1e6)
     scrubber.run_pass()
     assert scrubber.checked == 3
     assert one.store.verify()["checked"] == 6
 
 
-def test_it_reads_no_faster_than_it_has_to(rig) -> None:
-    one = rig()
+def test_it_reads_no_faster_than_it_has_to(harness) -> None:
+    one = harness()
     assert Scrubber(one.store, 10.0).pace() == MIB
     one.save(one.chain(1, 100))
     held = one.store.status()["tiers"][0]["used_bytes"]
@@ -157,9 +157,9 @@ def test_it_reads_no_faster_than_it_has_to(rig) -> None:
     assert Scrubber(one.store, 0.1, 2 * MIB).pace() == 2 * MIB
 
 
-def test_it_begins_where_somebody_says_when_and_stops_with_the_store(rig) -> None:
-    assert not rig().store.scrubber._thread.is_alive()
-    one = rig(scrub_every_s=1e6)
+def test_it_begins_where_somebody_says_when_and_stops_with_the_store(harness) -> None:
+    assert not harness().store.scrubber._thread.is_alive()
+    one = harness(scrub_every_s=1e6)
     scrubber = one.store.scrubber
     assert scrubber._thread.is_alive()
     one.store.close()
@@ -167,8 +167,8 @@ def test_it_begins_where_somebody_says_when_and_stops_with_the_store(rig) -> Non
     assert set(scrubber.status()) == {"passes", "checked", "bytes", "corrupt"}
 
 
-def test_a_pass_that_fails_is_not_the_last_one(rig, monkeypatch, caplog) -> None:
-    one, failed = rig(MIB), threading.Event()
+def test_a_pass_that_fails_is_not_the_last_one(harness, monkeypatch, caplog) -> None:
+    one, failed = harness(MIB), threading.Event()
     scrubber = Scrubber(one.store, 0.01)
 
     def run_pass():

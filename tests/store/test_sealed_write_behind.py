@@ -63,14 +63,14 @@ class AskedTier(SharedMemoryTier):
 
 
 @pytest.fixture
-def sealed(rig, monkeypatch):
+def sealed(harness, monkeypatch):
     """Make a store whose blocks go down sealed, each a group of its own."""
     monkeypatch.setattr(write_behind, "LOCAL_SEAL", ParallelSeal(AT_ONCE, 1, 1, 1))
 
     def make(tier):
         ring = KeyRing(None, derives=isinstance(tier, SharedTier))
         ring.enrol("default", b"s" * 32)
-        return rig(2 * MIB, tier, ring=ring, writes_behind=False)
+        return harness(2 * MIB, tier, ring=ring, writes_behind=False)
 
     return make
 
@@ -83,7 +83,7 @@ def save(one, chain):
         for key in chain.keys:
             table.queues.enqueue(table.index.find(one.namespace, key))
     one.store.ladder.wake()
-    one.settle()
+    one.flush()
 
 
 def leave_memory(one):

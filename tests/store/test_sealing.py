@@ -54,10 +54,10 @@ class House:
             if place >= 0:
                 payload(arena[place:], self.nbytes)[:] = payload_of(key, self.nbytes)
         saved = self.store.commit(reserved.ticket)
-        self.settle()
+        self.flush()
         return saved
 
-    def settle(self):
+    def flush(self):
         """Wait until everything is written below."""
         while True:
             with self.store.table.lock:
@@ -187,7 +187,7 @@ def test_damage_in_the_host_is_not_sealed_and_does_not_pass_for_held(house):
         for key in one.chain():
             one.store.table.queues.enqueue(one.store.table.index.find(one.namespace(), key))
     one.store.ladder.wake()
-    one.settle()
+    one.flush()
     assert len(below(one.tier)) == 5
     assert one.save() == 1, "the next save replaces it"
 

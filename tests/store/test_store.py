@@ -5,7 +5,7 @@ import time
 from holdfast.store import store as module
 
 
-def test_housekeeping_goes_on_after_an_error(rig, monkeypatch) -> None:
+def test_housekeeping_goes_on_after_an_error(harness, monkeypatch) -> None:
     monkeypatch.setattr(module, "_HOUSEKEEPING_S", 0.01)
     raised = []
 
@@ -15,7 +15,7 @@ def test_housekeeping_goes_on_after_an_error(rig, monkeypatch) -> None:
             raise RuntimeError("housekeeping failed")
 
     monkeypatch.setattr(module.hints, "bring_up", fail)
-    one, until = rig(), time.monotonic() + 60
+    one, until = harness(), time.monotonic() + 60
     while len(raised) < 2:
         assert time.monotonic() < until, "housekeeping ended with its first error"
         time.sleep(0.005)

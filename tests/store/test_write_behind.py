@@ -24,21 +24,21 @@ class HeldTier(MemoryTier):
         return super().write(batch)
 
 
-def test_a_block_dropped_while_it_is_written_stays_dropped(rig) -> None:
-    one = rig(2 * MIB, HeldTier())
+def test_a_block_dropped_while_it_is_written_stays_dropped(harness) -> None:
+    one = harness(2 * MIB, HeldTier())
     chain = one.chain(1, 4)
     one.save(chain)
     assert one.tier.reached.wait(60)
     assert one.store.drop("*") == {"dropped": 4}
     one.tier.go_on.set()
-    one.settle()
+    one.flush()
     assert one.store.cover(one.namespace, chain.keys).blocks == 0
     assert one.tier.usage().records == 0
     assert one.save(chain) == 4
 
 
-def test_a_block_found_bad_while_it_is_written_is_not_published_below(rig) -> None:
-    one = rig(2 * MIB, HeldTier())
+def test_a_block_found_bad_while_it_is_written_is_not_published_below(harness) -> None:
+    one = harness(2 * MIB, HeldTier())
     chain = one.chain(1, 2)
     one.save(chain)
     assert one.tier.reached.wait(60)
@@ -46,7 +46,7 @@ def test_a_block_found_bad_while_it_is_written_is_not_published_below(rig) -> No
     with table.lock:
         table.quarantine(table.index.find(one.namespace, chain.keys[1]), HOST, Outcome.CORRUPT)
     one.tier.go_on.set()
-    one.settle()
+    one.flush()
     assert one.store.cover(one.namespace, chain.keys).blocks == 1
     assert one.save(chain) == 1, "so it is really written again"
 
@@ -73,13 +73,13 @@ class RaisingTier(MemoryTier):
 
 
 @pytest.mark.parametrize("method", ["reserve", "write"])
-def test_a_tier_that_raises_errors_is_written_to_again(rig, method) -> None:
-    one = rig(2 * MIB, RaisingTier(method))
+def test_a_tier_that_raises_errors_is_written_to_again(harness, method) -> None:
+    one = harness(2 * MIB, RaisingTier(method))
     for seed in (1, 2):
         one.save(one.chain(seed, 2))
-        one.settle()
+        one.flush()
     one.save(one.chain(3, 2))
-    one.settle()
+    one.flush()
     assert one.tier.raised == 2
     assert one.tier.usage().records == 2
     assert sum(one.store.table.index.leases) == 0
@@ -88,30 +88,30 @@ def test_a_tier_that_raises_errors_is_written_to_again(rig, method) -> None:
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_copy_whose_header_is_damaged_is_not_written_and_does_not_end_the_writer(
-    rig, shared
+    harness, shared
 ) -> None:
     tier = SharedMemoryTier({}) if shared else MemoryTier(64 * MIB)
-    one = rig(2 * MIB, tier, writes_behind=False)
+    one = harness(2 * MIB, tier, writes_behind=False)
     chain, table = one.chain(1, 2), one.store.table
     one.save(chain)
     row = table.index.find(one.namespace, chain.keys[1])
     one.store.arena(one.namespace.domain).view[table.index.places[HOST][row] + 40] ^= 1
     with table.lock:
         table.queues.write_through([table.index.find(one.namespace, key) for key in chain.keys])
-    one.settle()
+    one.flush()
     assert one.store.cover(one.namespace, chain.keys).blocks == 1, "it passes for held no longer"
     assert one.save(chain) == 1
     with table.lock:
         table.queues.write_through([table.index.find(one.namespace, key) for key in chain.keys])
-    one.settle()
+    one.flush()
     with table.lock:
         table.remove_copy(table.index.find(one.namespace, chain.keys[1]), HOST)
     assert one.read(chain) == 2, "the writer goes on"
 
 
-def test_what_left_memory_waits_for_no_tier_that_stands_still(rig) -> None:
+def test_what_left_memory_waits_for_no_tier_that_stands_still(harness) -> None:
     slow = HeldTier()
-    one = rig(MIB, MemoryTier(64 * MIB), slow)
+    one = harness(MIB, MemoryTier(64 * MIB), slow)
     table = one.store.table
     for seed in range(40):
         one.save(one.chain(seed, 10))
@@ -120,4 +120,4 @@ def test_what_left_memory_waits_for_no_tier_that_stands_still(rig) -> None:
     assert slow.reached.is_set()
     assert table.queues.length(2) <= table.host(one.namespace).usage().records
     slow.go_on.set()
-    one.settle()
+    one.flush()

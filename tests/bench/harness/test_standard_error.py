@@ -34,7 +34,7 @@ def test_too_few_samples_leave_every_doubt():
     assert of_mean([1.0]) == inf
 
 
-def test_a_figure_is_settled_where_it_is_well_known_or_far_from_its_goal_on_either_side():
+def test_a_figure_is_conclusive_where_it_is_well_known_or_far_from_its_goal_on_either_side():
     assert is_conclusive(1.05, CONCLUSIVE_ERROR, 1.05)
     assert not is_conclusive(1.05, CONCLUSIVE_ERROR + 0.001, 1.05)
     for side in (-1, 1):

@@ -65,7 +65,7 @@ def first_difference(found, right):
     return next((number for number, (one, other) in pairs if one != other), None)
 
 
-class Rig:
+class Harness:
     """One node, engines in front of it, and one without a connector that knows what is right."""
 
     def __init__(self, real, folder):
@@ -168,215 +168,215 @@ class Rig:
 
 
 @pytest.fixture(scope="module")
-def rig(real, tmp_path_factory):
-    rig = Rig(real, tmp_path_factory.mktemp("vllm"))
-    yield rig
-    rig.close()
+def harness(real, tmp_path_factory):
+    harness = Harness(real, tmp_path_factory.mktemp("vllm"))
+    yield harness
+    harness.close()
 
 
 @pytest.fixture(autouse=True)
-def passing(rig):
+def passing(harness):
     yield
-    rig.between.passes = None
+    harness.between.passes = None
     with contextlib.suppress(AssertionError):
-        rig["first"].reset()
+        harness["first"].reset()
 
 
-def test_a_context_comes_back_after_the_engine_forgot_it(rig):
+def test_a_context_comes_back_after_the_engine_forgot_it(harness):
     prompt = prompt_of("warm")
-    cold = rig.save(prompt)
-    computed = rig["first"].digests(count=HELD // BLOCK)
-    assert (cold["tokens"], cold["cached"]) == (rig.right(prompt), 0)
-    warm = rig.ask(prompt)
-    assert (warm["tokens"], warm["cached"]) == (rig.right(prompt), HELD)
+    cold = harness.save(prompt)
+    computed = harness["first"].digests(count=HELD // BLOCK)
+    assert (cold["tokens"], cold["cached"]) == (harness.right(prompt), 0)
+    warm = harness.ask(prompt)
+    assert (warm["tokens"], warm["cached"]) == (harness.right(prompt), HELD)
     # Attention does not see the order of pages: answers alone would not tell if it were wrong.
-    assert rig["first"].digests(count=HELD // BLOCK) == computed
+    assert harness["first"].digests(count=HELD // BLOCK) == computed
 
 
-def test_bytes_from_the_wrong_place_change_the_answer(rig):
+def test_bytes_from_the_wrong_place_change_the_answer(harness):
     # The control: were pages not read at all, every other test here would pass too.
     prompt = prompt_of("shifted")
-    rig.save(prompt)
-    rig["first"].shift(by=128 << 10)
-    wrong = rig.ask(prompt)
-    rig["first"].shift(by=0)
+    harness.save(prompt)
+    harness["first"].shift(by=128 << 10)
+    wrong = harness.ask(prompt)
+    harness["first"].shift(by=0)
     assert wrong["cached"] == HELD
-    assert wrong["tokens"] != rig.right(prompt)
+    assert wrong["tokens"] != harness.right(prompt)
     with pytest.raises(AssertionError, match="token"):
-        rig.check([prompt], [wrong], ANSWER)
-    rig["first"].reset()
-    assert rig.ask(prompt)["tokens"] == rig.right(prompt)
+        harness.check([prompt], [wrong], ANSWER)
+    harness["first"].reset()
+    assert harness.ask(prompt)["tokens"] == harness.right(prompt)
 
 
-def test_local_pages_and_loaded_ones_go_together(rig):
+def test_local_pages_and_loaded_ones_go_together(harness):
     prompt = prompt_of("local and loaded")
-    rig.save(prompt)
-    computed = rig["first"].digests(count=HELD // BLOCK)
+    harness.save(prompt)
+    computed = harness["first"].digests(count=HELD // BLOCK)
     start = prompt[:300]
-    assert rig.ask(start)["tokens"] == rig.right(start)
-    answer = rig.ask(prompt)
-    assert (answer["tokens"], answer["cached"]) == (rig.right(prompt), HELD)
-    assert rig["first"].digests(count=HELD // BLOCK) == computed
+    assert harness.ask(start)["tokens"] == harness.right(start)
+    answer = harness.ask(prompt)
+    assert (answer["tokens"], answer["cached"]) == (harness.right(prompt), HELD)
+    assert harness["first"].digests(count=HELD // BLOCK) == computed
 
 
-def test_an_answer_is_saved_with_its_prompt(rig):
+def test_an_answer_is_saved_with_its_prompt(harness):
     prompt = prompt_of("answer", 600)
-    cold = rig.save(prompt, tokens=200)
+    cold = harness.save(prompt, tokens=200)
     turn = prompt + cold["tokens"] + prompt_of("next turn", 50)
-    answer = rig.ask(turn)
-    assert cold["tokens"] == rig.right(prompt, 200)
-    assert (answer["tokens"], answer["cached"]) == (rig.right(turn), 799 // BLOCK * BLOCK)
+    answer = harness.ask(turn)
+    assert cold["tokens"] == harness.right(prompt, 200)
+    assert (answer["tokens"], answer["cached"]) == (harness.right(turn), 799 // BLOCK * BLOCK)
 
 
-def test_prompts_of_whole_blocks_and_shorter_ones(rig):
+def test_prompts_of_whole_blocks_and_shorter_ones(harness):
     for tokens in (1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK):
         prompt = prompt_of(f"length {tokens}", tokens)
-        rig.save(prompt, tokens=2)
-        answer = rig.ask(prompt, tokens=2)
-        assert answer["tokens"] == rig.right(prompt, 2)
+        harness.save(prompt, tokens=2)
+        answer = harness.ask(prompt, tokens=2)
+        assert answer["tokens"] == harness.right(prompt, 2)
         assert answer["cached"] == (tokens - 1) // BLOCK * BLOCK
-        rig["first"].reset()
+        harness["first"].reset()
 
 
-def test_a_salt_keeps_contexts_apart(rig):
+def test_a_salt_keeps_contexts_apart(harness):
     prompt = prompt_of("salt")
-    rig.save(prompt)
+    harness.save(prompt)
     for salt, cached in (("a", 0), ("b", 0), ("a", HELD)):
-        answer = rig["first"].ask_salted(prompt=prompt, tokens=ANSWER, salt=salt)
-        assert (answer["tokens"], answer["cached"]) == (rig.right(prompt), cached)
-        rig["first"].reset()
+        answer = harness["first"].ask_salted(prompt=prompt, tokens=ANSWER, salt=salt)
+        assert (answer["tokens"], answer["cached"]) == (harness.right(prompt), cached)
+        harness["first"].reset()
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 8])
-def test_an_aborted_request_leaves_nothing_behind(rig, steps):
+def test_an_aborted_request_leaves_nothing_behind(harness, steps):
     prompt = prompt_of(f"aborted {steps}")
-    rig.save(prompt)
+    harness.save(prompt)
     # Slow enough for the abort to come while pages are being loaded.
-    rig.between.passes = lambda message: not isinstance(message, Fetch) or not time.sleep(0.1)
-    left = rig["first"].abort(prompt=prompt, steps=steps)
+    harness.between.passes = lambda message: not isinstance(message, Fetch) or not time.sleep(0.1)
+    left = harness["first"].abort(prompt=prompt, steps=steps)
     assert left == {"left": 0, "usage": 0.0}
-    answer = rig.ask(prompt)
-    assert (answer["tokens"], answer["cached"]) == (rig.right(prompt), HELD)
+    answer = harness.ask(prompt)
+    assert (answer["tokens"], answer["cached"]) == (harness.right(prompt), HELD)
 
 
-def test_damaged_memory_is_computed_again(rig, real):
+def test_damaged_memory_is_computed_again(harness, real):
     prompt = prompt_of("damaged memory")
-    rig.save(prompt)
-    with real.arena(rig.node) as memory:
+    harness.save(prompt)
+    with real.arena(harness.node) as memory:
         for at in range(0, len(memory), 64 << 10):
             memory[at] ^= 0xFF
             memory[at + 30_000] ^= 0x01
-    damaged = rig.ask(prompt)
-    assert (damaged["tokens"], damaged["finish"]) == (rig.right(prompt), "length")
-    rig["first"].reset()
-    until(lambda: rig.ask(prompt)["cached"] == HELD or not rig["first"].reset())
-    assert rig.ask(prompt)["tokens"] == rig.right(prompt)
+    damaged = harness.ask(prompt)
+    assert (damaged["tokens"], damaged["finish"]) == (harness.right(prompt), "length")
+    harness["first"].reset()
+    until(lambda: harness.ask(prompt)["cached"] == HELD or not harness["first"].reset())
+    assert harness.ask(prompt)["tokens"] == harness.right(prompt)
 
 
-def test_a_request_swallowed_on_its_way_costs_the_hit_only(rig):
+def test_a_request_swallowed_on_its_way_costs_the_hit_only(harness):
     for kind in (Fetch, Release, Reserve):
         prompt = prompt_of(f"swallowed {kind.__name__}")
-        rig.save(prompt)
-        rig.between.passes = lambda message, kind=kind: not isinstance(message, kind)
-        answer = rig.ask(prompt, tokens=BLOCK)
-        rig.check([prompt], [answer], BLOCK)
+        harness.save(prompt)
+        harness.between.passes = lambda message, kind=kind: not isinstance(message, kind)
+        answer = harness.ask(prompt, tokens=BLOCK)
+        harness.check([prompt], [answer], BLOCK)
         assert answer["finish"] == "length"
-        rig.between.passes = None
-        rig["first"].reset()
-        until(rig["first"].connected)
-        answer = rig.ask(prompt)
-        assert (answer["tokens"], answer["cached"]) == (rig.right(prompt), HELD)
+        harness.between.passes = None
+        harness["first"].reset()
+        until(harness["first"].connected)
+        answer = harness.ask(prompt)
+        assert (answer["tokens"], answer["cached"]) == (harness.right(prompt), HELD)
 
 
 @pytest.mark.parametrize("kind", [Fetch, Release, Reserve])
-def test_a_node_killed_under_a_request_costs_the_hit_only(rig, kind):
+def test_a_node_killed_under_a_request_costs_the_hit_only(harness, kind):
     prompt = prompt_of(f"killed at {kind.__name__}")
     other = prompt_of(f"new at {kind.__name__}")
-    rig.save(prompt)
-    rig.node.wait_idle()  # a kill loses what is not yet on the disk
+    harness.save(prompt)
+    harness.node.wait_idle()  # a kill loses what is not yet on the disk
 
     def passes(message):
         if isinstance(message, kind):
-            rig.node.kill()
+            harness.node.kill()
         return True
 
-    rig.between.passes = passes
-    answers = rig["first"].ask(prompts=[prompt, other], tokens=BLOCK)
-    rig.check([prompt, other], answers, BLOCK)
-    rig.between.passes = None
-    rig.start_node()
-    rig["first"].reset()
+    harness.between.passes = passes
+    answers = harness["first"].ask(prompts=[prompt, other], tokens=BLOCK)
+    harness.check([prompt, other], answers, BLOCK)
+    harness.between.passes = None
+    harness.start_node()
+    harness["first"].reset()
     # A node that has just started may not answer in time on a busy machine.
-    until(lambda: rig.ask(prompt)["cached"] == HELD or not rig["first"].reset())
-    assert rig.ask(prompt)["tokens"] == rig.right(prompt)
+    until(lambda: harness.ask(prompt)["cached"] == HELD or not harness["first"].reset())
+    assert harness.ask(prompt)["tokens"] == harness.right(prompt)
 
 
-def test_a_new_engine_beside_the_first_gets_its_contexts(rig):
+def test_a_new_engine_beside_the_first_gets_its_contexts(harness):
     prompt = prompt_of("shared")
-    rig.save(prompt)
-    computed = rig["first"].digests(count=HELD // BLOCK)
-    answer = rig.ask(prompt, "second")
-    assert (answer["tokens"], answer["cached"]) == (rig.right(prompt), HELD)
-    assert rig["second"].digests(count=HELD // BLOCK) == computed
+    harness.save(prompt)
+    computed = harness["first"].digests(count=HELD // BLOCK)
+    answer = harness.ask(prompt, "second")
+    assert (answer["tokens"], answer["cached"]) == (harness.right(prompt), HELD)
+    assert harness["second"].digests(count=HELD // BLOCK) == computed
     back = prompt_of("and back")
-    rig.save(back, "second")
-    assert rig.ask(back)["cached"] == HELD
+    harness.save(back, "second")
+    assert harness.ask(back)["cached"] == HELD
 
 
-def test_after_a_connector_reset_nothing_old_is_used(rig):
+def test_after_a_connector_reset_nothing_old_is_used(harness):
     prompt = prompt_of("reset")
-    rig.save(prompt, "second")
-    assert rig["second"].reset(connector=True)
-    assert rig.save(prompt, "second")["cached"] == 0
-    answer = rig.ask(prompt, "second")
-    assert (answer["tokens"], answer["cached"]) == (rig.right(prompt), HELD)
-    rig["second"].reset()
-    assert rig.ask(prompt)["cached"] == HELD  # others go on using what they share
+    harness.save(prompt, "second")
+    assert harness["second"].reset(connector=True)
+    assert harness.save(prompt, "second")["cached"] == 0
+    answer = harness.ask(prompt, "second")
+    assert (answer["tokens"], answer["cached"]) == (harness.right(prompt), HELD)
+    harness["second"].reset()
+    assert harness.ask(prompt)["cached"] == HELD  # others go on using what they share
 
 
-def test_a_context_comes_back_from_disk_and_not_from_a_damaged_one(rig):
+def test_a_context_comes_back_from_disk_and_not_from_a_damaged_one(harness):
     prompt, other = prompt_of("disk"), prompt_of("damaged disk")
-    rig.save(prompt)
-    rig.save(other)
-    rig.node.wait_idle()
-    before = rig["first"].metrics()
-    rig.node.kill()
-    rig.start_node()
-    answer = rig.ask(prompt)
-    assert (answer["tokens"], answer["cached"]) == (rig.right(prompt), HELD)
-    after = rig["first"].metrics()
+    harness.save(prompt)
+    harness.save(other)
+    harness.node.wait_idle()
+    before = harness["first"].metrics()
+    harness.node.kill()
+    harness.start_node()
+    answer = harness.ask(prompt)
+    assert (answer["tokens"], answer["cached"]) == (harness.right(prompt), HELD)
+    after = harness["first"].metrics()
     disk = "vllm:prompt_tokens_cached_by_source:disk"
     assert after[disk] >= before.get(disk, 0) + HELD
-    rig["first"].reset()
+    harness["first"].reset()
 
-    rig.node.kill()
-    blocks = rig.folder / "node" / "disk" / "blocks.holdfast"
+    harness.node.kill()
+    blocks = harness.folder / "node" / "disk" / "blocks.holdfast"
     with blocks.open("r+b") as file:
         for at in range(MIB, blocks.stat().st_size, 100_000):
             file.seek(at)
             byte = file.read(1)
             file.seek(at)
             file.write(bytes([byte[0] ^ 0x10]))
-    rig.start_node()
-    damaged = rig.ask(other)
-    assert (damaged["tokens"], damaged["finish"]) == (rig.right(other), "length")
+    harness.start_node()
+    damaged = harness.ask(other)
+    assert (damaged["tokens"], damaged["finish"]) == (harness.right(other), "length")
     assert damaged["cached"] < HELD
-    rig["first"].reset()
-    until(lambda: rig.ask(other)["cached"] == HELD or not rig["first"].reset())
-    assert rig.ask(other)["tokens"] == rig.right(other)
+    harness["first"].reset()
+    until(lambda: harness.ask(other)["cached"] == HELD or not harness["first"].reset())
+    assert harness.ask(other)["tokens"] == harness.right(other)
 
 
-def test_chunks_and_preemption_change_nothing(rig):
+def test_chunks_and_preemption_change_nothing(harness):
     prompts = [prompt_of(f"preempted {i}", 420) for i in range(5)]
-    rig.start("small", rig.node.address, kv_cache_memory_bytes=8 * MIB,
+    harness.start("small", harness.node.address, kv_cache_memory_bytes=8 * MIB,
               max_model_len=1024, max_num_batched_tokens=200)  # fmt: skip
-    rig["small"]  # once it is ready, other engines' reports have arrived
-    before = rig.counted()
+    harness["small"]  # once it is ready, other engines' reports have arrived
+    before = harness.counted()
     for _ in range(2):
-        answers = rig["small"].ask(prompts=prompts, tokens=100)
-        assert [answer["tokens"] for answer in answers] == rig.all_right(prompts, 100)
-        rig["small"].reset()
-    metrics = rig["small"].metrics()
+        answers = harness["small"].ask(prompts=prompts, tokens=100)
+        assert [answer["tokens"] for answer in answers] == harness.all_right(prompts, 100)
+        harness["small"].reset()
+    metrics = harness["small"].metrics()
     assert metrics["vllm:num_preemptions"] > 0
     assert metrics["vllm:external_prefix_cache_hits"] > 0
     # The node counts what vLLM counts. vLLM leaves local hits out of its queries.
@@ -384,7 +384,7 @@ def test_chunks_and_preemption_change_nothing(rig):
         "queries": metrics["vllm:external_prefix_cache_queries"],
         "hits": metrics["vllm:external_prefix_cache_hits"],
     }
-    until(lambda: {name: n - before[name] for name, n in rig.counted().items()} == told)
+    until(lambda: {name: n - before[name] for name, n in harness.counted().items()} == told)
     # So do the connector's own counters in vLLM's /metrics.
     by_source = "vllm:holdfast_prompt_tokens_by_source:"
     queries = metrics["vllm:holdfast_prompt_tokens"] - metrics.get(f"{by_source}engine", 0)
@@ -392,46 +392,46 @@ def test_chunks_and_preemption_change_nothing(rig):
     assert metrics["vllm:holdfast_fetched_tokens"] > 0
 
 
-def test_in_bfloat16_a_load_equals_a_local_hit_bit_for_bit(rig):
+def test_in_bfloat16_a_load_equals_a_local_hit_bit_for_bit(harness):
     prompt = prompt_of("bfloat16")
     options = {"dtype": "bfloat16", "kv_cache_memory_bytes": 16 * MIB}
-    rig.start("bf16", rig.node.address, **options)
-    rig["bf16"].ask(prompts=[prompt], tokens=1)
-    (local,) = rig["bf16"].ask(prompts=[prompt], tokens=ANSWER, logprobs=5)
+    harness.start("bf16", harness.node.address, **options)
+    harness["bf16"].ask(prompts=[prompt], tokens=1)
+    (local,) = harness["bf16"].ask(prompts=[prompt], tokens=ANSWER, logprobs=5)
     assert local["cached"] == HELD
-    rig["bf16"].reset()
-    (loaded,) = rig["bf16"].ask(prompts=[prompt], tokens=ANSWER, logprobs=5)
+    harness["bf16"].reset()
+    (loaded,) = harness["bf16"].ask(prompts=[prompt], tokens=ANSWER, logprobs=5)
     assert loaded == local
-    rig.start("bf16 again", rig.node.address, **options)
-    (restarted,) = rig["bf16 again"].ask(prompts=[prompt], tokens=ANSWER, logprobs=5)
+    harness.start("bf16 again", harness.node.address, **options)
+    (restarted,) = harness["bf16 again"].ask(prompts=[prompt], tokens=ANSWER, logprobs=5)
     assert restarted == local
 
 
-def test_without_a_node_named_the_engine_has_its_own(rig):
+def test_without_a_node_named_the_engine_has_its_own(harness):
     prompt = prompt_of("private")
-    engine = rig.start("private", "", block_size=32)
-    cold = rig.ask(prompt, "private")
-    assert (cold["tokens"], cold["cached"]) == (rig.right(prompt), 0)
-    assert rig["private"].reset()
+    engine = harness.start("private", "", block_size=32)
+    cold = harness.ask(prompt, "private")
+    assert (cold["tokens"], cold["cached"]) == (harness.right(prompt), 0)
+    assert harness["private"].reset()
 
     def warm():
-        answer = rig.ask(prompt, "private")
-        assert answer["tokens"] == rig.right(prompt)
-        return rig["private"].reset() and answer["cached"] == HELD
+        answer = harness.ask(prompt, "private")
+        assert answer["tokens"] == harness.right(prompt)
+        return harness["private"].reset() and answer["cached"] == HELD
 
     until(warm)
     log = engine.log.read_text()
     address = log.split("Holdfast at unix://")[1].split(":")[0]
-    del rig._engines["private"]
+    del harness._engines["private"]
     engine.close()
     assert not Path(address).parent.exists()
 
 
-def test_hints_of_a_request_reach_the_node(rig):
+def test_hints_of_a_request_reach_the_node(harness):
     prompt = prompt_of("hinted")
     for hint, sessions in (({"returns_in_s": 30, "pin_s": 600}, 1), ({"closed": True}, 0)):
         extra = {"kv_transfer_params": {"holdfast": {"session": "chat-7", **hint}}}
-        (answer,) = rig["first"].ask(prompts=[prompt], tokens=ANSWER, extra_args=extra)
-        assert answer["tokens"] == rig.right(prompt)
-        until(lambda wanted=sessions: rig.node.status()["hints"]["sessions"] == wanted)
-        until(lambda: rig.node.status()["hints"]["pinned_bytes"] > 0)
+        (answer,) = harness["first"].ask(prompts=[prompt], tokens=ANSWER, extra_args=extra)
+        assert answer["tokens"] == harness.right(prompt)
+        until(lambda wanted=sessions: harness.node.status()["hints"]["sessions"] == wanted)
+        until(lambda: harness.node.status()["hints"]["pinned_bytes"] > 0)

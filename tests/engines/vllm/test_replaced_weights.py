@@ -24,7 +24,7 @@ PROMPT = [random.Random("weights").randrange(300, 30_000) for _ in range(500)]
 HELD = len(PROMPT) // BLOCK * BLOCK
 
 
-class Rig:
+class Harness:
     """A node, and one engine after the other over the same folder."""
 
     def __init__(self, real, folder):
@@ -70,10 +70,10 @@ class Rig:
 
 
 @pytest.fixture
-def rig(real, tmp_path):
-    rig = Rig(real, tmp_path)
-    yield rig
-    rig.node.process.stop()
+def harness(real, tmp_path):
+    harness = Harness(real, tmp_path)
+    yield harness
+    harness.node.process.stop()
 
 
 def replace(file, source, scratch):
@@ -83,10 +83,10 @@ def replace(file, source, scratch):
     subprocess.run(["touch", "-r", scratch / "times", file], check=True)
 
 
-def test_an_engine_gets_nothing_that_other_weights_made(rig, tmp_path):
+def test_an_engine_gets_nothing_that_other_weights_made(harness, tmp_path):
     old, new = tmp_path / "old.safetensors", tmp_path / "new.safetensors"
-    tensors = {name: tensor.clone() for name, tensor in load_file(rig.file).items()}
-    shutil.copy(rig.file, old)
+    tensors = {name: tensor.clone() for name, tensor in load_file(harness.file).items()}
+    shutil.copy(harness.file, old)
     others = {
         name: tensor.roll(1, 0) if "self_attn" in name else tensor
         for name, tensor in tensors.items()
@@ -94,23 +94,23 @@ def test_an_engine_gets_nothing_that_other_weights_made(rig, tmp_path):
     save_file(others, new, metadata={"format": "pt"})
     assert new.stat().st_size == old.stat().st_size
 
-    answer, cached = rig.ask()
+    answer, cached = harness.ask()
     assert cached == 0
-    before = rig.file.stat()
-    replace(rig.file, new, tmp_path)
-    after = rig.file.stat()
+    before = harness.file.stat()
+    replace(harness.file, new, tmp_path)
+    after = harness.file.stat()
     assert (after.st_ino, after.st_size, after.st_mtime_ns) == (
         before.st_ino, before.st_size, before.st_mtime_ns,
     )  # fmt: skip
-    replaced, cached = rig.ask()
+    replaced, cached = harness.ask()
     assert cached == 0
     assert replaced != answer
 
     # The old weights again, beside the new ones and in another format.
-    torch.save(tensors, rig.model / "weights.pt")
-    assert rig.ask(load_format="pt") == (answer, 0)
-    assert rig.ask(load_format="safetensors") == (replaced, HELD)
+    torch.save(tensors, harness.model / "weights.pt")
+    assert harness.ask(load_format="pt") == (answer, 0)
+    assert harness.ask(load_format="safetensors") == (replaced, HELD)
 
     # The control: what the same weights made comes back.
-    replace(rig.file, old, tmp_path)
-    assert rig.ask() == (answer, HELD)
+    replace(harness.file, old, tmp_path)
+    assert harness.ask() == (answer, HELD)

@@ -10,298 +10,298 @@ from holdfast.wire.local.messages import Cover, Covered, Observed
 
 
 @pytest.fixture
-def rig(fakes):
+def harness(fakes):
     return fakes.SchedulerRig(fakes)
 
 
-def test_coverage_is_asked_for_when_a_request_arrives(rig):
-    rig.request(20)
-    (cover,) = rig.client.of(Cover)
-    assert unpack_keys(cover.keys) == rig.chain(16).keys
+def test_coverage_is_asked_for_when_a_request_arrives(harness):
+    harness.request(20)
+    (cover,) = harness.client.of(Cover)
+    assert unpack_keys(cover.keys) == harness.chain(16).keys
 
 
-def test_the_engines_trace_goes_with_the_question(rig):
-    rig.request(20, trace_headers={"traceparent": "00-1-2-01", "tracestate": "x=y"})
-    rig.request(20, request_id="not traced")
-    assert [cover.trace for cover in rig.client.of(Cover)] == ["00-1-2-01", ""]
+def test_the_engines_trace_goes_with_the_question(harness):
+    harness.request(20, trace_headers={"traceparent": "00-1-2-01", "tracestate": "x=y"})
+    harness.request(20, request_id="not traced")
+    assert [cover.trace for cover in harness.client.of(Cover)] == ["00-1-2-01", ""]
 
 
-def test_a_long_save_goes_in_parts_that_follow_each_other(rig):
+def test_a_long_save_goes_in_parts_that_follow_each_other(harness):
     blocks = 2 * SAVE_BLOCKS + 5
-    request = rig.request(blocks * 8)
-    assert rig.side.matched_tokens(request, 0) == (0, False)
-    saves = rig.run(request, blocks * 8, list(range(blocks))).saves
+    request = harness.request(blocks * 8)
+    assert harness.side.matched_tokens(request, 0) == (0, False)
+    saves = harness.run(request, blocks * 8, list(range(blocks))).saves
     assert [save.depth for save in saves] == [0, SAVE_BLOCKS, 2 * SAVE_BLOCKS]
-    keys = rig.chain(blocks * 8).keys
+    keys = harness.chain(blocks * 8).keys
     assert [key for save in saves for key in unpack_keys(save.keys[0])] == keys
     assert [page for save in saves for page in save.pages] == list(range(blocks))
     assert [save.parents[0] for save in saves[1:]] == [keys[save.depth - 1] for save in saves[1:]]
 
 
-def test_saves_name_the_segments_that_the_node_places_by(rig):
-    rig.client.welcome = msgspec.structs.replace(rig.client.welcome, segment_blocks=24)
+def test_saves_name_the_segments_that_the_node_places_by(harness):
+    harness.client.welcome = msgspec.structs.replace(harness.client.welcome, segment_blocks=24)
     blocks = SAVE_BLOCKS + 40
-    saves = rig.run(rig.request(blocks * 8), blocks * 8, list(range(blocks))).saves
-    keys = rig.chain(blocks * 8).keys
+    saves = harness.run(harness.request(blocks * 8), blocks * 8, list(range(blocks))).saves
+    keys = harness.chain(blocks * 8).keys
     heads = [save.depth - save.depth % 24 for save in saves]
     assert [save.segments[0] for save in saves] == [keys[head][:8] for head in heads]
     assert 0 < heads[-1] < saves[-1].depth
 
 
-def test_until_the_node_answers_the_count_is_unknown(rig):
-    rig.answering, rig.held = False, 2
-    request = rig.request(20)
-    assert rig.side.matched_tokens(request, 0) == (None, False)
-    rig.answering = True
-    assert rig.side.matched_tokens(request, 0) == (16, True)
+def test_until_the_node_answers_the_count_is_unknown(harness):
+    harness.answering, harness.held = False, 2
+    request = harness.request(20)
+    assert harness.side.matched_tokens(request, 0) == (None, False)
+    harness.answering = True
+    assert harness.side.matched_tokens(request, 0) == (16, True)
 
 
-def test_an_answer_is_given_a_moment_only_where_nobody_else_would_wait_for_it(rig):
-    rig.answering = False
-    first = rig.request(20, request_id="first")
-    assert rig.side.matched_tokens(first, 0) == (None, False)
-    assert rig.client.expected == [1]
-    second = rig.request(20, request_id="second")
+def test_an_answer_is_given_a_moment_only_where_nobody_else_would_wait_for_it(harness):
+    harness.answering = False
+    first = harness.request(20, request_id="first")
+    assert harness.side.matched_tokens(first, 0) == (None, False)
+    assert harness.client.expected == [1]
+    second = harness.request(20, request_id="second")
     for request in (first, second):
-        assert rig.side.matched_tokens(request, 0) == (None, False)
-    assert rig.client.expected == [1]
-    rig.side.on_finished(first)
-    rig.side.matched_tokens(second, 0)
-    assert rig.client.expected == [1, 2]
+        assert harness.side.matched_tokens(request, 0) == (None, False)
+    assert harness.client.expected == [1]
+    harness.side.on_finished(first)
+    harness.side.matched_tokens(second, 0)
+    assert harness.client.expected == [1, 2]
 
 
-def test_after_the_deadline_it_is_a_miss(rig):
-    rig.answering, rig.held = False, 2
-    request = rig.request(20)
-    rig.now = 0.049
-    assert rig.side.matched_tokens(request, 0) == (None, False)
-    rig.now = 0.051
-    assert rig.side.matched_tokens(request, 0) == (0, False)
-    assert rig.client.forgotten == rig.client.of(Cover)
-    assert rig.side.counts.data == {"calls/lookup/late": 1}
-    rig.answering = True
-    assert rig.side.matched_tokens(request, 0) == (0, False)
+def test_after_the_deadline_it_is_a_miss(harness):
+    harness.answering, harness.held = False, 2
+    request = harness.request(20)
+    harness.now = 0.049
+    assert harness.side.matched_tokens(request, 0) == (None, False)
+    harness.now = 0.051
+    assert harness.side.matched_tokens(request, 0) == (0, False)
+    assert harness.client.forgotten == harness.client.of(Cover)
+    assert harness.side.counts.data == {"calls/lookup/late": 1}
+    harness.answering = True
+    assert harness.side.matched_tokens(request, 0) == (0, False)
 
 
-def test_a_busy_machine_does_not_make_an_answer_late(rig):
+def test_a_busy_machine_does_not_make_an_answer_late(harness):
     """The wait is measured on a clock that stands still while the engine has no processor."""
     running = [0.0]
-    rig.side._running = lambda: running[0]
-    rig.answering, rig.held = False, 2
-    request = rig.request(20)
-    rig.now, running[0] = 3.0, 0.04
-    assert rig.side.matched_tokens(request, 0) == (None, False)
-    rig.answering = True
-    assert rig.side.matched_tokens(request, 0) == (16, True)
-    assert rig.side.counts.data == {"calls/lookup/ok": 1}
+    harness.side._running = lambda: running[0]
+    harness.answering, harness.held = False, 2
+    request = harness.request(20)
+    harness.now, running[0] = 3.0, 0.04
+    assert harness.side.matched_tokens(request, 0) == (None, False)
+    harness.answering = True
+    assert harness.side.matched_tokens(request, 0) == (16, True)
+    assert harness.side.counts.data == {"calls/lookup/ok": 1}
 
 
-def test_a_node_that_does_not_answer_is_late_on_a_busy_machine_too(rig, caplog):
+def test_a_node_that_does_not_answer_is_late_on_a_busy_machine_too(harness, caplog):
     running = [0.0]
-    rig.side._running = lambda: running[0]
-    rig.answering = False
-    request = rig.request(20)
+    harness.side._running = lambda: running[0]
+    harness.answering = False
+    request = harness.request(20)
     running[0] = 0.051
     with caplog.at_level("INFO", "vllm.holdfast"):
-        assert rig.side.matched_tokens(request, 0) == (0, False)
-    assert rig.side.counts.data == {"calls/lookup/late": 1}
+        assert harness.side.matched_tokens(request, 0) == (0, False)
+    assert harness.side.counts.data == {"calls/lookup/late": 1}
 
 
-def test_the_node_is_told_how_long_it_may_ask_others(rig):
-    rig.answering = False
+def test_the_node_is_told_how_long_it_may_ask_others(harness):
+    harness.answering = False
     for limit_s in (0.05, 0.025):
-        request = rig.request(20, request_id=f"r{limit_s}")
-        assert rig.client.of(Cover)[-1].deadline_s == pytest.approx(NODE_SHARE * limit_s)
-        rig.now += limit_s
-        assert rig.side.matched_tokens(request, 0) == (0, False)
+        request = harness.request(20, request_id=f"r{limit_s}")
+        assert harness.client.of(Cover)[-1].deadline_s == pytest.approx(NODE_SHARE * limit_s)
+        harness.now += limit_s
+        assert harness.side.matched_tokens(request, 0) == (0, False)
 
 
-def test_a_silent_node_costs_less_and_less(rig):
-    rig.answering = False
+def test_a_silent_node_costs_less_and_less(harness):
+    harness.answering = False
     for waits_s in (0.05, 0.025, 0.0125):
-        request = rig.request(20, request_id=f"r{waits_s}")
-        rig.now += waits_s - 0.001
-        assert rig.side.matched_tokens(request, 0) == (None, False)
-        rig.now += 0.002
-        assert rig.side.matched_tokens(request, 0) == (0, False)
-    rig.answering = True
-    rig.side.matched_tokens(rig.request(20, request_id="answered"), 0)
-    rig.answering = False
-    request = rig.request(20, request_id="again")
-    rig.now += 0.049
-    assert rig.side.matched_tokens(request, 0) == (None, False)
+        request = harness.request(20, request_id=f"r{waits_s}")
+        harness.now += waits_s - 0.001
+        assert harness.side.matched_tokens(request, 0) == (None, False)
+        harness.now += 0.002
+        assert harness.side.matched_tokens(request, 0) == (0, False)
+    harness.answering = True
+    harness.side.matched_tokens(harness.request(20, request_id="answered"), 0)
+    harness.answering = False
+    request = harness.request(20, request_id="again")
+    harness.now += 0.049
+    assert harness.side.matched_tokens(request, 0) == (None, False)
 
 
-def test_asking_again_changes_nothing(rig):
-    rig.held = 2
-    request = rig.request(20)
+def test_asking_again_changes_nothing(harness):
+    harness.held = 2
+    request = harness.request(20)
     for _ in range(3):
-        assert rig.side.matched_tokens(request, 0) == (16, True)
-    assert len(rig.client.sent) == 1
+        assert harness.side.matched_tokens(request, 0) == (16, True)
+    assert len(harness.client.sent) == 1
 
 
-def test_one_token_at_least_is_left_to_compute(rig):
-    rig.held = 2
-    assert rig.side.matched_tokens(rig.request(16), 0) == (8, True)
-    assert rig.side.matched_tokens(rig.request(17), 0) == (16, True)
+def test_one_token_at_least_is_left_to_compute(harness):
+    harness.held = 2
+    assert harness.side.matched_tokens(harness.request(16), 0) == (8, True)
+    assert harness.side.matched_tokens(harness.request(17), 0) == (16, True)
 
 
-def test_local_hits_are_not_loaded_again(rig):
-    rig.held = 3
-    request = rig.request(30)
-    assert rig.side.matched_tokens(request, 16) == (8, True)
-    assert rig.side.matched_tokens(request, 24) == (0, False)
+def test_local_hits_are_not_loaded_again(harness):
+    harness.held = 3
+    request = harness.request(30)
+    assert harness.side.matched_tokens(request, 16) == (8, True)
+    assert harness.side.matched_tokens(request, 24) == (0, False)
 
 
 @pytest.mark.parametrize("failure", [NodeGoneError("gone"), RefusedError("no")])
-def test_a_node_that_fails_is_a_miss(rig, failure):
-    request = rig.request(20)
-    rig.client.answer = lambda _: failure
-    assert rig.side.matched_tokens(request, 0) == (0, False)
-    assert rig.side.counts.data == {"calls/lookup/gone": 1}
+def test_a_node_that_fails_is_a_miss(harness, failure):
+    request = harness.request(20)
+    harness.client.answer = lambda _: failure
+    assert harness.side.matched_tokens(request, 0) == (0, False)
+    assert harness.side.counts.data == {"calls/lookup/gone": 1}
 
 
-def test_without_a_node_nothing_is_asked_loaded_or_saved(rig):
-    rig.links[0].lent = None
-    request = rig.request(20)
-    assert rig.side.matched_tokens(request, 0) == (0, False)
-    assert rig.run(request, 20, [1, 2, 3]).saves == []
-    rig.side.on_finished(request)
+def test_without_a_node_nothing_is_asked_loaded_or_saved(harness):
+    harness.links[0].lent = None
+    request = harness.request(20)
+    assert harness.side.matched_tokens(request, 0) == (0, False)
+    assert harness.run(request, 20, [1, 2, 3]).saves == []
+    harness.side.on_finished(request)
 
 
-def test_the_load_fills_the_pages_behind_the_local_ones(rig):
-    rig.held = 4
-    request = rig.request(36)
-    assert rig.side.matched_tokens(request, 8) == (24, True)
-    rig.side.allocated(request, [50, 61, 72, 83, 94], 24)
-    work = rig.side.build_work(rig.fakes.step({}))
+def test_the_load_fills_the_pages_behind_the_local_ones(harness):
+    harness.held = 4
+    request = harness.request(36)
+    assert harness.side.matched_tokens(request, 8) == (24, True)
+    harness.side.allocated(request, [50, 61, 72, 83, 94], 24)
+    work = harness.side.build_work(harness.fakes.step({}))
     (load,) = work.loads
     assert (load.request, load.pages, load.first, load.tokens) == ("r", [61, 72, 83], 0, 24)
-    assert unpack_keys(load.keys[0]) == rig.chain(32).keys[1:]
-    rig.side.allocated(request, [50, 61, 72, 83, 94], 0)
-    assert rig.side.build_work(rig.fakes.step({})).loads == []
+    assert unpack_keys(load.keys[0]) == harness.chain(32).keys[1:]
+    harness.side.allocated(request, [50, 61, 72, 83, 94], 0)
+    assert harness.side.build_work(harness.fakes.step({})).loads == []
 
 
 def test_a_load_may_begin_and_end_inside_a_block(fakes):
-    rig = fakes.SchedulerRig(fakes, page=2)
-    rig.held = 4
-    request = rig.request(30)
-    assert rig.side.matched_tokens(request, 12) == (12, True)
+    harness = fakes.SchedulerRig(fakes, page=2)
+    harness.held = 4
+    request = harness.request(30)
+    assert harness.side.matched_tokens(request, 12) == (12, True)
     pages = list(range(100, 115))
-    rig.side.allocated(request, pages, 12)
-    (load,) = rig.side.build_work(fakes.step({})).loads
+    harness.side.allocated(request, pages, 12)
+    (load,) = harness.side.build_work(fakes.step({})).loads
     assert load.pages == pages[6:12]
     assert load.first == 2
-    assert unpack_keys(load.keys[0]) == rig.chain(24).keys[1:]
+    assert unpack_keys(load.keys[0]) == harness.chain(24).keys[1:]
 
 
-def test_blocks_are_saved_in_the_step_that_fills_them(rig):
-    request = rig.request(30)
-    rig.side.matched_tokens(request, 0)
-    (save,) = rig.run(request, 12, [5, 6]).saves
+def test_blocks_are_saved_in_the_step_that_fills_them(harness):
+    request = harness.request(30)
+    harness.side.matched_tokens(request, 0)
+    (save,) = harness.run(request, 12, [5, 6]).saves
     assert (save.depth, save.pages) == (0, [5])
-    assert save.parents[0] == rig.chain(30).fingerprint
-    assert rig.run(request, 3, [5, 6]).saves == []
-    (save,) = rig.run(request, 15, [5, 6, 7, 8]).saves
+    assert save.parents[0] == harness.chain(30).fingerprint
+    assert harness.run(request, 3, [5, 6]).saves == []
+    (save,) = harness.run(request, 15, [5, 6, 7, 8]).saves
     assert (save.depth, save.pages) == (1, [6, 7])
-    assert unpack_keys(save.keys[0]) == rig.chain(30).keys[1:]
-    assert save.parents[0] == rig.chain(30).keys[0]
+    assert unpack_keys(save.keys[0]) == harness.chain(30).keys[1:]
+    assert save.parents[0] == harness.chain(30).keys[0]
     request.all_token_ids += [30, 31, 32]
-    (save,) = rig.run(request, 2, [5, 6, 7, 8, 9]).saves
+    (save,) = harness.run(request, 2, [5, 6, 7, 8, 9]).saves
     assert (save.depth, save.pages) == (3, [8])
 
 
-def test_local_hits_that_the_node_lacks_are_saved_too(rig):
-    rig.held = 1
-    request = rig.request(30)
-    rig.side.matched_tokens(request, 16)
+def test_local_hits_that_the_node_lacks_are_saved_too(harness):
+    harness.held = 1
+    request = harness.request(30)
+    harness.side.matched_tokens(request, 16)
     request.num_computed_tokens = 16
-    (save,) = rig.run(request, 8, [5, 6, 7]).saves
+    (save,) = harness.run(request, 8, [5, 6, 7]).saves
     assert (save.depth, save.pages) == (1, [6, 7])
 
 
-def test_a_block_is_saved_only_when_its_tokens_are_known(rig):
-    request = rig.request(15)
-    rig.side.matched_tokens(request, 0)
-    rig.run(request, 15, [5, 6])
-    assert rig.run(request, 4, [5, 6, 7]).saves == []  # drafts, or steps ahead of their tokens
+def test_a_block_is_saved_only_when_its_tokens_are_known(harness):
+    request = harness.request(15)
+    harness.side.matched_tokens(request, 0)
+    harness.run(request, 15, [5, 6])
+    assert harness.run(request, 4, [5, 6, 7]).saves == []  # drafts, or steps ahead of their tokens
     request.all_token_ids += [15]
     request.num_computed_tokens = 15
-    (save,) = rig.run(request, 1, [5, 6, 7]).saves
+    (save,) = harness.run(request, 1, [5, 6, 7]).saves
     assert (save.depth, save.pages) == (1, [6])
 
 
-def test_a_preempted_request_asks_again_and_saves_from_its_new_pages(rig):
-    request = rig.request(30)
-    assert rig.side.matched_tokens(request, 0) == (0, False)
-    rig.run(request, 20, [5, 6, 7])
+def test_a_preempted_request_asks_again_and_saves_from_its_new_pages(harness):
+    request = harness.request(30)
+    assert harness.side.matched_tokens(request, 0) == (0, False)
+    harness.run(request, 20, [5, 6, 7])
     request.num_preemptions, request.num_computed_tokens = 1, 0
     request.all_token_ids += [30, 31, 32]
-    rig.held = 1
-    assert rig.side.matched_tokens(request, 0) == (8, True)
-    assert len(unpack_keys(rig.client.of(Cover)[-1].keys)) == 4
-    rig.side.allocated(request, [15, 16], 8)
+    harness.held = 1
+    assert harness.side.matched_tokens(request, 0) == (8, True)
+    assert len(unpack_keys(harness.client.of(Cover)[-1].keys)) == 4
+    harness.side.allocated(request, [15, 16], 8)
     request.num_computed_tokens = 8
-    work = rig.run(request, 16, [15, 16, 17])
+    work = harness.run(request, 16, [15, 16, 17])
     assert work.loads[0].pages == [15]
     assert (work.saves[0].depth, work.saves[0].pages) == (1, [16, 17])
 
 
-def test_after_a_failed_load_the_request_computes_and_saves_again(rig):
-    rig.held = 3
-    request = rig.request(30)
-    rig.side.matched_tokens(request, 0)
-    rig.side.allocated(request, [5, 6, 7, 8], 24)
-    rig.side.build_work(rig.fakes.step({}))
-    rig.side.on_worker_output(rig.fakes.outcome(invalid=[6, 7]))
-    rig.side.on_worker_output(rig.fakes.outcome(ended=["r"]))
+def test_after_a_failed_load_the_request_computes_and_saves_again(harness):
+    harness.held = 3
+    request = harness.request(30)
+    harness.side.matched_tokens(request, 0)
+    harness.side.allocated(request, [5, 6, 7, 8], 24)
+    harness.side.build_work(harness.fakes.step({}))
+    harness.side.on_worker_output(harness.fakes.outcome(invalid=[6, 7]))
+    harness.side.on_worker_output(harness.fakes.outcome(ended=["r"]))
     request.num_computed_tokens = 8
-    (save,) = rig.run(request, 22, [5, 6, 7, 8]).saves
+    (save,) = harness.run(request, 22, [5, 6, 7, 8]).saves
     assert (save.depth, save.pages) == (1, [6, 7])
-    assert rig.side.matched_tokens(request, 0) == (0, False)
+    assert harness.side.matched_tokens(request, 0) == (0, False)
 
 
-def test_a_load_that_failed_whole_is_not_tried_again(rig):
-    rig.held = 3
-    request = rig.request(30)
-    rig.side.matched_tokens(request, 0)
-    rig.side.allocated(request, [5, 6, 7, 8], 24)
-    rig.side.on_worker_output(rig.fakes.outcome(ended=["r"], invalid=[5, 6, 7]))
-    assert rig.side.matched_tokens(request, 0) == (0, False)
-    assert rig.side.matched_tokens(request, 8) == (0, False)
+def test_a_load_that_failed_whole_is_not_tried_again(harness):
+    harness.held = 3
+    request = harness.request(30)
+    harness.side.matched_tokens(request, 0)
+    harness.side.allocated(request, [5, 6, 7, 8], 24)
+    harness.side.on_worker_output(harness.fakes.outcome(ended=["r"], invalid=[5, 6, 7]))
+    assert harness.side.matched_tokens(request, 0) == (0, False)
+    assert harness.side.matched_tokens(request, 8) == (0, False)
 
 
-def test_a_request_whose_load_failed_whole_is_counted_twice_as_vllm_counts_it(rig):
-    rig.held = 3
-    request = rig.request(30)
-    rig.side.matched_tokens(request, 0)
-    rig.side.allocated(request, [5, 6, 7, 8], 24)
-    rig.side.on_worker_output(rig.fakes.outcome(ended=["r"], invalid=[5, 6, 7]))
-    rig.side.matched_tokens(request, 8)
-    rig.side.allocated(request, [5, 6, 7, 8], 0)
-    rig.side.allocated(request, [5, 6, 7, 8], 0)
-    rig.side.on_finished(request)
-    prompts = [prompt for report in rig.client.of(Observed) for prompt in report.prompts]
+def test_a_request_whose_load_failed_whole_is_counted_twice_as_vllm_counts_it(harness):
+    harness.held = 3
+    request = harness.request(30)
+    harness.side.matched_tokens(request, 0)
+    harness.side.allocated(request, [5, 6, 7, 8], 24)
+    harness.side.on_worker_output(harness.fakes.outcome(ended=["r"], invalid=[5, 6, 7]))
+    harness.side.matched_tokens(request, 8)
+    harness.side.allocated(request, [5, 6, 7, 8], 0)
+    harness.side.allocated(request, [5, 6, 7, 8], 0)
+    harness.side.on_finished(request)
+    prompts = [prompt for report in harness.client.of(Observed) for prompt in report.prompts]
     assert prompts == [(30, 0, {"host": 24}), (30, 8, {})]
 
 
-def test_failures_of_other_pages_do_not_touch_a_load(rig):
-    rig.held = 3
-    request = rig.request(30)
-    rig.side.matched_tokens(request, 0)
-    rig.side.allocated(request, [5, 6, 7, 8], 24)
-    rig.side.on_worker_output(rig.fakes.outcome(ended=["r"], invalid=[9]))
-    assert rig.side.matched_tokens(request, 0) == (24, True)
+def test_failures_of_other_pages_do_not_touch_a_load(harness):
+    harness.held = 3
+    request = harness.request(30)
+    harness.side.matched_tokens(request, 0)
+    harness.side.allocated(request, [5, 6, 7, 8], 24)
+    harness.side.on_worker_output(harness.fakes.outcome(ended=["r"], invalid=[9]))
+    assert harness.side.matched_tokens(request, 0) == (24, True)
 
 
-def test_a_finished_request_is_forgotten(rig):
-    rig.answering = False
-    request = rig.request(20)
-    rig.side.on_finished(request)
-    assert rig.client.forgotten == rig.client.of(Cover)
-    assert rig.side.matched_tokens(request, 0) == (0, False)
-    rig.side.on_worker_output(rig.fakes.outcome(ended=["r"], invalid=[1]))
-    rig.side.on_finished(request)
+def test_a_finished_request_is_forgotten(harness):
+    harness.answering = False
+    request = harness.request(20)
+    harness.side.on_finished(request)
+    assert harness.client.forgotten == harness.client.of(Cover)
+    assert harness.side.matched_tokens(request, 0) == (0, False)
+    harness.side.on_worker_output(harness.fakes.outcome(ended=["r"], invalid=[1]))
+    harness.side.on_finished(request)
 
 
 @pytest.mark.parametrize(
@@ -314,113 +314,113 @@ def test_a_finished_request_is_forgotten(rig):
         ("resumable", True, "streaming_input"),
     ],
 )
-def test_requests_that_tokens_do_not_describe_are_left_alone(rig, field, value, kind):
-    request = rig.request(20, **{field: value})
-    assert rig.side.matched_tokens(request, 0) == (0, False)
-    assert rig.run(request, 20, [1, 2, 3]).saves == []
-    assert rig.side.counts.data == {f"declined_requests/{kind}": 1}
-    assert rig.client.sent == []
+def test_requests_that_tokens_do_not_describe_are_left_alone(harness, field, value, kind):
+    request = harness.request(20, **{field: value})
+    assert harness.side.matched_tokens(request, 0) == (0, False)
+    assert harness.run(request, 20, [1, 2, 3]).saves == []
+    assert harness.side.counts.data == {f"declined_requests/{kind}": 1}
+    assert harness.client.sent == []
 
 
-def test_a_request_that_skips_reading_still_saves(rig):
-    rig.held = 2
-    request = rig.request(20, skip_reading_prefix_cache=True)
-    assert rig.side.matched_tokens(request, 0) == (0, False)
-    assert rig.client.sent == []
-    (save,) = rig.run(request, 20, [1, 2, 3]).saves
+def test_a_request_that_skips_reading_still_saves(harness):
+    harness.held = 2
+    request = harness.request(20, skip_reading_prefix_cache=True)
+    assert harness.side.matched_tokens(request, 0) == (0, False)
+    assert harness.client.sent == []
+    (save,) = harness.run(request, 20, [1, 2, 3]).saves
     assert (save.depth, save.pages) == (0, [1, 2])
 
 
 def test_a_reader_saves_nothing(fakes):
-    rig = fakes.SchedulerRig(fakes, setting=fakes.setting(saves=False))
-    rig.held = 1
-    request = rig.request(20)
-    assert rig.side.matched_tokens(request, 0) == (8, True)
+    harness = fakes.SchedulerRig(fakes, setting=fakes.setting(saves=False))
+    harness.held = 1
+    request = harness.request(20)
+    assert harness.side.matched_tokens(request, 0) == (8, True)
     request.num_computed_tokens = 8
-    assert rig.run(request, 12, [1, 2, 3]).saves == []
+    assert harness.run(request, 12, [1, 2, 3]).saves == []
 
 
-def test_a_salt_gives_a_request_names_of_its_own(rig):
+def test_a_salt_gives_a_request_names_of_its_own(harness):
     for salt in ("a", "b", "a", None):
-        rig.request(20, cache_salt=salt)
-    a, b, again, none = [cover.keys for cover in rig.client.of(Cover)]
+        harness.request(20, cache_salt=salt)
+    a, b, again, none = [cover.keys for cover in harness.client.of(Cover)]
     assert a == again
     assert len({a, b, none}) == 3
-    assert unpack_keys(a) == rig.chain(16, [b"salt:a"]).keys
+    assert unpack_keys(a) == harness.chain(16, [b"salt:a"]).keys
 
 
-def test_after_a_reset_nothing_saved_before_has_a_name(rig):
-    rig.held = 2
-    before = rig.request(20, request_id="before")
-    rig.side.matched_tokens(before, 0)
-    rig.side.reset()
-    assert rig.side.matched_tokens(before, 0) == (0, False)
-    assert rig.run(before, 20, [1, 2, 3]).saves == []
-    rig.request(20, request_id="after")
-    rig.request(20, request_id="later")
-    first, after, later = [cover.keys for cover in rig.client.of(Cover)]
+def test_after_a_reset_nothing_saved_before_has_a_name(harness):
+    harness.held = 2
+    before = harness.request(20, request_id="before")
+    harness.side.matched_tokens(before, 0)
+    harness.side.reset()
+    assert harness.side.matched_tokens(before, 0) == (0, False)
+    assert harness.run(before, 20, [1, 2, 3]).saves == []
+    harness.request(20, request_id="after")
+    harness.request(20, request_id="later")
+    first, after, later = [cover.keys for cover in harness.client.of(Cover)]
     assert after == later != first
 
 
-def test_sources_add_up_to_the_tokens_loaded(rig):
-    request = rig.request(50)
-    rig.client.answer = lambda _: Covered(5, 5, {"host": 2, "disk": 3})
-    rig.side.matched_tokens(request, 0)
-    assert rig.side.sources(request, 40) == {"host": 16, "disk": 24}
-    assert rig.side.sources(request, 24) == {"host": 16, "disk": 8}
-    rig.client.answer = lambda _: Covered(5, 5, {})
-    other = rig.request(50, request_id="other")
-    rig.side.matched_tokens(other, 0)
-    assert rig.side.sources(other, 40) == {"": 40}
+def test_sources_add_up_to_the_tokens_loaded(harness):
+    request = harness.request(50)
+    harness.client.answer = lambda _: Covered(5, 5, {"host": 2, "disk": 3})
+    harness.side.matched_tokens(request, 0)
+    assert harness.side.sources(request, 40) == {"host": 16, "disk": 24}
+    assert harness.side.sources(request, 24) == {"host": 16, "disk": 8}
+    harness.client.answer = lambda _: Covered(5, 5, {})
+    other = harness.request(50, request_id="other")
+    harness.side.matched_tokens(other, 0)
+    assert harness.side.sources(other, 40) == {"": 40}
 
 
 def test_with_several_ranks_the_least_covered_one_counts(fakes):
-    rig = fakes.SchedulerRig(fakes, ranks=2)
-    request = rig.request(30)
-    rig.clients[0].answer = lambda _: Covered(3, 3, {"host": 3})
-    rig.clients[1].answer = lambda _: None
-    assert rig.side.matched_tokens(request, 0) == (None, False)
-    rig.clients[1].answer = lambda _: Covered(2, 2, {"disk": 2})
-    assert rig.side.matched_tokens(request, 0) == (16, True)
-    assert rig.side.sources(request, 16) == {"disk": 16}
-    rig.side.allocated(request, [1, 2, 3], 16)
+    harness = fakes.SchedulerRig(fakes, ranks=2)
+    request = harness.request(30)
+    harness.clients[0].answer = lambda _: Covered(3, 3, {"host": 3})
+    harness.clients[1].answer = lambda _: None
+    assert harness.side.matched_tokens(request, 0) == (None, False)
+    harness.clients[1].answer = lambda _: Covered(2, 2, {"disk": 2})
+    assert harness.side.matched_tokens(request, 0) == (16, True)
+    assert harness.side.sources(request, 16) == {"disk": 16}
+    harness.side.allocated(request, [1, 2, 3], 16)
     request.num_computed_tokens = 16
-    work = rig.run(request, 14, [1, 2, 3, 4])
+    work = harness.run(request, 14, [1, 2, 3, 4])
     assert len(set(work.loads[0].keys)) == len(set(work.saves[0].keys)) == 2
-    assert rig.clients[0].of(Cover)[0].keys != rig.clients[1].of(Cover)[0].keys
+    assert harness.clients[0].of(Cover)[0].keys != harness.clients[1].of(Cover)[0].keys
 
 
 def test_a_rank_whose_node_is_gone_leaves_no_question_with_the_others(fakes):
-    rig = fakes.SchedulerRig(fakes, ranks=2)
-    rig.held, rig.clients[1].gone = 3, True
-    request = rig.request(30)
-    assert rig.side.matched_tokens(request, 0) == (0, False)
-    assert rig.side.counts.data["calls/lookup/gone"] == 1
-    assert rig.clients[0].forgotten == rig.clients[0].of(Cover) != []
+    harness = fakes.SchedulerRig(fakes, ranks=2)
+    harness.held, harness.clients[1].gone = 3, True
+    request = harness.request(30)
+    assert harness.side.matched_tokens(request, 0) == (0, False)
+    assert harness.side.counts.data["calls/lookup/gone"] == 1
+    assert harness.clients[0].forgotten == harness.clients[0].of(Cover) != []
 
 
-def test_a_node_that_claims_more_than_was_asked_is_not_believed(rig):
-    request = rig.request(20)
-    rig.client.answer = lambda _: Covered(9, 9, {"host": 9})
-    assert rig.side.matched_tokens(request, 0) == (16, True)
+def test_a_node_that_claims_more_than_was_asked_is_not_believed(harness):
+    request = harness.request(20)
+    harness.client.answer = lambda _: Covered(9, 9, {"host": 9})
+    assert harness.side.matched_tokens(request, 0) == (16, True)
 
 
 def test_closing_ends_every_session(fakes):
-    rig = fakes.SchedulerRig(fakes, ranks=2)
-    rig.side.close()
-    assert all(link.closed for link in rig.links)
+    harness = fakes.SchedulerRig(fakes, ranks=2)
+    harness.side.close()
+    assert all(link.closed for link in harness.links)
 
 
-def test_the_public_domain_is_asked_for_its_names_of_the_same_blocks(rig):
-    rig.client.welcome = msgspec.structs.replace(rig.client.welcome, common_key=b"c" * 32)
-    rig.request(20, cache_salt="acme")
-    (cover,) = rig.client.of(Cover)
-    public = rig.chain(16, domain_key=b"c" * 32)
+def test_the_public_domain_is_asked_for_its_names_of_the_same_blocks(harness):
+    harness.client.welcome = msgspec.structs.replace(harness.client.welcome, common_key=b"c" * 32)
+    harness.request(20, cache_salt="acme")
+    (cover,) = harness.client.of(Cover)
+    public = harness.chain(16, domain_key=b"c" * 32)
     assert unpack_keys(cover.common) == public.keys
-    assert unpack_keys(cover.keys) == rig.chain(16, [b"salt:acme"]).keys
+    assert unpack_keys(cover.keys) == harness.chain(16, [b"salt:acme"]).keys
 
 
-def test_without_a_public_domain_nobody_asks_for_it(rig):
-    rig.request(20)
-    (cover,) = rig.client.of(Cover)
+def test_without_a_public_domain_nobody_asks_for_it(harness):
+    harness.request(20)
+    (cover,) = harness.client.of(Cover)
     assert cover.common == b""

@@ -78,5 +78,5 @@ def test_sixty_four_a_minute_are_always_hot_and_below_thirty_never(hits_a_minute
     for _ in range(hits_a_minute * 10):
         hot.append(sketch.hit(name(1)))
         clock.advance(60 / hits_a_minute)
-    settled = hot[hits_a_minute * 5 :]
-    assert sum(settled) == hot_share * len(settled)
+    later = hot[hits_a_minute * 5 :]
+    assert sum(later) == hot_share * len(later)

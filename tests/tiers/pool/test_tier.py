@@ -109,7 +109,7 @@ def test_a_dead_member_that_left_the_list_stays_left_alone_however_often_the_lis
 
 
 def test_who_comes_back_is_compared_again_although_nobody_says_so_twice(fleet) -> None:
-    """The list is told once; that a member counts again is settled by time."""
+    """The list is told once; time decides when a member counts again."""
     settling = MembershipOptions(dead_after_s=0.5, ramp_s=0.0, transient_s=0.0, unseen_s=0.0)
     one = fleet(3, membership=settling)
     for listed in (["t1", "t2"], ["t0", "t1", "t2"]):
