@@ -56,7 +56,8 @@ NOTES = {
     "of the plan with the best cut; `same_node`: whether both ran behind one node. `slow`: a disk "
     "with a read limit, at which recomputing is faster.",
     "bench pool": "`pool.late.p99` is the median of three tries, without a standard error; the "
-    "bench now makes five and reports one.",
+    "bench now makes five and reports one. `pool.get` of one block read records that had just been "
+    "put, at 64 KiB from 34 MiB of them; the bench now reads any of 1 GiB.",
     "bench tiers": "The limit of `host.fetch` was measured with one thread that copies, while "
     "Holdfast uses two, so its ratio is too high; the bench now uses two for both.",
     "bench vllm": "`vllm.lmcache` lacks the number of LMCache's misses, and `vllm.overhead` its "
