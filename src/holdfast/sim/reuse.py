@@ -3,8 +3,8 @@
 An id names a whole prefix, so a request that uses a block also uses all blocks before it in the
 chain. Along a chain, the last use of a block is therefore never later than that of the block before
 it: a chain consists of a few runs of blocks, each last used by one earlier request, followed by new
-blocks. LRU, retention and Belady's bound need only these runs. A trace of forty million block
-accesses has a few hundred thousand runs.
+blocks. LRU, retention and Belady's bound need only these runs: 22,000 in the agents' trace of
+42 million block accesses.
 """
 
 from __future__ import annotations
