@@ -291,11 +291,10 @@ QUESTIONS = (
     ),
     Question(
         "How fast do blocks reach a GPU?",
-        "Batches of 1, 8 and 64 blocks between a node's memory and an engine's pages on an NVIDIA "
-        "H100. Grey is one copy between page-locked memory and the GPU. Blocks pass through "
-        "page-locked buffers, because a node's memory cannot stay locked "
-        "([why](decisions/0033-gpu-copies-through-bounce-buffers.md)). `busy` is beside a thread "
-        "that never gives up the interpreter lock.",
+        "Batches of 1, 8 and 64 blocks between an arena and an engine's pages. Grey is one copy "
+        "between page-locked memory and the GPU; an arena cannot stay locked "
+        "([why](decisions/0033-the-arena-is-never-page-locked.md)). The number in a name is that "
+        "of the blocks; `busy` is beside a thread that never gives up the interpreter lock.",
         "bench gpu",
         "gpu.svg",
         limits_chart,

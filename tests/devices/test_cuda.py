@@ -1,14 +1,15 @@
 """The arithmetic of the CUDA device, on CPU tensors; `test_cuda_on_gpu.py` has the rest."""
 
 import contextlib
+import threading
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from holdfast.devices import cuda, host  # noqa: E402
+from holdfast.devices import cuda  # noqa: E402
 from holdfast.devices.base import Move, Pages  # noqa: E402
-from holdfast.devices.cuda import pack, page_words, unpack, word_of  # noqa: E402
+from holdfast.devices.cuda import empty_stage, pack, page_words, unpack, word_of  # noqa: E402
 from holdfast.errors import BlockError  # noqa: E402
 
 LAYERS, PAGES, PER_BLOCK, BYTES, PADDING = 3, 24, 4, 32, 8
@@ -46,8 +47,8 @@ def test_pages_are_copied_in_the_widest_words_that_fit(page_bytes, stride_bytes,
 def test_packed_blocks_come_back_into_the_pages_named_and_no_others(layers, pages, word):
     before = [layer.clone() for layer in layers]
     rows = [page_words(layer, pages, word) for layer in layers]
-    stage = pack(rows, [Move(0, [5, 1, 9, 2]), Move(0, [0, 23, 7, 8])])
-    assert stage.shape == (2, LAYERS, PER_BLOCK, BYTES // word.itemsize)
+    stage = empty_stage(rows, pages, 2)
+    pack(rows, stage, [Move(0, [5, 1, 9, 2]), Move(0, [0, 23, 7, 8])])
     for at, layer in enumerate(layers):
         assert torch.equal(stage[0, at].view(torch.uint8), layer[[5, 1, 9, 2]])
         assert torch.equal(stage[1, at].view(torch.uint8), layer[[0, 23, 7, 8]])
@@ -71,7 +72,6 @@ class FakeCuda:
 
     def __init__(self):
         self.said = []
-        self.refuses = 0
 
     def Stream(self, _device):  # noqa: N802  # as CUDA has it
         return self
@@ -86,27 +86,17 @@ class FakeCuda:
     def current_stream(self, _device):
         return self
 
-    def cudart(self):
-        return self
-
     def synchronize(self):
         self.said.append("synchronize")
 
-    def cudaHostRegister(self, address, _nbytes, _flags):  # noqa: N802
-        self.said.append(("register", address))
-        return self.refuses
-
-    def cudaHostUnregister(self, address):  # noqa: N802
-        self.said.append(("unregister", address))
-
-    def record(self):
+    def record(self, _stream):
         pass
 
     def record_event(self):
         return self
 
     def wait_event(self, _event):
-        pass
+        self.said.append("wait for event")
 
     def query(self):
         return True
@@ -117,7 +107,7 @@ def fake(monkeypatch):
     fake = FakeCuda()
     monkeypatch.setattr(cuda.torch, "cuda", fake)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
-    monkeypatch.setattr(cuda, "PIECE_BYTES", 2 * LAYERS * PER_BLOCK * BYTES)
+    monkeypatch.setattr(cuda, "STAGE_BYTES", 2 * LAYERS * PER_BLOCK * BYTES)
     return fake
 
 
@@ -128,7 +118,7 @@ def device(layers, pages, fake):
 
 
 WHOLE = [[5, 1, 9, 2], [0, 23, 7, 8], [10, 11, 3, 4], [6, 12, 22, 21], [20, 19, 13, 14]]
-"""Pages of five blocks: three pieces, the last one not full."""
+"""Pages of five blocks: a load of three stages, the last one not full."""
 
 PARTS = [([9, 2], 2), ([0, 23, 7, 8], 0), ([10, 11, 3, 4], 0), ([6, 12], 0)]
 """Pages of the first four blocks, as a load names them that begins and ends inside a block."""
@@ -138,7 +128,7 @@ def whole(pages):
     return [Move(at * pages.payload_bytes, ids) for at, ids in enumerate(WHOLE)]
 
 
-def test_a_batch_of_several_pieces_lands_in_the_arena_and_comes_back(layers, pages, device):
+def test_a_batch_of_several_stages_lands_in_the_arena_and_comes_back(layers, pages, device):
     before = [layer.clone() for layer in layers]
     arena = FakeArena(len(WHOLE) * pages.payload_bytes)
     saved = device.gather(arena, whole(pages))
@@ -174,25 +164,12 @@ def test_an_empty_batch_is_done(device):
     assert device.scatter(arena, []).wait()
 
 
-def test_only_the_devices_own_buffers_are_page_locked(pages, device, fake):
-    arena = FakeArena(pages.payload_bytes)
-    assert device.scatter(arena, [Move(0, [1, 2, 3, 4])]).wait()
-    assert device.gather(arena, [Move(0, [1, 2, 3, 4])]).wait()
-    locked = [address for said in fake.said if said[0] == "register" for address in said[1:]]
-    assert len(locked) == 2
-    assert not any(arena.address <= address < arena.address + arena.nbytes for address in locked)
-    device.close()
-    assert [said[1] for said in fake.said if said[0] == "unregister"] == locked
-
-
-def test_buffers_that_cannot_be_page_locked_are_used_nevertheless(layers, pages, fake, caplog):
-    fake.refuses = 2
-    arena = FakeArena(pages.payload_bytes)
-    with contextlib.closing(cuda.CudaDevice(layers, pages)) as device:
-        assert device.gather(arena, [Move(0, [1, 2, 3, 4])]).wait()
-    assert any(arena.bytes)
-    assert "could not be page-locked (CUDA error 2)" in caplog.text
-    assert not [said for said in fake.said if said[0] == "unregister"]
+def test_a_load_writes_no_page_before_its_mark(pages, device, fake, monkeypatch):
+    arena = FakeArena(len(WHOLE) * pages.payload_bytes)
+    monkeypatch.setattr(cuda, "unpack", lambda *_: fake.said.append("unpack"))
+    fake.said.clear()
+    assert device.scatter(arena, whole(pages), device.mark()).wait()
+    assert fake.said[:6] == ["wait for event", "unpack"] * 3
 
 
 def test_a_load_that_fails_half_way_leaves_nothing_moving(pages, device, fake, monkeypatch):
@@ -211,18 +188,34 @@ def test_a_load_that_fails_half_way_leaves_nothing_moving(pages, device, fake, m
 def test_a_save_that_fails_says_so_and_the_next_one_works(pages, device, monkeypatch, caplog):
     arena = FakeArena(pages.payload_bytes)
     with monkeypatch.context() as patch:
-        patch.setattr(cuda.BounceBuffer, "drain", lambda *_: 1 / 0)
+        patch.setattr(cuda, "payloads", lambda _: 1 / 0)
         assert device.gather(arena, [Move(0, [1, 2, 3, 4])]).wait() is False
     assert "blocks not saved" in caplog.text
     assert device.gather(arena, [Move(0, [1, 2, 3, 4])]).wait() is True
 
 
-@pytest.mark.parametrize("direction", ["scatter", "gather"])
-def test_a_batch_that_the_processor_could_not_copy_whole_says_so(
-    layers, pages, fake, monkeypatch, direction
+def test_a_save_never_copies_after_the_node_may_have_reused_its_slots(
+    pages, device, monkeypatch, caplog
 ):
-    monkeypatch.setattr(host, "_copy_batched", lambda _parts: False)
-    monkeypatch.setattr(host, "_copy_each", lambda _parts: False)
-    arena = FakeArena(len(WHOLE) * pages.payload_bytes)
-    with contextlib.closing(cuda.CudaDevice(layers, pages)) as device:
-        assert getattr(device, direction)(arena, whole(pages)).wait() is False
+    arena = FakeArena(pages.payload_bytes)
+    monkeypatch.setattr(cuda, "SAVE_S", -1.0)
+    assert device.gather(arena, [Move(0, [1, 2, 3, 4])]).wait() is False
+    assert not any(arena.bytes)
+    assert "blocks not saved: the GPU did not copy them in" in caplog.text
+
+
+def test_saves_that_wait_take_a_bounded_part_of_the_gpus_memory(
+    pages, device, fake, monkeypatch, caplog
+):
+    arena = FakeArena(2 * pages.payload_bytes)
+    monkeypatch.setattr(cuda, "STAGED_BYTES_MAX", pages.payload_bytes)
+    copying = threading.Event()
+    monkeypatch.setattr(fake, "synchronize", lambda: copying.wait(30))
+    first = device.gather(arena, [Move(0, [1, 2, 3, 4])])
+    second = device.gather(arena, [Move(pages.payload_bytes, [5, 6, 7, 8])])
+    assert second.done()
+    assert second.wait() is False
+    assert f"{pages.payload_bytes} bytes still wait to be copied from the GPU" in caplog.text
+    copying.set()
+    assert first.wait() is True
+    assert device.gather(arena, [Move(pages.payload_bytes, [5, 6, 7, 8])]).wait() is True

@@ -105,7 +105,7 @@ def test_what_a_bound_thread_starts_runs_on_the_cores_of_all():
     def bound():
         os.sched_setaffinity(0, {min(cores)})
         device = HostDevice(Engine(1, 4, 64, 1).pages)
-        found.append(device._pool.submit(os.sched_getaffinity, 0).result())
+        found.append(device._helper.submit(os.sched_getaffinity, 0).result())
         device.close()
 
     thread = threading.Thread(target=bound)
@@ -207,24 +207,6 @@ def test_a_plan_whose_own_half_fails_leaves_nothing_moving(monkeypatch):
         with pytest.raises(MemoryError):
             move(arena, moves)
         assert ended.pop()
-    device.close()
-
-
-@pytest.mark.parametrize("threads", [2, 3, 8])
-def test_any_number_of_threads_copies_every_byte_once(threads):
-    engine = Engine(3, 64, 65536, 2)
-    arena = Arena(16 * engine.pages.payload_bytes)
-    arena.view[:] = content(4, arena.nbytes)
-    device = HostDevice(engine.pages, engine, threads)
-    moves = [Move(i * engine.pages.payload_bytes, [2 * i, 2 * i + 1]) for i in range(16)]
-    assert device.scatter(arena, moves).wait()
-    for move in moves:
-        held = bytes(arena.view[move.payload : move.payload + engine.pages.payload_bytes])
-        assert engine.block(move.pages) == held
-    before = bytes(arena.view)
-    arena.view[:] = bytes(arena.nbytes)
-    assert device.gather(arena, moves).wait()
-    assert bytes(arena.view) == before
     device.close()
 
 

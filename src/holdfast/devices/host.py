@@ -2,7 +2,7 @@
 
 `process_vm_readv` on this process copies between two lists of ranges, and releases the GIL once for
 up to 1,024 ranges. Beside a busy Python thread it copies gigabytes per second; one call per page
-reaches a hundredth of that. The caller's thread and helpers of the device share a batch.
+reaches a hundredth of that. Two threads share a batch: the caller's and one of the device.
 """
 
 from __future__ import annotations
@@ -32,11 +32,8 @@ BYTES_MAX = GIB
 SPLIT_BYTES_MIN = 1 * MIB
 """Size below which a batch is not worth a second thread."""
 
-THREADS = 2
-"""Threads that share a batch, with the caller's: as many as an engine on CPUs can spare."""
-
 OWN_SHARE = 0.65
-"""The caller's share of what it and a helper copy. Helpers start late beside a busy thread.
+"""The caller's share of a batch that is split. The helper starts late beside a busy thread.
 
 Measured on two cores, idle and beside a busy thread: 0.5 copied 9.4 and 3.4 GB/s, 0.65 copied 7.5
 and 3.4, 0.8 copied 6.1 and 3.7.
@@ -58,52 +55,41 @@ class CopyPart(NamedTuple):
     nbytes: int
 
 
-class ThreadCopy(NamedTuple):
-    """The part of a batch that one helper copies: its result, and a flag that its last range sets.
+class HostTransfer:
+    """A batch whose caller's part has ended, while the helper's may still be in progress.
 
-    The flag shows the end before the helper has the GIL again, which takes another 5 ms beside a
-    busy thread.
+    The last range that the helper copies sets a flag, so that its end is visible before the helper
+    has the GIL again, which takes another 5 ms beside a busy thread.
     """
 
-    result: Future[bool]
-    flag: array[int]
-
-    def done(self) -> bool:
-        return bool(self.flag[0]) or self.result.done()
-
-    def copied(self) -> bool:
-        """Return whether every byte was copied; call it after the end."""
-        return bool(self.flag[0]) or self.result.result()
-
-
-class HostTransfer:
-    """A batch whose caller's part has ended, while the helpers' may still be in progress."""
-
-    def __init__(self, own: bool, rest: Sequence[ThreadCopy]) -> None:  # noqa: FBT001  # a result
+    def __init__(self, own: bool, rest: Future[bool] | None, flag: array[int]) -> None:  # noqa: FBT001  # a result
         self._own = own
         self._rest = rest
+        self._flag = flag
 
     def done(self) -> bool:
-        return all(part.done() for part in self._rest)
+        return self._rest is None or bool(self._flag[0]) or self._rest.done()
 
     def wait(self) -> bool:
-        # Wait for all helpers also if one part failed: no copy may continue afterwards.
+        # Wait for the helper also if the caller's part failed: no copy may continue afterwards.
         while not self.done():
             time.sleep(_LOOK_S)
-        return all([self._own, *(part.copied() for part in self._rest)])
+        if self._rest is None or self._flag[0]:
+            return self._own
+        return self._rest.result() and self._own
+
+
+THREADS = 2
+"""Threads that share a batch: the caller's and the helper."""
 
 
 class HostDevice:
-    """Pages at fixed addresses of this process. Holds a reference to `keep`, their owner.
+    """Pages at fixed addresses of this process. Holds a reference to `keep`, their owner."""
 
-    `threads`, at least 2: those that share a batch, with the caller's.
-    """
-
-    def __init__(self, pages: Pages, keep: Any = None, threads: int = THREADS) -> None:
+    def __init__(self, pages: Pages, keep: Any = None) -> None:
         self.pages = pages
         self._keep = keep
-        self._helpers = threads - 1
-        self._pool = workers(self._helpers, "holdfast-copy", run_anywhere)
+        self._helper = workers(THREADS - 1, "holdfast-copy", run_anywhere)
         self._copy = _copy_batched
         if not batched_copy_works():
             self._copy = _copy_each
@@ -129,21 +115,20 @@ class HostDevice:
         return transfer
 
     def close(self) -> None:
-        self._pool.shutdown(wait=True)
+        self._helper.shutdown(wait=True)
 
     def _move(self, plan: Iterator[tuple[int, int]], moves: Sequence[Move]) -> HostTransfer:
         size = self.pages.page_bytes
         count = len(self.pages.bases) * sum(len(move.pages) for move in moves)
-        share = (1 - OWN_SHARE) / (OWN_SHARE + self._helpers * (1 - OWN_SHARE))
-        helpers_rows = int(count * share) if count * size >= SPLIT_BYTES_MIN else 0
-        rest: list[ThreadCopy] = []
+        middle = count if count * size < SPLIT_BYTES_MIN else int(count * OWN_SHARE)
+        own = pieces(itertools.islice(plan, middle), size)
+        helpers = pieces(plan, size)
+        flag = array("q", [0])
+        rest = self._helper.submit(self._copy_and_flag, helpers, flag) if helpers else None
         try:
-            for _ in range(self._helpers if helpers_rows else 0):
-                flag, part = array("q", [0]), pieces(itertools.islice(plan, helpers_rows), size)
-                rest.append(ThreadCopy(self._pool.submit(self._copy_and_flag, part, flag), flag))
-            return HostTransfer(self._copy(pieces(plan, size)), rest)
+            return HostTransfer(self._copy(own), rest, flag)
         except BaseException:
-            HostTransfer(own=False, rest=rest).wait()
+            HostTransfer(own=False, rest=rest, flag=flag).wait()
             raise
 
     def _copy_and_flag(self, plan: Sequence[CopyPart], flag: array[int]) -> bool:

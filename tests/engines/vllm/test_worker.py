@@ -359,6 +359,7 @@ def test_pages_that_could_not_be_copied_are_not_published(harness, monkeypatch):
     harness.side.begin(StepWork())
     assert harness.node.committed == []
     assert [message.ticket for message in harness.client.of(Abort)] == [1]
+    assert harness.side.counts.data["calls/save/failed"] == 1
 
 
 class Deferred:

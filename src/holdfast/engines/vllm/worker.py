@@ -249,6 +249,8 @@ class WorkerSide:
                 still.append(inflight)
                 continue
             copied = inflight.transfer.wait()
+            if not copied:
+                self.counts.add("calls", "save", "failed", number=len(inflight.commits))
             try:
                 for commit in inflight.commits:
                     message = commit if copied else Abort(commit.ticket)

@@ -1,8 +1,8 @@
 """`holdfast bench gpu`: blocks between an arena and an engine's pages in GPU memory.
 
-The limit is one copy of as many bytes between page-locked memory and the GPU. `arena_gb_per_s` is
-the speed of the processor's copy alone, to ordinary memory. `.busy`: beside a thread that holds the
-interpreter. Before and after, blocks are saved, cleared and loaded, and every byte is compared.
+The limit is one copy of as many bytes between page-locked memory and the GPU. `call_ms`: how long a
+save keeps the engine's thread. `.busy`: beside a thread that holds the interpreter. Before and
+after, blocks are saved, cleared and loaded, and every byte is compared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from holdfast.buffers import SharedMapping
 from holdfast.devices.base import Device, Move, Pages
-from holdfast.devices.host import HostDevice
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.limits import MIB
 from holdfast.report import Row
@@ -29,7 +28,7 @@ from holdfast_bench.cli.progress import Steps
 from holdfast_bench.harness.hardware_limits import GB
 from holdfast_bench.harness.paired_runs import Speed, busy_thread, paired, speed_row, timed
 
-ALSO = ("block_mib", "call_ms", "arena_gb_per_s")
+ALSO = ("block_mib", "call_ms", "gpu")
 
 BLOCKS = (1, 8, 64)
 """Blocks of a batch: up to 8K tokens at 128 per block."""
@@ -90,14 +89,10 @@ class _Bench:
         for at in range(0, self._arena.nbytes, self.block_bytes):
             self._arena.populate(at, self.block_bytes)
         self._mapped = SharedMapping(self._arena.fd, self._arena.nbytes)
-        host: Any = torch.zeros(self._pages.shape, dtype=torch.uint8)
-        bases = tuple(layer.data_ptr() for layer in host)
-        self._on_host = HostDevice(self.shape._replace(bases=bases), keep=host)
         self.call_s: list[float] = []
 
     def close(self) -> None:
         self.device.close()
-        self._on_host.close()
         self._arena.close()
 
     def moves(self, blocks: int) -> list[Move]:
@@ -121,14 +116,11 @@ class _Bench:
         """Load a batch."""
         self._check(self.device.scatter(self._mapped, moves, self.device.mark()).wait())
 
-    def copy_arena(self, moves: list[Move]) -> None:
-        """Copy a batch from the arena to ordinary memory: the processor's part of a load."""
-        self._check(self._on_host.scatter(self._mapped, moves).wait())
-
     def verify(self, blocks: int) -> None:
         """Save and load a batch; raise HoldfastError if any byte of the pages has changed."""
         import torch
 
+        self._pages.random_(0, 256)
         before, moves = self._pages.clone(), self.moves(blocks)
         self.save(moves)
         for move in moves:
@@ -198,10 +190,6 @@ def _row(bench: _Bench, what: str, verb: str, blocks: int, rounds: int) -> Row:
         return bench.limit_gb_per_s(nbytes, to_gpu=verb == "load")
 
     pairs = paired(rounds, ours, limit)
-    arena = [
-        timed(nbytes, partial(bench.copy_arena, bench.moves(blocks))).gb_per_s
-        for _ in range(rounds)
-    ]
     called = {"call_ms": 1e3 * statistics.median(bench.call_s)} if bench.call_s else {}
     return speed_row(
         what,
@@ -209,7 +197,6 @@ def _row(bench: _Bench, what: str, verb: str, blocks: int, rounds: int) -> Row:
         None,
         blocks=blocks,
         block_mib=bench.block_bytes / MIB,
-        arena_gb_per_s=statistics.median(arena),
         gpu=torch.cuda.get_device_name(),
         **called,
     )
