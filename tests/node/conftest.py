@@ -33,7 +33,7 @@ FINGERPRINT = b"fingerprint-16-b"
 PAYLOAD_BYTES = 20_000
 BLOCK_TOKENS = 128
 MIB = 1 << 20
-READY_S = 60
+READY_S = 240
 
 
 def payload_of(key, nbytes=PAYLOAD_BYTES):
@@ -126,7 +126,7 @@ class Engine:
         self.client = Client(address, hello, timeout_s)
 
     def call(self, message):
-        return self.client.call(message, 60)
+        return self.client.call(message, 240)
 
     def reserve(self, keys):
         return self.call(m.Reserve(b"".join(keys), self.fingerprint, 0))
@@ -159,7 +159,7 @@ class Engine:
     def status(self):
         return self.call(m.Status()).data
 
-    def until(self, condition, within_s=60):
+    def until(self, condition, within_s=240):
         """Wait until the node's status says so."""
         end = time.monotonic() + within_s
         while not condition(status := self.status()):
