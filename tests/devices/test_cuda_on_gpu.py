@@ -1,4 +1,4 @@
-"""The CUDA device on a GPU: streams, page-locked memory, and the arena of a real node."""
+"""The CUDA device on a GPU: the order of work on its streams, and the arena of a real node."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""A device for pages in GPU memory: a stage in GPU memory, and plain copies of it on side streams.
+"""A device for pages in GPU memory, which copies blocks through a stage in GPU memory.
 
 The arena is never page-locked. Its node returns the memory of free slots to the kernel, and the
 arena has other pages there later. A GPU keeps the pages that were locked, so its copies would read

@@ -2,7 +2,7 @@
 
 It answers GET and HEAD, closes each connection after its answer, and reads no request body. It
 disconnects clients that send or read too slowly. Connections above the limit get status 503, and
-those above twice the limit are closed without an answer. So a scrape that hangs, or a page that is
+those above twice the limit are closed without an answer. So a scrape that stalls, or a page that is
 open in 200 browsers, costs the node no more than `LIMITS` allows.
 """
 
@@ -50,7 +50,7 @@ LIMITS = HttpLimits()
 
 
 class Answer(NamedTuple):
-    """An answer: its status, its body (whole, or a stream of parts) and the body's type."""
+    """An answer: its status, its body (whole, or a stream of chunks) and the body's type."""
 
     status: HTTPStatus
     body: bytes | AsyncIterator[bytes]
@@ -212,8 +212,8 @@ class HttpServer:
         elif with_body:
             self._streams += 1
             try:
-                async for part in answer.body:
-                    writer.write(part)
+                async for chunk in answer.body:
+                    writer.write(chunk)
                     await self._drain(writer)
             finally:
                 self._streams -= 1

@@ -131,7 +131,7 @@ class NodeServer:
             loop = asyncio.get_running_loop()
             await loop.connect_accepted_socket(lambda: connection, connected)
         except (ProtocolError, OSError) as error:
-            _log.warning("no session: %swas not welcomed: %s", name, error)
+            _log.warning("no session: %scould not be sent its welcome: %s", name, error)
             connected.close()
             connection.connection_lost(None)
 
