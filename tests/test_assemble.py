@@ -2,6 +2,7 @@
 
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from holdfast.policy.leaf import LeafLru
 from holdfast.policy.lirs import Lirs
 from holdfast.policy.per_domain import PerDomainEviction
 from holdfast.policy.s3fifo import S3Fifo
+from holdfast.store.call_threads import DirectCalls
+from holdfast.store.scrub import Scrubber
 
 MIB = 1 << 20
 
@@ -74,7 +77,7 @@ def test_a_domains_key_file_holds_bytes_or_hex(configured, tmp_path, encode):
     file.chmod(0o600)
     with open_store(configured(disk=False, domains={"team": {"key_file": str(file)}})) as store:
         assert key_of(store, "team") == key
-        assert set(store.domain_names()) == {"team", "default"}
+        assert set(store.domain_ids) == {"team", "default"}
 
 
 @pytest.mark.parametrize(
@@ -131,6 +134,41 @@ def test_what_refuses_to_start_lets_go_of_the_disk(configured, tmp_path):
         with pytest.raises(BusyError, match="in use by process"):
             open_store(configured())
         assert store.status()["blocks"] == 0
+
+
+class CountedCalls(DirectCalls):
+    """Counts how often it is closed."""
+
+    closed = 0
+
+    def close(self, timeout_s):
+        self.closed += 1
+
+
+def test_what_refuses_to_start_leaves_no_thread_for_calls(configured, tmp_path):
+    calls = CountedCalls()
+    with pytest.raises(ConfigError):
+        open_store(configured(domains={"team": {"key_file": str(tmp_path / "none")}}), calls)
+    assert calls.closed == 1
+    with open_store(configured()), pytest.raises(BusyError):
+        open_store(configured(), calls)
+    assert calls.closed == 2
+
+
+def test_a_store_that_fails_while_it_starts_is_closed(configured, monkeypatch):
+    calls = CountedCalls()
+
+    def fail(_scrubber):  # the last part that starts
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Scrubber, "start", fail)
+    with pytest.raises(RuntimeError, match="can't start"):
+        open_store(configured(), calls)
+    assert calls.closed == 1
+    threads = {thread.name for thread in threading.enumerate()}
+    assert threads.isdisjoint({"holdfast-housekeeping", "holdfast-to-disk"})
+    monkeypatch.undo()
+    open_store(configured()).close()
 
 
 def test_options_reach_the_store(configured):

@@ -43,6 +43,14 @@ def test_bars_are_as_long_as_what_was_measured():
     assert widths.count(86.0) == 1
 
 
+def test_a_bar_has_the_same_figure_as_the_table():
+    rows = [
+        {"what": "pool.get.2MiBx32", "value": 123.456, "limit": 1234.5},
+        {"what": "pool.put.2MiBx32", "value": 0.98765, "limit": None},
+    ]
+    assert {"123", "1,234", "0.988"} <= words_of(drawn("pool_chart", rows))
+
+
 def test_nothing_measured_is_a_chart_of_nothing():
     assert "Holdfast" not in drawn("pool_chart", [])
 

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.buffers import HUGE_PAGE, SharedMapping, aligned_buffer, populate
+from holdfast.buffers import (
+    HUGE_PAGE,
+    PrivateMapping,
+    SharedMapping,
+    aligned_buffer,
+    c_library,
+    populate,
+)
 
 
 @pytest.fixture
@@ -73,6 +80,22 @@ def test_memory_brought_in_keeps_its_bytes(fd):
     assert os.fstat(fd).st_blocks * 512 == 3 * HUGE_PAGE
     assert bytes(mapped.view[:5]) == b"first"
     assert bytes(mapped.view[-4:]) == b"last"
+
+
+def test_private_memory_is_populated_by_calls_that_release_the_gil(monkeypatch):
+    """`mmap.madvise` keeps it while the kernel clears pages; a call of the C library does not."""
+    mapped, advised = PrivateMapping(2 * HUGE_PAGE), []
+    real = c_library()
+
+    class Library:
+        def madvise(self, address, nbytes, option):
+            advised.append((address - mapped.address, nbytes))
+            return real.madvise(address, nbytes, option)
+
+    monkeypatch.setattr("holdfast.buffers.c_library", Library)
+    populate(mapped, 0, 2 * HUGE_PAGE)
+    assert advised[-1] == (0, 2 * HUGE_PAGE)
+    assert not isinstance(real, ctypes.PyDLL)
 
 
 def test_where_the_kernel_makes_no_huge_pages_small_ones_are_brought_in(fd, monkeypatch):

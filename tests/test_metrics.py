@@ -3,7 +3,16 @@
 import re
 
 import holdfast
-from holdfast.metrics import METRICS, OTHER, Sample, exposition, node_samples, target_samples
+from holdfast.metrics import (
+    HISTOGRAMS,
+    METRICS,
+    OTHER,
+    Sample,
+    exposition,
+    kind_of,
+    node_samples,
+    target_samples,
+)
 
 LINE = re.compile(r'[a-z_]+(\{([a-z]+="([^"\\\n]|\\.)*",?)+\})? \S+')
 TARGET = dict.fromkeys(("connections", "requests", "refused", "received_bytes", "sent_bytes"), 1)
@@ -20,9 +29,8 @@ def test_every_sample_of_a_store_is_in_the_table_with_its_labels():
 
 
 def test_names_follow_the_conventions_of_prometheus():
-    for metric in METRICS.values():
-        assert re.fullmatch("[a-z]+(_[a-z]+)*", metric.name)
-        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
+    for name, metric in METRICS.items():
+        assert re.fullmatch("[a-z]+(_[a-z]+)*", name)
         assert metric.meaning.endswith(".")
         assert metric.meaning.isascii()
 
@@ -45,6 +53,13 @@ def test_a_histogram_has_growing_buckets_a_sum_and_a_count():
         'holdfast_call_seconds_sum{operation="fetch"} 7.5',
         'holdfast_call_seconds_count{operation="fetch"} 5',
     ]
+
+
+def test_the_kind_of_a_metric_follows_from_its_name():
+    assert kind_of("calls_total") == "counter"
+    assert kind_of("leases") == "gauge"
+    assert METRICS.keys() >= HISTOGRAMS
+    assert all(kind_of(name) == "histogram" for name in HISTOGRAMS)
 
 
 def test_a_label_may_hold_any_text():

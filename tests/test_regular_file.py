@@ -1,13 +1,14 @@
 """Small files are read whole or not at all, and replaced whole or not at all."""
 
 import errno
+import fcntl
 import os
 import resource
 import stat
 
 import pytest
 
-from holdfast.regular_file import read_regular, replace_file
+from holdfast.regular_file import read_regular, replace_file, replacing
 
 
 def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path):
@@ -29,11 +30,51 @@ def test_a_replaced_file_is_its_owners_and_nothing_is_left_beside_it(tmp_path):
     file = tmp_path / "file"
     file.write_bytes(b"old")
     file.chmod(0o644)
-    os.mkfifo(tmp_path / "file.new")  # a file of that name does not stop it
+    (tmp_path / ".file.new-left").write_bytes(b"by a process that crashed")
     replace_file(file, b"new")
     assert file.read_bytes() == b"new"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_two_that_replace_a_file_at_once_do_not_mix(tmp_path):
+    file = tmp_path / "file[1]"
+    with replacing(file) as fd:
+        os.write(fd, b"the slow ")
+        replace_file(file, b"the quick one")
+        assert file.read_bytes() == b"the quick one"
+        os.write(fd, b"one")
+    assert file.read_bytes() == b"the slow one"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_removed_before_it_is_locked_is_created_again(tmp_path, monkeypatch):
+    """Another process may take a new file for one that a crash has left."""
+    file, removed = tmp_path / "file", []
+    flock = fcntl.flock
+
+    def remove_first(fd, operation):
+        if not removed:
+            removed.extend(tmp_path.iterdir())
+            removed[0].unlink()
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    replace_file(file, b"new")
+    assert file.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [file] != removed
+
+
+def test_file_and_folder_are_flushed(tmp_path, monkeypatch):
+    flushed, fsync = [], os.fsync
+
+    def flush(fd):
+        flushed.append(stat.S_ISDIR(os.fstat(fd).st_mode))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    replace_file(tmp_path / "file", b"new")
+    assert flushed == [False, True]
 
 
 def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(tmp_path):

@@ -96,6 +96,9 @@ UNSAFE_MODULES = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "torch.load"}
 ENGINES = {"sglang", "tensorrt_llm", "torch", "transformers", "vllm"}
 BESIDE_ENGINES = {"devices", "engines", "holdfast_bench"}
+HTTP_CALLS = {"_call", "call", "stream"}
+"""Methods of HTTP clients that decode what comes as the class that they are given."""
+
 IN_ONE_THREAD = {"cli", "holdfast_bench", "sim", "testing"}
 ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.putenv"}
 DEEPER = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
@@ -290,7 +293,7 @@ def what_threads_decode_is_prepared():
             if name == "Decoder":
                 yield f"{where(path)}:{node.lineno}", "make decoders where the module begins"
             told = {dotted(k.value) for k in node.keywords if k.arg == "type"} if name else set()
-            if name in ("convert", "_call", "call", "stream"):
+            if name == "convert" or (folder(path) == "membership" and name in HTTP_CALLS):
                 told |= set(map(dotted, node.args))
             for kind in sorted(told & unprepared):
                 yield f"{where(path)}:{node.lineno}", f"{kind} is not @prepared"

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.workers import workers
+from holdfast.workers import parallel, workers
 
 
 def test_threads_that_can_not_be_had_are_said_before_anything_begins(monkeypatch):
@@ -30,3 +30,40 @@ def test_a_thread_that_can_not_begin_is_said_and_nobody_waits_for_it():
     with pytest.raises(ConfigError, match=r"never-begins: a thread could not begin \(Permission"):
         workers(3, "never-begins", begin)
     assert not [each for each in threading.enumerate() if each.name.startswith("never-begins")]
+
+
+def accepting(calls):
+    """Return a pool of two threads that refuses work after so many calls."""
+    pool = workers(2, "some")
+    submit = pool.submit
+
+    def some(*work):
+        nonlocal calls
+        if not calls:
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+        calls -= 1
+        return submit(*work)
+
+    pool.submit = some
+    return pool
+
+
+@pytest.mark.parametrize("calls", range(5))
+def test_work_that_a_pool_refuses_is_done_in_this_thread(calls):
+    with accepting(calls) as pool:
+        assert parallel(lambda number: 10 * number, range(5), pool) == [0, 10, 20, 30, 40]
+
+
+def test_after_an_error_no_call_is_in_progress():
+    begun, ended = threading.Event(), []
+
+    def work(number):
+        if number == 0:
+            assert begun.wait(30)
+            raise ZeroDivisionError
+        begun.set()
+        ended.append(number)
+
+    with accepting(1) as pool, pytest.raises(ZeroDivisionError):
+        parallel(work, range(3), pool)
+    assert ended == [1]

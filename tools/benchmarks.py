@@ -131,12 +131,8 @@ def figure(value: object) -> str:
 def row(fields: dict[str, object]) -> str:
     """One line of the table; what only this row has goes to its end."""
     more = "; ".join(f"{k} {figure(v)}" for k, v in fields.items() if k not in KNOWN)
-    return "| " + " | ".join([f"`{fields['what']}`", *map(figure, list_of(fields)), more]) + " |"
-
-
-def list_of(fields: dict[str, object]) -> list[object]:
-    """The known fields after the name, in order."""
-    return [fields.get(name) for name in KNOWN[1:]]
+    known = [figure(fields.get(name)) for name in KNOWN[1:]]
+    return "| " + " | ".join([f"`{fields['what']}`", *known, more]) + " |"
 
 
 Series: TypeAlias = dict[str, tuple[str, str]]
@@ -154,8 +150,21 @@ class Chart(NamedTuple):
     groups: Groups
 
     def svg(self) -> str:
-        """Return the picture."""
-        return chart(self.title, self.series, self.groups)
+        """Return the picture; series and bars without a figure are left out."""
+        series = {
+            name: shown
+            for name, shown in self.series.items()
+            if any(name in bars for bars in self.groups.values())
+        }
+        top = 30 + 16 * len(series)
+        lines = [*_legend(series), *_bars(series, self.groups, top)]
+        wide = LEFT + WIDTH + 50
+        high = top + sum(BAR * len(bars) + GAP for bars in self.groups.values())
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" '
+        head += f'width="{wide}" height="{high}" font-family="sans-serif" font-size="11">'
+        back = '<rect width="100%" height="100%" fill="white"/>'
+        title = f'<text x="10" y="12">{escape(self.title)}</text>'
+        return "\n".join([head, back, title, *lines, "</svg>", ""])
 
     def table(self) -> Iterator[str]:
         """Yield the lines of the table behind the picture; series without a figure are left out."""
@@ -312,23 +321,6 @@ QUESTIONS = (
 )
 
 
-def chart(title: str, series: Series, groups: Groups) -> str:
-    """Return an SVG of groups of bars; series and bars without a figure are left out."""
-    series = {
-        name: series[name] for name in series if any(name in bars for bars in groups.values())
-    }
-    top = 30 + 16 * len(series)
-    lines = [*_legend(series), *_bars(series, groups, top)]
-    wide = LEFT + WIDTH + 50
-    high = top + sum(BAR * len(bars) + GAP for bars in groups.values())
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" '
-    head += f'height="{high}" font-family="sans-serif" font-size="11">'
-    back = '<rect width="100%" height="100%" fill="white"/>'
-    return "\n".join(
-        [head, back, f'<text x="10" y="12">{escape(title)}</text>', *lines, "</svg>", ""]
-    )
-
-
 def _legend(series: Series) -> Iterator[str]:
     for number, (words, colour) in enumerate(series.values()):
         y = 18 + 16 * number
@@ -344,8 +336,8 @@ def _bars(series: Series, groups: Groups, y: int) -> Iterator[str]:
             wide = f"{WIDTH * bars[name] / most:.1f}"
             at = f'x="{LEFT}" y="{y}" width="{wide}" height="{BAR - 2}"'
             yield f'<rect {at} fill="{series[name][1]}"/>'
-            figures = f"{bars[name]:.{DIGITS if most < 1 else 2}g}"
-            yield f'<text x="{LEFT + 5 + float(wide):.1f}" y="{y + BAR - 3}">{figures}</text>'
+            at = f'x="{LEFT + 5 + float(wide):.1f}" y="{y + BAR - 3}"'
+            yield f"<text {at}>{figure(bars[name])}</text>"
             y += BAR
         y += GAP
 

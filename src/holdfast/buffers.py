@@ -68,7 +68,28 @@ class Advisable(Protocol):
         ...
 
 
-class SharedMapping:
+class _Mapping:
+    """Memory mapped at `address`; unlike that of `mmap.mmap`, its `madvise` releases the GIL."""
+
+    address: int
+    view: memoryview
+
+    def madvise(self, option: int, start: int = 0, length: int = 0, /) -> None:
+        """See `Advisable`."""
+        if c_library().madvise(self.address + start, length or len(self.view) - start, option):
+            raise last_error()
+
+
+class PrivateMapping(_Mapping):
+    """Memory like that of `private_memory`; unmapped when the last view of `view` is gone."""
+
+    def __init__(self, nbytes: int) -> None:
+        memory = private_memory(nbytes)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self.view = memoryview(memory)
+
+
+class SharedMapping(_Mapping):
     """A shared mapping of a file, at a multiple of `HUGE_PAGE`, as huge pages require.
 
     The caller keeps the descriptor. The file is unmapped when the last view of `view` is gone.
@@ -80,13 +101,13 @@ class SharedMapping:
         if not 0 < nbytes <= os.fstat(fd).st_size:
             raise ValueError(f"{nbytes} bytes of a file of {os.fstat(fd).st_size} bytes")
         self.nbytes = nbytes
-        libc = _libc()
+        libc = c_library()
         whole = align_up(nbytes) + HUGE_PAGE
         reserved = libc.mmap(
             None, whole, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0
         )
         if reserved == _FAILED:
-            raise _os_error()
+            raise last_error()
         self.address = align_up(reserved, HUGE_PAGE)
         writable = mmap.PROT_READ | mmap.PROT_WRITE
         # The file replaces part of the reserved range; the rest of the range is unmapped below.
@@ -94,7 +115,7 @@ class SharedMapping:
             libc.mmap(self.address, nbytes, writable, mmap.MAP_SHARED | _MAP_FIXED, fd, 0)
             == _FAILED
         ):
-            error = _os_error()
+            error = last_error()
             libc.munmap(reserved, whole)
             raise error
         end = self.address + align_up(nbytes)
@@ -108,11 +129,6 @@ class SharedMapping:
         weakref.finalize(memory, libc.munmap, self.address, nbytes).atexit = False
         self.view = memoryview(memory).cast("B")
 
-    def madvise(self, option: int, start: int = 0, length: int = 0, /) -> None:
-        """See `Advisable`; unlike `mmap.mmap`, this call releases the GIL."""
-        if _libc().madvise(self.address + start, length or len(self.view) - start, option):
-            raise _os_error()
-
     def give_up_copy(self) -> None:
         """Replace the mapping of the file by private zeroed memory; views of it stay valid.
 
@@ -120,8 +136,8 @@ class SharedMapping:
         """
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | _MAP_NORESERVE
         writable, nbytes = mmap.PROT_READ | mmap.PROT_WRITE, align_up(len(self.view))
-        if _libc().mmap(self.address, nbytes, writable, flags, -1, 0) == _FAILED:
-            raise _os_error()
+        if c_library().mmap(self.address, nbytes, writable, flags, -1, 0) == _FAILED:
+            raise last_error()
 
 
 def populate(memory: Advisable, start: int, nbytes: int) -> bool:
@@ -189,7 +205,8 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 @functools.cache
-def _libc() -> ctypes.CDLL:
+def c_library() -> ctypes.CDLL:
+    """Return the C library; a call releases the GIL and sets the error of `last_error`."""
     libc = ctypes.CDLL(None, use_errno=True)
     address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     libc.mmap.argtypes = [address, size, number, number, number, ctypes.c_long]
@@ -199,5 +216,6 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
-def _os_error() -> OSError:
+def last_error() -> OSError:
+    """Return the error of this thread's last failed call of `c_library`."""
     return OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -1,4 +1,4 @@
-"""All exceptions and outcomes of Holdfast."""
+"""Exceptions of Holdfast, outcomes of blocks and requests, and why a plan was not followed."""
 
 from __future__ import annotations
 
@@ -56,6 +56,10 @@ class ConfigError(HoldfastError):
 
 class FormatError(HoldfastError):
     """A file or folder is not Holdfast's, or is of another version; it is left untouched."""
+
+
+class LaterFormatError(FormatError):
+    """A record's header is intact, but of a format that this build does not know."""
 
 
 class BusyError(HoldfastError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 POINTS = (
     "disk_open",
@@ -35,27 +36,31 @@ and not verified them.
 """
 
 _armed: dict[str, int] = {}
+_lock = threading.Lock()
 
 
 def arm(text: str) -> None:
     """Arm one point, `NAME` or `NAME:N` for its N-th pass; an empty text disarms all.
 
-    Raises ValueError for an unknown name and for an N below 1.
+    Raises ValueError for an unknown name, and for an N that is not a number from 1.
     """
     name, _, number = text.partition(":")
     if text and name not in POINTS:
         raise ValueError(f"{name!r} is no failpoint; use one of: {', '.join(POINTS)}")
-    passes = int(number) if number else 1
-    if passes < 1:
-        raise ValueError(f"{text!r}: a pass is counted from 1")
-    _armed.clear()
-    if text:
-        _armed[name] = passes
+    if number and not (number.isdecimal() and int(number)):
+        raise ValueError(f"{text!r}: a pass is counted from 1; use {name}:1 for the first")
+    with _lock:
+        _armed.clear()
+        if text:
+            _armed[name] = int(number or 1)
 
 
 def reach(name: str) -> None:
     """Pass a point; ends the process if it is armed and this is the pass."""
     if name in _armed:
-        _armed[name] -= 1
-        if not _armed[name]:
-            os.kill(os.getpid(), signal.SIGKILL)
+        with _lock:
+            left = _armed.get(name, 0) - 1  # -1 if another thread has just disarmed it
+            if left > 0:
+                _armed[name] = left
+            elif left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)

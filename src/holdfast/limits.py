@@ -1,4 +1,4 @@
-"""Limits on the sizes, counts and times of peers' requests."""
+"""Units of bytes, default sizes of blocks, and limits on requests, connections and leases."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ PAYLOAD_BYTES_MAX = 256 * MIB
 
 CHAIN_BLOCKS_MAX = 65_536
 """Maximum keys in one request: 8 M tokens at 128 a block."""
+
+PUBLIC_BLOCKS_MAX = 512
+"""Leading blocks of a chain looked up in the public domain: 64K tokens at 128 a block."""
 
 RESERVE_BLOCKS_MAX = 4_096
 """Maximum blocks in one reservation; other sessions wait while slots are allocated."""

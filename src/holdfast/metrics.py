@@ -21,10 +21,8 @@ OTHER = "other"
 
 
 class Metric(NamedTuple):
-    """A metric: its name without the prefix `holdfast_`, its kind, its labels and its meaning."""
+    """The labels and the meaning of a metric."""
 
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
     labels: tuple[str, ...]
     meaning: str
 
@@ -40,87 +38,82 @@ class Sample(NamedTuple):
     value: Any
 
 
-METRICS = {
-    metric.name: metric
-    for metric in (
-        Metric("info", "gauge", ("version", "incarnation"), "1; the version and this start's id."),
-        Metric("uptime_seconds", "gauge", (), "Seconds since the store was opened."),
-        Metric("ready", "gauge", (), "1 once the disk tiers are recovered."),
-        Metric("prompts_total", "counter", (), "Prompts that engines and Python sessions began."),
-        Metric(
-            *("prompt_tokens_total", "counter", ()),
-            "Tokens of the prompts that engines and Python sessions began.",
-        ),
-        Metric(
-            *("prompt_tokens_by_source_total", "counter", ("source",)),
-            "Prompt tokens by where their KV came from: engine (its own cache), computed, or the "
-            "tier of the store.",
-        ),
-        Metric(
-            *("saved_seconds", "gauge", ()),
-            "Time to first token saved by fetching: estimated time of computing less the measured "
-            "time, summed. Falls if fetches take longer.",
-        ),
-        Metric(
-            *("calls_total", "counter", ("operation", "outcome")),
-            "Calls of the store: lookup, fetch, reserve and save of engines; send and receive of "
-            "other nodes.",
-        ),
-        Metric(
-            *("call_blocks_total", "counter", ("operation",)),
-            "Blocks that calls of the store found, fetched or saved.",
-        ),
-        Metric("call_seconds", "histogram", ("operation",), "Duration of calls of the store."),
-        Metric(
-            *("plans_total", "counter", ("ending",)),
-            "Plans to fetch that ended: followed, or why they were not.",
-        ),
-        Metric(
-            *("plan_error", "histogram", ()),
-            "|actual / expected - 1| of the time to first token of plans that were followed.",
-        ),
-        Metric("blocks", "gauge", (), "Blocks that this node holds or knows of."),
-        Metric("tier_capacity_bytes", "gauge", ("tier",), "Capacity of a tier of this node."),
-        Metric("tier_used_bytes", "gauge", ("tier",), "Bytes used in a tier of this node."),
-        Metric("tier_records", "gauge", ("tier",), "Records in a tier of this node."),
-        Metric("tier_read_bytes_total", "counter", ("tier",), "Bytes read from a tier."),
-        Metric("tier_written_bytes_total", "counter", ("tier",), "Bytes written to a tier."),
-        Metric("tier_failures_total", "counter", ("tier",), "Failed reads and writes of a tier."),
-        Metric("tier_reachable", "gauge", ("tier",), "1 if a shared tier can be reached."),
-        Metric(
-            "evictions_total", "counter", ("tier",), "Copies that left a tier to make room there."
-        ),
-        Metric(
-            *("failed_checks_total", "counter", ("tier", "outcome")),
-            "Copies that failed a check when they were read: corrupt, or unreadable here.",
-        ),
-        Metric("waiting_writes", "gauge", (), "Writes to lower tiers that are queued or running."),
-        Metric("leases", "gauge", (), "Leases that readers hold."),
-        Metric("reservations", "gauge", (), "Reservations that writers hold."),
-        Metric("domain_used_bytes", "gauge", ("domain", "tier"), "Bytes of a domain in a tier."),
-        Metric(
-            *("domain_quota_bytes", "gauge", ("domain", "tier")),
-            "Quota of a domain in a tier, if it has one.",
-        ),
-        Metric("audit_events_total", "counter", ("action",), "Events of the audit log."),
-        Metric("scrubbed_copies_total", "counter", (), "Copies that the scrub has checked."),
-        Metric(
-            *("member_breaker_open", "gauge", ("tier", "member")),
-            "1 if the member's circuit breaker is open or half open.",
-        ),
-        Metric("member_ejected", "gauge", ("tier", "member"), "1 if a member is left out as slow."),
-        Metric(
-            *("member_latency_seconds", "gauge", ("tier", "member")),
-            "Answer time of a member to requests without records.",
-        ),
-        Metric("target_connections", "gauge", (), "Connections of other nodes."),
-        Metric("target_requests_total", "counter", (), "Requests of other nodes."),
-        Metric("target_refused_total", "counter", (), "Requests of other nodes that were refused."),
-        Metric("target_received_bytes_total", "counter", (), "Bytes received from other nodes."),
-        Metric("target_sent_bytes_total", "counter", (), "Bytes sent to other nodes."),
-    )
+METRICS: Mapping[str, Metric] = {
+    "info": Metric(("version", "incarnation"), "1; the version and this start's id."),
+    "uptime_seconds": Metric((), "Seconds since the store was opened."),
+    "ready": Metric((), "1 once the disk tiers are recovered."),
+    "prompts_total": Metric((), "Prompts that engines and Python sessions began."),
+    "prompt_tokens_total": Metric(
+        (), "Tokens of the prompts that engines and Python sessions began."
+    ),
+    "prompt_tokens_by_source_total": Metric(
+        ("source",),
+        "Prompt tokens by where their KV came from: engine (its own cache), computed, or the tier "
+        "of the store.",
+    ),
+    "saved_seconds": Metric(
+        (),
+        "Time to first token saved by fetching: estimated time of computing less the measured "
+        "time, summed. Falls if fetches take longer.",
+    ),
+    "calls_total": Metric(
+        ("operation", "outcome"),
+        "Calls of the store: lookup, fetch, reserve and save of engines; send and receive of other "
+        "nodes.",
+    ),
+    "call_blocks_total": Metric(
+        ("operation",), "Blocks that calls of the store found, fetched or saved."
+    ),
+    "call_seconds": Metric(("operation",), "Duration of calls of the store."),
+    "plans_total": Metric(
+        ("ending",), "Plans to fetch that ended: followed, or why they were not."
+    ),
+    "plan_error": Metric(
+        (), "|actual / expected - 1| of the time to first token of plans that were followed."
+    ),
+    "blocks": Metric((), "Blocks that this node holds or knows of."),
+    "tier_capacity_bytes": Metric(("tier",), "Capacity of a tier of this node."),
+    "tier_used_bytes": Metric(("tier",), "Bytes used in a tier of this node."),
+    "tier_records": Metric(("tier",), "Records in a tier of this node."),
+    "tier_read_bytes_total": Metric(("tier",), "Bytes read from a tier."),
+    "tier_written_bytes_total": Metric(("tier",), "Bytes written to a tier."),
+    "tier_failures_total": Metric(("tier",), "Failed reads and writes of a tier."),
+    "tier_reachable": Metric(("tier",), "1 if a shared tier can be reached."),
+    "evictions_total": Metric(("tier",), "Copies that left a tier to make room there."),
+    "failed_checks_total": Metric(
+        ("tier", "outcome"),
+        "Copies that failed a check when they were read: corrupt, or unreadable here.",
+    ),
+    "waiting_writes": Metric((), "Writes to lower tiers that are queued or running."),
+    "leases": Metric((), "Leases that readers hold."),
+    "reservations": Metric((), "Reservations that writers hold."),
+    "domain_used_bytes": Metric(("domain", "tier"), "Bytes of a domain in a tier."),
+    "domain_quota_bytes": Metric(("domain", "tier"), "Quota of a domain in a tier, if it has one."),
+    "audit_events_total": Metric(("action",), "Events of the audit log."),
+    "scrubbed_copies_total": Metric((), "Copies that the scrub has checked."),
+    "member_breaker_open": Metric(
+        ("tier", "member"), "1 if the member's circuit breaker is open or half open."
+    ),
+    "member_ejected": Metric(("tier", "member"), "1 if a member is left out as slow."),
+    "member_latency_seconds": Metric(
+        ("tier", "member"), "Answer time of a member to requests without records."
+    ),
+    "target_connections": Metric((), "Connections of other nodes."),
+    "target_requests_total": Metric((), "Requests of other nodes."),
+    "target_refused_total": Metric((), "Requests of other nodes that were refused."),
+    "target_received_bytes_total": Metric((), "Bytes received from other nodes."),
+    "target_sent_bytes_total": Metric((), "Bytes sent to other nodes."),
 }
-"""Every metric of a node, by name."""
+"""Every metric of a node, by its name without the prefix `holdfast_`."""
+
+HISTOGRAMS = frozenset({"call_seconds", "plan_error"})
+
+
+def kind_of(name: str) -> Literal["counter", "gauge", "histogram"]:
+    """Return the kind of a metric."""
+    if name in HISTOGRAMS:
+        return "histogram"
+    return "counter" if name.endswith("_total") else "gauge"
 
 
 def exposition(samples: Iterable[Sample]) -> str:
@@ -133,11 +126,11 @@ def exposition(samples: Iterable[Sample]) -> str:
         if not of_metric[name]:
             continue
         lines.append(f"# HELP holdfast_{name} {metric.meaning}")
-        lines.append(f"# TYPE holdfast_{name} {metric.kind}")
+        lines.append(f"# TYPE holdfast_{name} {kind_of(name)}")
         for sample in of_metric[name]:
             labels = dict(zip(metric.labels, sample.labels, strict=True))
             data = sample.value
-            if metric.kind != "histogram":
+            if name not in HISTOGRAMS:
                 lines.append(f"holdfast_{name}{_labelled(labels)} {data!r}")
                 continue
             bounds = [*map(repr, data["bounds"]), "+Inf"]

@@ -1,13 +1,18 @@
-"""Read and replace small files safely: regular files only, of bounded size, without blocking.
+"""Read small regular files without blocking, and replace files atomically.
 
 Every failure is an OSError: a folder, FIFO, socket or device, a loop of links, too many bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
+import glob
 import os
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -30,24 +35,51 @@ def read_regular(path: Path, bytes_max: int) -> bytes:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file atomically by one for its owner only; flushed, so that it survives a crash.
+    """Replace a file by one for its owner only with these bytes; see `replacing`."""
+    with replacing(path) as fd, os.fdopen(fd, "wb", closefd=False) as opened:
+        opened.write(data)
 
-    If that fails, the old file stays and nothing of the new one is left.
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[int]:
+    """Replace a file atomically by the one that the `with` block writes to this descriptor.
+
+    The new file is for its owner only, unless the block gives it another mode. File and folder are
+    flushed, so that the new file survives a crash. After an error the old file stays and nothing of
+    the new one is left. If several threads or processes replace a file, the last one wins.
     """
-    new = path.with_name(f"{path.name}.new")
-    new.unlink(missing_ok=True)  # left by a process that crashed, or no file at all
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fd, new = _create_beside(path)
     try:
-        with os.fdopen(fd, "wb") as opened:
-            opened.write(data)
-            opened.flush()
-            os.fsync(fd)
+        yield fd
+        os.fsync(fd)
         new.rename(path)
-    except OSError:
+    except BaseException:
         new.unlink(missing_ok=True)
         raise
+    finally:
+        os.close(fd)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _create_beside(path: Path) -> tuple[int, Path]:
+    """Create a locked file with a name of its own; remove those of processes that crashed."""
+    prefix = f".{path.name}.new-"
+    for left in path.parent.glob(f"{glob.escape(prefix)}*"):
+        with contextlib.suppress(OSError):  # it is in use, or another process removes it
+            fd = open_regular(left, os.O_RDWR)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
+            finally:
+                os.close(fd)
+    while True:
+        fd, new = tempfile.mkstemp(prefix=prefix, dir=path.parent)
+        with contextlib.suppress(OSError):  # the file system has no locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:
+            return fd, Path(new)
+        os.close(fd)  # another process removed it before it was locked

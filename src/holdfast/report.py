@@ -83,6 +83,11 @@ def at_least(what: str, value: float, unit: str, goal: float | None = None, **mo
     return Row(what=what, value=value, unit=unit, goal=goal, ok=ok, more=more)
 
 
+def not_measured(what: str, why: str) -> Row:
+    """Return the row, without a value, of a figure that cannot be measured here."""
+    return Row(what=what, value=None, unit="", more={"why": why})
+
+
 def machine() -> dict[str, object]:
     """Return this machine's processor, cores, memory, kernel and Python, and the date."""
     return {

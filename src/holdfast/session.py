@@ -32,10 +32,14 @@ FETCH_S = 5.0
 """Default deadline of a fetch, in seconds."""
 LOOK_S = 1.0
 """Maximum duration of a lookup on shared tiers, in seconds."""
+LOOKUP_SHARE = 0.5
+"""Maximum share of a fetch's deadline for lookups on shared tiers."""
 PIN_S = 60.0
 """Default deadline of a pin, which reads from lower tiers, in seconds."""
 SECONDS_MAX = 86_400.0
 """Maximum deadline and maximum time of a hint, in seconds: a day."""
+NAME_CHARS_MAX = 256
+"""Maximum length of a session's name."""
 
 NOTHING_HELD = "nothing is held here"
 """Reason of a fetch of a context of which the store knows no block."""
@@ -158,12 +162,12 @@ class Session:
 
     def follow(self, tokens: Tokens, session: str) -> None:
         """Record that this context belongs to a session, which `closed` and `returns` refer to."""
-        _check_name("follow: session", session)
+        _check_name_argument("follow: session", session)
         self._backend.follow(session, self.chain(tokens).keys)
 
     def closed(self, session: str) -> int:
         """Hint: a session ended; return how many of its blocks are held."""
-        _check_name("closed: session", session)
+        _check_name_argument("closed: session", session)
         return self._backend.closed(session)
 
     def returns(self, session: str, in_s: float) -> int:
@@ -171,7 +175,7 @@ class Session:
 
         Other blocks are looked up on shared tiers, for at most `LOOK_S`.
         """
-        _check_name("returns: session", session)
+        _check_name_argument("returns: session", session)
         _check_seconds_argument("returns: in_s", in_s)
         return self._backend.returns(session, in_s)
 
@@ -260,10 +264,19 @@ def check_seconds(what: str, seconds: float, most: float) -> None:
         raise BlockError(f"{what}: {seconds:g} is not from 0 to {most:g} seconds")
 
 
-def _check_name(what: str, name: Any) -> None:  # noqa: ANN401  # what a caller passes
-    """Raise BlockError unless the argument is a string."""
+def _check_name_argument(what: str, name: Any) -> None:  # noqa: ANN401  # what a caller passes
+    """Raise BlockError unless the argument is a string that can name a session."""
     if not isinstance(name, str):
         raise BlockError(f"{what} is of type {type(name).__name__}; pass the session's name")
+    check_name(name)
+
+
+def check_name(session: str) -> None:
+    """Raise BlockError for an invalid session name."""
+    if not 0 < len(session) <= NAME_CHARS_MAX:
+        raise BlockError(
+            f"session: a name of {len(session)} characters is not from 1 to {NAME_CHARS_MAX}"
+        )
 
 
 def _as_array(blocks: Blocks) -> npt.NDArray[np.generic]:

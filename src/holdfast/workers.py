@@ -5,6 +5,7 @@ The work writes to buffers that the caller reuses after the call, so it must not
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -59,18 +60,21 @@ def parallel(
 ) -> list[T]:
     """Call `work` for all arguments at once, the first in this thread; return when all have ended.
 
-    After an error too, no call is in progress.
+    Without a pool, and at the interpreter's exit, when pools accept no work, all calls are made in
+    this thread. After an error too, no call is in progress.
     """
     if beside is None:
         return [work(argument) for argument in arguments]
-    others = [(argument, beside.submit(work, argument)) for argument in arguments[1:]]
+    others: list[Future[T]] = []
     try:
+        with contextlib.suppress(RuntimeError):  # the pool accepts no more work
+            others += (beside.submit(work, argument) for argument in arguments[1:])
         done = [work(argument) for argument in arguments[:1]]
-        return done + [
-            work(argument) if future.cancel() else future.result() for argument, future in others
-        ]
+        for argument, future in zip(arguments[1:], others, strict=False):
+            done.append(work(argument) if future.cancel() else future.result())
+        return done + [work(argument) for argument in arguments[1 + len(others) :]]
     finally:
-        wait([future for _, future in others if not future.cancel()])
+        wait([future for future in others if not future.cancel()])
 
 
 def submit_or_run(

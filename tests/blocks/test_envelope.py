@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from holdfast.blocks.envelope import (
     Header,
-    is_header_damaged,
     read_header,
     record_bytes,
     resealed,
@@ -87,11 +86,10 @@ def test_a_stamp_changes_the_mark_only(header, generation):
     assert bytes(record[16:]) == identity
 
 
-@pytest.mark.parametrize("read", [read_header, is_header_damaged])
-def test_a_stamp_during_a_read_damages_nothing(read, monkeypatch):
+def test_a_stamp_during_a_read_damages_nothing(monkeypatch):
     """A disk tier stamps a record in memory while a fetch checks its header."""
     record, crc32 = written(), zlib.crc32
-    expected = read(record)
+    expected = read_header(record)
 
     def stamped_meanwhile(data, *start):
         monkeypatch.setattr("zlib.crc32", crc32)
@@ -99,7 +97,7 @@ def test_a_stamp_during_a_read_damages_nothing(read, monkeypatch):
         return crc32(data, *start)
 
     monkeypatch.setattr("zlib.crc32", stamped_meanwhile)
-    assert read(record) == expected
+    assert read_header(record) == expected
     assert read_header(record)[1] == 77
 
 

@@ -48,14 +48,14 @@ class Engine:
         self.client = Client(address, hello, 10)
 
     def save(self):
-        reserved = self.client.call(m.Reserve(b"".join(KEYS), FINGERPRINT, 0), 10)
+        reserved = self.client.call(m.Reserve(b"".join(KEYS), FINGERPRINT, 0), m.Reserved, 10)
         for key, place in zip(KEYS, reserved.places, strict=True):
             at = place + 128
             self.client.arena.view[at : at + PAYLOAD_BYTES] = payload_of(key, PAYLOAD_BYTES)
-        return self.client.call(m.Commit(reserved.ticket), 10).blocks
+        return self.client.call(m.Commit(reserved.ticket), m.Committed, 10).blocks
 
     def fetch(self):
-        fetched = self.client.call(m.Fetch(b"".join(KEYS), 5.0), 10)
+        fetched = self.client.call(m.Fetch(b"".join(KEYS), 5.0), m.Fetched, 10)
         for key, place in zip(KEYS, fetched.places, strict=False):
             at = place + 128
             found = bytes(self.client.arena.view[at : at + PAYLOAD_BYTES])
@@ -81,7 +81,7 @@ def engine():
 
 def saved(address, domain):
     client = Client(address, m.Hello(m.PROTOCOL, "test"), 10)
-    while client.call(m.Status(), 10).data["waiting_to_write"]:
+    while client.call(m.Status(), m.ReportReply, 10).data["waiting_to_write"]:
         pass
     client.close()
 
@@ -108,7 +108,7 @@ def test_domains_are_listed_rotated_and_erased(holdfast, serving, engine, config
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert (answer["blocks"], answer["epochs"], answer["everywhere"]) == (4, 2, True)
-    assert not acme.client.call(m.Release(lease), 10).valid
+    assert not acme.client.call(m.Release(lease), m.Released, 10).valid
     assert acme.blocks() == 0
     assert bytes(acme.client.arena.view[:PAYLOAD_BYTES]) == bytes(PAYLOAD_BYTES)
 
@@ -127,7 +127,7 @@ def test_domains_are_listed_rotated_and_erased(holdfast, serving, engine, config
 
 
 def test_what_is_unclear_or_unknown_is_said(holdfast, serving, engine, config, tmp_path):
-    _, address = serving("--config", config)
+    process, address = serving("--config", config)
     for words, code, said in (
         (("erase",), 2, "erase: name one domain"),
         (("list", "acme"), 2, "list: shows all domains; name none"),
@@ -138,6 +138,8 @@ def test_what_is_unclear_or_unknown_is_said(holdfast, serving, engine, config, t
         assert (done.returncode, said in done.stderr) == (code, True), done.stderr
     with pytest.raises(Exception, match="'nobody' is not configured"):
         engine(address, "nobody")
+    process.terminate()
+    process.wait()
     assert "asked for domain 'nobody'" in (tmp_path / "disk" / "audit.jsonl").read_text()
 
 
@@ -245,7 +247,7 @@ def test_retiring_says_what_becomes_unreadable_and_does_it_when_told(
     assert engine(address, "acme").blocks() == 4
     assert holdfast("inspect", "drop", "--all", "--config", config).returncode == 4
     client = Client(address, m.Hello(m.PROTOCOL, "test"), 10)
-    drop = client.call(m.Drop("*", "preview"), 10).data
+    drop = client.call(m.Drop("*", "preview"), m.ReportReply, 10).data
     assert drop["blocks"][0]["blocks"] == 4
     client.close()
 
@@ -263,7 +265,7 @@ def test_what_retiring_makes_unreadable_is_neither_listed_nor_planned_with(
         pass
     holdfast("domain", "rotate", "acme", "--config", config)
     acme = engine(address, "acme")
-    assert acme.client.call(m.Cover(b"".join(KEYS)), 10).blocks == 4
+    assert acme.client.call(m.Cover(b"".join(KEYS)), m.Covered, 10).blocks == 4
     done = holdfast("domain", "retire", "acme", "--yes", "--config", config, "--json", "-")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
@@ -273,7 +275,7 @@ def test_what_retiring_makes_unreadable_is_neither_listed_nor_planned_with(
     assert (answer["blocks"], answer["status"]["blocks"]) == ([], 0)
     disk = next(tier for tier in answer["status"]["tiers"] if tier["tier"] == "disk")
     assert disk["records"] == 0
-    assert acme.client.call(m.Cover(b"".join(KEYS)), 10).blocks == 0
+    assert acme.client.call(m.Cover(b"".join(KEYS)), m.Covered, 10).blocks == 0
     assert "copies that cannot be opened left the index blocks=4 disk_blocks=4" in (
         (tmp_path / "serve1.log").read_text()
     )

@@ -73,6 +73,8 @@ def test_unclear_wishes_are_wrong_usage(holdfast, node):
         (["drop", FINGERPRINT, "--all"], "drop: name one fingerprint, or add --all"),
         (["drop", "xyz"], "'xyz' is not 32 hex digits"),
         (["list", FINGERPRINT], "list: shows all fingerprints"),
+        (["--all"], "list: drops no blocks; remove --all"),
+        (["audit", "--all"], "audit: drops no blocks; remove --all"),
     ):
         done = holdfast("inspect", *arguments, "--node", node)
         assert done.returncode == 2
@@ -95,14 +97,15 @@ def test_plans_say_why_and_what_came_of_them(holdfast, node):
     hello = m.Hello(m.PROTOCOL, "test engine", bytes.fromhex(FINGERPRINT), 4096, 16)
     client, keys = Client(node, hello, 10), bytes(range(48))
     assert "nothing was planned yet" in holdfast("inspect", "plans", "--node", node).stdout
-    client.call(m.Commit(client.call(m.Reserve(keys, hello.fingerprint, 0), 10).ticket), 10)
-    client.call(m.Observed([(new, 0, 0.001 * new) for new in (64, 128, 512, 1024)]), 10)
-    covered = client.call(m.Cover(keys, 100, 0, 1.0), 10)
+    reserved = client.call(m.Reserve(keys, hello.fingerprint, 0), m.Reserved, 10)
+    client.call(m.Commit(reserved.ticket), m.Committed, 10)
+    client.call(m.Observed([(new, 0, 0.001 * new) for new in (64, 128, 512, 1024)]), m.Done, 10)
+    covered = client.call(m.Cover(keys, 100, 0, 1.0), m.Covered, 10)
     assert (covered.blocks, covered.worth) == (3, 3)
     assert 0 < covered.expected_s < covered.recompute_s == pytest.approx(0.1, rel=0.05)
-    fetched = client.call(m.Fetch(keys, covered.deadline_s, covered.plan), 10)
-    client.call(m.Release(fetched.lease), 10)
-    client.call(m.Observed([], [(covered.plan, 0.01, 0.06)]), 10)
+    fetched = client.call(m.Fetch(keys, covered.deadline_s, covered.plan), m.Fetched, 10)
+    client.call(m.Release(fetched.lease), m.Released, 10)
+    client.call(m.Observed([], [(covered.plan, 0.01, 0.06)]), m.Done, 10)
     code, answer = inspected(holdfast, node, "plans")
     assert code == 0
     (plan,) = answer["plans"]

@@ -23,8 +23,11 @@ from holdfast.node.daemon import NO_PARENT
 def test_help_names_every_verb_and_exit_code(holdfast):
     done = holdfast("--help")
     assert done.returncode == 0
-    for name, verb in cli.all_verbs().items():
-        assert f"{name:<9}{verb.about}" in done.stdout
+    verbs = cli.all_verbs()
+    width = len("completion") + 2
+    assert max(map(len, verbs)) == len("completion")
+    for name, verb in verbs.items():
+        assert f"\n  {name:<{width}}{verb.about}\n" in done.stdout
     assert "exit codes: 0 all is well" in done.stdout
     assert holdfast().stdout == done.stdout
 

@@ -47,7 +47,7 @@ def test_a_private_node_takes_its_tiers_from_the_file(serving, lifeline, tmp_pat
     argv = ["--private", "--config", file, "--with-parent", lifeline[0]]
     process, address = serving(*argv, pass_fds=[lifeline[0]])
     client = Client(address, m.Hello(m.PROTOCOL, "test"), 5)
-    tiers = client.call(m.Status(), 5).data["tiers"]
+    tiers = client.call(m.Status(), m.ReportReply, 5).data["tiers"]
     assert [(t["tier"], t["capacity_bytes"]) for t in tiers] == [("host", 32 << 20)]
     client.close()
     process.send_signal(signal.SIGTERM)

@@ -43,7 +43,7 @@ def test_the_summary_says_where_tokens_came_from_and_what_was_saved():
 def test_what_engines_report_is_shown(holdfast, node, save):
     prompts = [(64, 16, {"host": 32, "a tier of a newer engine": 8})]
     with contextlib.closing(save(node, 2)) as client:
-        client.call(m.Observed([], prompts=prompts), 10)
+        client.call(m.Observed([], prompts=prompts), m.Done, 10)
     done = holdfast("stats", "--node", node)
     assert "1 prompt of 64 tokens" in done.stdout
     assert "62 % of prompt tokens from Holdfast (host 50 %, other 12 %), 25 % from" in done.stdout
@@ -58,7 +58,7 @@ def test_counts_that_cannot_be_are_refused(holdfast, node, save):
             contextlib.closing(save(node, 1)) as client,
             pytest.raises(RefusedError, match=r"observed\.prompts"),
         ):
-            client.call(m.Observed([], prompts=[prompt]), 10)
+            client.call(m.Observed([], prompts=[prompt]), m.Done, 10)
     assert "0 prompts of 0 tokens" in holdfast("stats", "--node", node).stdout
 
 

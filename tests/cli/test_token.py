@@ -1,5 +1,6 @@
 """`holdfast token`: a line for one bearer, or a file that only its owner reads."""
 
+import json
 import time
 
 import pytest
@@ -54,6 +55,33 @@ def test_without_a_key_it_asks_for_one(tmp_path, capsys):
     file.write_text("tiers: [{kind: host, capacity: 16 MiB}]")
     assert main(["token", "--config", str(file)]) == USAGE
     assert "token: no key to make a token with; name one with --key-file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("by", ["environment", "flag", "file"])
+def test_a_token_of_the_configured_key_is_in_the_audit_log(
+    key_file, tmp_path, monkeypatch, capsys, by
+):
+    log, key = f"audit={tmp_path}/audit.jsonl", f"tokens.key_file={key_file}"
+    arguments = ["token", "--peer", "host-7", "--set", log]
+    if by == "environment":
+        monkeypatch.setenv("HOLDFAST__TOKENS__KEY_FILE", key_file)
+    elif by == "flag":
+        arguments += ["--set", key]
+    else:
+        config = tmp_path / "node.yaml"
+        config.write_text("tiers: [{kind: host, capacity: 16 MiB}]")
+        arguments += ["--config", str(config), "--key-file", key_file]
+    assert main(arguments) == 0
+    assert token.read(capsys.readouterr().out).claims.peer == "host-7"
+    [line] = (tmp_path / "audit.jsonl").read_text().splitlines()
+    assert json.loads(line)["peer"] == "host-7"
+
+
+def test_a_token_of_a_key_without_a_configuration_is_in_no_audit_log(key_file, tmp_path, capsys):
+    log = f"audit={tmp_path}/audit.jsonl"
+    assert main(["token", "--key-file", key_file, "--set", log]) == 0
+    assert capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
 
 def test_a_token_that_finds_no_place_is_left_nowhere(key_file, tmp_path, capsys):

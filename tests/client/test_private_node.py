@@ -1,4 +1,5 @@
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -14,7 +15,7 @@ import pytest
 from holdfast.client.private_node import PrivateNode, _locked
 from holdfast.errors import HoldfastError
 from holdfast.wire.local.client import Client
-from holdfast.wire.local.messages import PROTOCOL, Hello, Status
+from holdfast.wire.local.messages import PROTOCOL, Hello, ReportReply, Status
 
 
 def folder_of(address):
@@ -36,7 +37,7 @@ def test_two_processes_of_one_engine_share_a_node(tmp_path):
     try:
         assert second.address == first.address
         client = Client(first.address, Hello(PROTOCOL, "test"), 5.0)
-        assert client.call(Status(), 5.0).data["blocks"] == 0
+        assert client.call(Status(), ReportReply, 5.0).data["blocks"] == 0
         client.close()
         second.close()
         Client(first.address, Hello(PROTOCOL, "test"), 5.0).close()
@@ -59,6 +60,26 @@ def test_a_process_with_more_than_a_thousand_descriptors_starts_a_node(tmp_path)
         node = PrivateNode("engine", tmp_path)
         undo.callback(node.close)
         assert folder_of(node.address).exists()
+
+
+def test_a_node_whose_process_cannot_be_started_leaves_no_pipe_open(tmp_path, monkeypatch):
+    ends, pipe = [], os.pipe
+
+    def noted():
+        ends.extend(pipe())
+        return tuple(ends)
+
+    def fail(*_, **__):
+        raise OSError(errno.EAGAIN, "no free process")
+
+    monkeypatch.setattr("holdfast.client.private_node.os.pipe", noted)
+    monkeypatch.setattr("holdfast.client.private_node.subprocess.Popen", fail)
+    with pytest.raises(OSError, match="no free process"):
+        PrivateNode("engine", tmp_path)
+    assert len(ends) == 2
+    for end in ends:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(end)
 
 
 def test_a_folder_that_others_may_change_is_no_place_to_meet(tmp_path):
@@ -168,7 +189,7 @@ def test_what_is_no_address_is_ignored_with_a_line_in_the_log(kept, tmp_path, ca
     node = PrivateNode("engine", tmp_path)
     try:
         client = Client(node.address, Hello(PROTOCOL, "test"), 5.0)
-        assert client.call(Status(), 5.0).data["blocks"] == 0
+        assert client.call(Status(), ReportReply, 5.0).data["blocks"] == 0
         client.close()
         assert meeting_in(tmp_path).read_text() == node.address
         assert "the stored address of this engine's node is ignored" in caplog.text

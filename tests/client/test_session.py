@@ -1,19 +1,27 @@
 """One session, whether the store is in this process or a node's: same methods, same outcomes."""
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
+from functools import partial
+from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
 import holdfast
 from holdfast import Outcome, Retention
+from holdfast.blocks.envelope import record_bytes
+from holdfast.client.session import CONNECT_S, RemoteSession
 from holdfast.errors import BlockError, ConfigError, NodeGoneError, StoreClosedError
 from holdfast.limits import CONNECTIONS_MAX, RESERVE_BLOCKS_MAX
+from holdfast.node.local.recorder import RecordedRequest
+from holdfast.session import Session
 from holdfast.testing.embedded import (
     BLOCKS,
     FINGERPRINT,
@@ -27,6 +35,7 @@ from holdfast.wire.local.client import Client
 from holdfast_bench.harness.process import ChildProcess, wait_until
 
 TOKENS = BLOCKS * LAYOUT.block_tokens
+RECORD = record_bytes(LAYOUT.payload_bytes)
 
 
 class Node:
@@ -35,9 +44,11 @@ class Node:
     def __init__(self, folder):
         self._folder = folder
         self.address = f"unix://{folder}/node.sock"
+        self.record = folder / "requests.jsonl"
         self._file = folder / "node.yaml"
         self._file.write_text(
             f"listen: {self.address}\n"
+            f"record: {self.record}\n"
             "tiers:\n"
             "  - {kind: host, capacity: 64 MiB}\n"
             f"  - {{kind: disk, path: {folder}/disk, capacity: 64 MiB}}\n"
@@ -54,6 +65,64 @@ class Node:
             holdfast.open(self.address, domain="default").close()
             return True
         return False
+
+
+class FakeNode:
+    """A node that answers in this process; `connecting_s` keeps the timeouts of connecting to it.
+
+    `fetched`: its answer to a fetch. While it `hangs`, it neither answers nor accepts connections.
+    """
+
+    def __init__(self):
+        self.connecting_s, self.asked = [], []
+        self.fetched = m.Fetched(0, [], {}, "miss", "evicted")
+        self.hangs = False
+
+    def connect(self, _address, _hello, timeout_s):
+        self.connecting_s.append(timeout_s)
+        self.check_answers()
+        return FakeClient(self)
+
+    def check_answers(self):
+        if self.hangs:
+            raise NodeGoneError("no answer")
+
+
+class FakeClient:
+    def __init__(self, node):
+        self.welcome = m.Welcome(m.PROTOCOL, "fake", bytes(32), BLOCKS * RECORD)
+        self.arena = SimpleNamespace(view=memoryview(bytearray(BLOCKS * RECORD)))
+        self.closed = False
+        self.send = node.asked.append
+        self._node = node
+
+    def call(self, message, kind, _timeout_s):
+        self._node.check_answers()
+        self.send(message)
+        replies = {
+            m.Cover: m.Covered(BLOCKS, BLOCKS, {"host": BLOCKS}, plan=7),
+            m.Fetch: self._node.fetched,
+            m.Release: m.Released(True),
+        }
+        assert type(replies[type(message)]) is kind
+        return replies[type(message)]
+
+    def forget(self, request_id):
+        pass
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def fake_node(monkeypatch):
+    fake = FakeNode()
+    monkeypatch.setattr("holdfast.client.session.Client", fake.connect)
+    return fake
+
+
+def fetch(session, deadline_s=5.0):
+    return session.fetch(tokens_for(1), into=np.zeros_like(blocks_for(1)), deadline_s=deadline_s)
 
 
 @pytest.fixture
@@ -134,6 +203,10 @@ def test_arguments_are_checked_before_anything_is_sent(store):
         session.fetch(tokens_for(1), into=readonly)
     with pytest.raises(BlockError, match="deadline_s"):
         session.cover(tokens_for(1), deadline_s=-1)
+    for name in ("", "x" * 257):
+        for hint in (partial(session.follow, tokens_for(1)), session.closed):
+            with pytest.raises(BlockError, match=f"session: a name of {len(name)} characters"):
+                hint(name)
     for fingerprint, domain in ((None, "default"), (FINGERPRINT, 3)):
         with pytest.raises(BlockError, match="session"):
             store.session(fingerprint, domain)
@@ -163,9 +236,9 @@ def test_hints_name_sessions_and_contexts(store):
 def test_the_deadline_of_a_hint_is_sent_within_the_bounds_of_a_node(node, monkeypatch):
     sent, call = [], Client.call
 
-    def noted(one, message, timeout_s):
+    def noted(one, message, kind, timeout_s):
         sent.append(message)
-        return call(one, message, timeout_s)
+        return call(one, message, kind, timeout_s)
 
     monkeypatch.setattr(Client, "call", noted)
     with holdfast.open(node.address, domain="default") as store:
@@ -268,7 +341,7 @@ def test_a_node_that_is_killed_is_gone_and_a_new_one_is_found(node):
         serves(session, 3)
 
 
-def test_a_node_that_is_stopped_is_gone_in_time_and_serves_again_when_it_goes_on(node, monkeypatch):
+def test_a_node_that_is_stopped_is_gone_and_serves_again_when_it_goes_on(node):
     with holdfast.open(node.address, domain="default") as store:
         session = store.session(FINGERPRINT)
         serves(session, 1)
@@ -289,7 +362,83 @@ def test_a_node_that_is_stopped_is_gone_in_time_and_serves_again_when_it_goes_on
         serves(session, 2)
 
 
-def test_an_interrupted_call_gives_back_what_it_held(node, monkeypatch):
+def test_a_fetch_connects_to_a_node_that_hangs_only_within_its_deadline(fake_node, monkeypatch):
+    monkeypatch.setattr("holdfast.client.session.RETRY_S", 3_600.0)
+    session = Session(RemoteSession("unix:///none.sock", FINGERPRINT, "default"))
+    fake_node.hangs = True
+    for _ in range(3):
+        assert fetch(session, deadline_s=0.2).outcome is Outcome.GONE
+    # The first fetch had a connection, and opens no other to report its result.
+    assert fake_node.connecting_s == [CONNECT_S, 0.2]
+
+
+def test_a_fetch_does_not_wait_for_another_thread_that_reconnects(fake_node, monkeypatch):
+    session = Session(RemoteSession("unix:///none.sock", FINGERPRINT, "default"))
+    fake_node.hangs = True
+    fetch(session)
+    fake_node.hangs = False
+    connecting, go = threading.Event(), threading.Event()
+
+    def slow(address, hello, timeout_s):
+        connecting.set()
+        assert go.wait(30)
+        return fake_node.connect(address, hello, timeout_s)
+
+    monkeypatch.setattr("holdfast.client.session.Client", slow)
+    other = threading.Thread(target=fetch, args=(session,))
+    other.start()
+    assert connecting.wait(30)
+    landed = fetch(session, deadline_s=0.0)
+    go.set()
+    other.join()
+    assert (landed.outcome, "another thread" in landed.reason) == (Outcome.GONE, True)
+
+
+def test_only_a_fetch_asks_for_a_plan_and_it_reports_how_the_plan_ended(fake_node, monkeypatch):
+    clock = SimpleNamespace(monotonic=itertools.count().__next__)
+    monkeypatch.setattr("holdfast.client.session.time", clock)
+    places = [at * RECORD for at in range(BLOCKS)]
+    fake_node.fetched = m.Fetched(3, places, {"host": BLOCKS}, "ok", "")
+    session = Session(RemoteSession("unix:///none.sock", FINGERPRINT, "default"))
+    assert session.cover(tokens_for(1)) == TOKENS
+    session.follow(tokens_for(1), "chat")
+    assert fetch(session).blocks == BLOCKS
+    asked = fake_node.asked
+    assert [each.tokens for each in asked if isinstance(each, m.Cover)] == [0, 0, TOKENS]
+    assert [each.plan for each in asked if isinstance(each, m.Fetch)] == [7]
+    (report,) = [each for each in asked if isinstance(each, m.Observed)]
+    assert report == m.Observed([], [(7, 1, 0.0)], prompts=[(TOKENS, 0, {"host": TOKENS})])
+
+
+def test_an_outcome_that_only_a_newer_node_knows_is_gone(fake_node):
+    fake_node.fetched = m.Fetched(0, [], {}, "paused", "the node moves")
+    session = Session(RemoteSession("unix:///none.sock", FINGERPRINT, "default"))
+    assert fetch(session) == (0, 0, {}, Outcome.GONE, "the node moves")
+
+
+def test_a_fetch_is_one_request_and_one_plan_of_a_node(node):
+    with holdfast.open(node.address, domain="default") as store:
+        session = store.session(FINGERPRINT)
+        session.save(tokens_for(1), blocks_for(1))
+        assert session.cover(tokens_for(1)) == TOKENS
+        session.follow(tokens_for(1), "chat")
+        assert fetch(session).blocks == BLOCKS
+        last = np.zeros_like(blocks_for(2, count=1))
+        assert session.fetch(tokens_for(2, count=1), into=last).blocks == 0
+        with contextlib.closing(Client(node.address, m.Hello(m.PROTOCOL, "test"), 5.0)) as client:
+            (plan,) = client.call(m.Plans(), m.ReportReply, 30.0).data["plans"]
+    assert (plan["prompt_tokens"], plan["landed_blocks"]) == (TOKENS, BLOCKS)
+    assert plan["not_followed"] is None
+
+    def recorded():
+        lines = node.record.read_bytes().splitlines()
+        return [msgspec.json.decode(line, type=RecordedRequest).tokens for line in lines]
+
+    wait_until(node.process, lambda: LAYOUT.block_tokens in recorded(), 30)
+    assert recorded() == [TOKENS, LAYOUT.block_tokens]
+
+
+def test_an_interrupted_call_gives_back_what_it_held(node):
     with holdfast.open(node.address, domain="default") as store:
         session = store.session(FINGERPRINT)
         serves(session, 1)

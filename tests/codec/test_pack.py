@@ -5,9 +5,16 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.blocks.envelope import Header, record_bytes, stamp, write_header
+from holdfast.blocks.envelope import (
+    Header,
+    header_of_record,
+    read_header,
+    record_bytes,
+    stamp,
+    write_header,
+)
 from holdfast.codec import pack
-from holdfast.errors import Outcome
+from holdfast.errors import LaterFormatError, Outcome
 from holdfast.testing.payloads import header_of, key_of, namespace_of, record_of
 
 NAMESPACE = namespace_of(300)
@@ -121,3 +128,31 @@ def test_a_length_that_lies_is_corrupt():
     write_header(record, header_of(NAMESPACE, KEY)._replace(payload_bytes=2**32 - 1))
     assert verify(record) is Outcome.CORRUPT
     assert pack.verify(record, KEY, NAMESPACE.fingerprint, 2**32 - 1) is Outcome.CORRUPT
+
+
+def later_format():
+    record = record_of(NAMESPACE, KEY)
+    record[16:18] = (2).to_bytes(2, "little")
+    stamp(record, 0)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        pytest.param(record_of(NAMESPACE, KEY), Outcome.OK, id="intact"),
+        pytest.param(record_of(NAMESPACE, key_of(1)), Outcome.CORRUPT, id="another block"),
+        pytest.param(record_of(NAMESPACE, KEY)[:100], Outcome.CORRUPT, id="cut in the header"),
+        pytest.param(record_of(NAMESPACE, KEY)[:400], Outcome.CORRUPT, id="cut in the payload"),
+        pytest.param(memoryview(bytes(4096)), Outcome.CORRUPT, id="zeros"),
+        pytest.param(later_format(), Outcome.UNREADABLE, id="a later format"),
+    ],
+)
+def test_without_a_key_only_what_is_proven_to_be_damaged_is_corrupt(record, expected):
+    assert pack.check_without_key(record, KEY, NAMESPACE) is expected
+
+
+def test_a_record_of_a_later_format_is_named_as_such():
+    with pytest.raises(LaterFormatError, match="format 2 is unknown; this build reads 1"):
+        read_header(later_format())
+    assert header_of_record(later_format()) is None

@@ -3,9 +3,9 @@
 import pytest
 import yaml
 
+from holdfast.address import tcp_endpoint
 from holdfast.config import load
 from holdfast.node.http.pages import NodePages
-from holdfast.wire.address import tcp_endpoint
 
 GRACE_S = 60
 """Longest time that a node writes at its end."""

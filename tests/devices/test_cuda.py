@@ -132,7 +132,7 @@ def test_a_batch_of_several_stages_lands_in_the_arena_and_comes_back(layers, pag
     before = [layer.clone() for layer in layers]
     arena = FakeArena(len(WHOLE) * pages.payload_bytes)
     saved = device.gather(arena, whole(pages))
-    assert saved.wait()
+    assert saved.result()
     assert saved.done()
     held = torch.frombuffer(arena.bytes, dtype=torch.uint8).view(-1, LAYERS, PER_BLOCK, BYTES)
     for block, ids in enumerate(WHOLE):
@@ -142,7 +142,7 @@ def test_a_batch_of_several_stages_lands_in_the_arena_and_comes_back(layers, pag
         layer.fill_(0)
     parts = [Move(at * pages.payload_bytes, *part) for at, part in enumerate(PARTS)]
     loaded = device.scatter(arena, parts)
-    assert loaded.wait()
+    assert loaded.result()
     assert loaded.done()
     named = [page for ids, _ in PARTS for page in ids]
     others = [page for page in range(PAGES) if page not in named]
@@ -160,15 +160,15 @@ def test_part_of_a_block_is_not_saved(pages, device):
 
 def test_an_empty_batch_is_done(device):
     arena = FakeArena(64)
-    assert device.gather(arena, []).wait()
-    assert device.scatter(arena, []).wait()
+    assert device.gather(arena, []).result()
+    assert device.scatter(arena, []).result()
 
 
 def test_a_load_writes_no_page_before_its_mark(pages, device, fake, monkeypatch):
     arena = FakeArena(len(WHOLE) * pages.payload_bytes)
     monkeypatch.setattr(cuda, "unpack", lambda *_: fake.said.append("unpack"))
     fake.said.clear()
-    assert device.scatter(arena, whole(pages), device.mark()).wait()
+    assert device.scatter(arena, whole(pages), device.mark()).result()
     assert fake.said[:6] == ["wait for event", "unpack"] * 3
 
 
@@ -189,9 +189,9 @@ def test_a_save_that_fails_says_so_and_the_next_one_works(pages, device, monkeyp
     arena = FakeArena(pages.payload_bytes)
     with monkeypatch.context() as patch:
         patch.setattr(cuda, "payloads", lambda _: 1 / 0)
-        assert device.gather(arena, [Move(0, [1, 2, 3, 4])]).wait() is False
+        assert device.gather(arena, [Move(0, [1, 2, 3, 4])]).result() is False
     assert "blocks not saved" in caplog.text
-    assert device.gather(arena, [Move(0, [1, 2, 3, 4])]).wait() is True
+    assert device.gather(arena, [Move(0, [1, 2, 3, 4])]).result() is True
 
 
 def test_a_save_never_copies_after_the_node_may_have_reused_its_slots(
@@ -199,7 +199,7 @@ def test_a_save_never_copies_after_the_node_may_have_reused_its_slots(
 ):
     arena = FakeArena(pages.payload_bytes)
     monkeypatch.setattr(cuda, "SAVE_S", -1.0)
-    assert device.gather(arena, [Move(0, [1, 2, 3, 4])]).wait() is False
+    assert device.gather(arena, [Move(0, [1, 2, 3, 4])]).result() is False
     assert not any(arena.bytes)
     assert "blocks not saved: the GPU did not copy them in" in caplog.text
 
@@ -214,8 +214,8 @@ def test_saves_that_wait_take_a_bounded_part_of_the_gpus_memory(
     first = device.gather(arena, [Move(0, [1, 2, 3, 4])])
     second = device.gather(arena, [Move(pages.payload_bytes, [5, 6, 7, 8])])
     assert second.done()
-    assert second.wait() is False
+    assert second.result() is False
     assert f"{pages.payload_bytes} bytes still wait to be copied from the GPU" in caplog.text
     copying.set()
-    assert first.wait() is True
-    assert device.gather(arena, [Move(pages.payload_bytes, [5, 6, 7, 8])]).wait() is True
+    assert first.result() is True
+    assert device.gather(arena, [Move(pages.payload_bytes, [5, 6, 7, 8])]).result() is True

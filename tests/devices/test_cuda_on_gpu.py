@@ -81,22 +81,22 @@ def moves(engine):
 
 def test_a_whole_cache_goes_to_the_arena_and_comes_back(engine, arena, moves):
     before = engine.fill()
-    assert engine.device.gather(arena, moves).wait()
+    assert engine.device.gather(arena, moves).result()
     held = torch.frombuffer(arena.view, dtype=torch.uint8).view(BLOCKS, LAYERS, PER_BLOCK, BYTES)
     for block in range(BLOCKS):
         pages = before[:, engine.pages_of(block), :BYTES].cpu()
         assert torch.equal(held[block], pages)
     engine.clear()
-    assert engine.device.scatter(arena, moves, engine.device.mark()).wait()
+    assert engine.device.scatter(arena, moves, engine.device.mark()).result()
     assert torch.equal(engine.whole, before)
 
 
 def test_parts_of_blocks_fill_their_pages_only(engine, arena, moves):
     before = engine.fill()
-    assert engine.device.gather(arena, moves[:2]).wait()
+    assert engine.device.gather(arena, moves[:2]).result()
     engine.clear()
     parts = [Move(0, engine.pages_of(0)[3:], 3), Move(PAYLOAD, engine.pages_of(1)[:1])]
-    assert engine.device.scatter(arena, parts).wait()
+    assert engine.device.scatter(arena, parts).result()
     named = [*engine.pages_of(0)[3:], *engine.pages_of(1)[:1]]
     assert torch.equal(engine.whole[:, named, :BYTES], before[:, named, :BYTES])
     others = [page for page in range(PAGES) if page not in named]
@@ -110,33 +110,33 @@ def test_a_save_copies_what_was_queued_before_it_and_nothing_queued_after(engine
     saved = engine.device.gather(arena, moves)
     assert not saved.done()
     engine.clear()
-    assert saved.wait()
-    assert engine.device.scatter(arena, moves, engine.device.mark()).wait()
+    assert saved.result()
+    assert engine.device.scatter(arena, moves, engine.device.mark()).result()
     assert torch.equal(engine.whole, before)
 
 
 def test_a_load_waits_for_the_work_before_its_mark(engine, arena, moves):
     before = engine.fill()
-    assert engine.device.gather(arena, moves).wait()
+    assert engine.device.gather(arena, moves).result()
     torch.cuda._sleep(SLOW_CYCLES)
     engine.clear()
-    assert engine.device.scatter(arena, moves, engine.device.mark()).wait()
+    assert engine.device.scatter(arena, moves, engine.device.mark()).result()
     assert torch.equal(engine.whole, before)
 
 
 def test_saves_and_loads_at_once_do_not_disturb_each_other(engine, arena, moves):
     half = BLOCKS // 2
     before = engine.fill()
-    assert engine.device.gather(arena, moves[:half]).wait()
+    assert engine.device.gather(arena, moves[:half]).result()
     engine.whole[:, [page for block in range(half) for page in engine.pages_of(block)]] = 0
     saves = [engine.device.gather(arena, moves[half + at :: 4]) for at in range(4)]
     loads = [
         engine.device.scatter(arena, moves[at:half:4], engine.device.mark()) for at in range(4)
     ]
-    assert all(transfer.wait() for transfer in [*saves, *loads])
+    assert all(transfer.result() for transfer in [*saves, *loads])
     assert torch.equal(engine.whole, before)
     engine.clear()
-    assert engine.device.scatter(arena, moves[half:], engine.device.mark()).wait()
+    assert engine.device.scatter(arena, moves[half:], engine.device.mark()).result()
     assert all(engine.same(before, block) for block in range(half, BLOCKS))
 
 
@@ -149,14 +149,14 @@ class SavedOnNode:
         self.engine = engine
 
     def call(self, message):
-        return self.client.call(message, 60)
+        return self.client.wait(self.client.send(message), 60)
 
     def save(self, seed):
         keys = b"".join(key_of(block, seed) for block in range(BLOCKS))
         reserved = self.call(m.Reserve(keys, FINGERPRINT, 0))
         assert len(reserved.places) == BLOCKS
         transfer = self.engine.device.gather(self.client.arena, self._moves(reserved.places))
-        assert transfer.wait()
+        assert transfer.result()
         assert self.call(m.Commit(reserved.ticket)).blocks == BLOCKS
 
     def load(self, seed, before):
@@ -172,7 +172,7 @@ class SavedOnNode:
             assert torch.equal(held.view(pages.shape), pages.cpu()), f"block {block} in the arena"
         moves = self._moves(fetched.places)
         device = self.engine.device
-        assert device.scatter(self.client.arena, moves, device.mark()).wait()
+        assert device.scatter(self.client.arena, moves, device.mark()).result()
         assert self.call(m.Release(fetched.lease)).valid
 
     def _moves(self, places):

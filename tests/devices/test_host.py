@@ -77,12 +77,12 @@ def test_blocks_gathered_and_scattered_elsewhere_are_the_same_bytes(
 
     assert device.gather(
         arena, [Move(p, ids) for p, ids in zip(places, source, strict=True)]
-    ).wait()
+    ).result()
     for place, ids in zip(places, source, strict=True):
         assert bytes(arena.view[place : place + engine.pages.payload_bytes]) == engine.block(ids)
     assert device.scatter(
         arena, [Move(p, ids) for p, ids in zip(places, target, strict=True)]
-    ).wait()
+    ).result()
     device.close()
 
     for ids, new in zip(source, target, strict=True):
@@ -127,7 +127,7 @@ def test_where_threads_may_not_choose_their_cores_pages_are_copied_all_the_same(
     arena.view[:] = content(7, arena.nbytes)
     device = HostDevice(engine.pages)
     moves = [Move(i * engine.pages.payload_bytes, [2 * i, 2 * i + 1]) for i in range(8)]
-    assert device.scatter(arena, moves).wait()
+    assert device.scatter(arena, moves).result()
     device.close()
     assert engine.block([0, 1]) == bytes(arena.view[: engine.pages.payload_bytes])
 
@@ -139,7 +139,7 @@ def test_a_block_may_fill_only_some_of_its_pages(copies):
     payload = np.frombuffer(arena.view, np.uint8)[HEADER:].reshape(3, 4, 128)
     device = HostDevice(engine.pages)
 
-    assert device.scatter(arena, [Move(HEADER, [7, 3], first=1)]).wait()
+    assert device.scatter(arena, [Move(HEADER, [7, 3], first=1)]).result()
     device.close()
 
     for layer in range(3):
@@ -152,7 +152,7 @@ def test_a_block_may_fill_only_some_of_its_pages(copies):
 def test_an_empty_plan_moves_nothing_and_succeeds(copies):
     engine = Engine(2, 4, 64, 1)
     device = HostDevice(engine.pages)
-    assert device.scatter(Arena(1024), []).wait()
+    assert device.scatter(Arena(1024), []).result()
     device.close()
     assert not engine.bytes.any()
 
@@ -184,7 +184,7 @@ def test_a_copy_that_falls_short_is_reported_as_failed(caplog):
     arena = Arena(1024)
     unmapped = Pages((8,), 64, 64, 4, 1)
     device = HostDevice(unmapped, keep=engine)
-    assert not device.scatter(arena, [Move(HEADER, [0])]).wait()
+    assert not device.scatter(arena, [Move(HEADER, [0])]).result()
     device.close()
     assert "Bad address" in caplog.text
 
@@ -201,7 +201,7 @@ def test_a_plan_whose_own_half_fails_leaves_nothing_moving(monkeypatch):
         ended.append(True)
         return True
 
-    monkeypatch.setattr(device, "_copy", copy)
+    monkeypatch.setattr(host, "_copy_batched", copy)
     moves = [Move(i * engine.pages.payload_bytes, [2 * i, 2 * i + 1]) for i in range(8)]
     for move in (device.scatter, device.gather):
         with pytest.raises(MemoryError):

@@ -8,7 +8,6 @@ Thread, of the same kind: https://github.com/LMCache/LMCache/issues/4991
 
 from holdfast_bench.campaigns.contexts import Contexts, chain_of
 from holdfast_bench.campaigns.loopback import local_and_remote
-from holdfast_bench.cli.soak import open_target
 
 CHAIN = chain_of("a prompt", 4)
 
@@ -29,7 +28,7 @@ def test_the_next_save_rewrites_it_on_a_tier_of_ones_own(open_store, below):
 
 
 def test_the_next_save_rewrites_it_at_a_target_that_others_read_too():
-    with local_and_remote(open_target, 9_000) as both:
+    with local_and_remote(9_000) as both:
         both.local.save(CHAIN)
         both.local.wait_written()
         both.local.leave_host(CHAIN)

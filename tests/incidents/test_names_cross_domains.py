@@ -92,7 +92,7 @@ class Tenant:
 
 def flush(store):
     while store.table.unwritten():
-        store.ladder.wake()
+        store.mover.wake()
 
 
 @pytest.fixture

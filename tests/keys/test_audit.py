@@ -26,6 +26,7 @@ def log(tmp_path):
 
 
 def lines(log):
+    log.catch_up()
     return [json.loads(line) for line in log.path.read_text().splitlines()]
 
 
@@ -144,12 +145,13 @@ def test_after_a_minute_all_are_told_again_and_how_many_were_not(log, monkeypatc
     for number in range(DENIED_MAX + 5):
         log.deny(f"host {number}", "token: forged")
         log.deny(f"host {number}", "token: forged")
-    now[0] += DENIALS_APART_S
     before = len(lines(log))
-    log.deny("host again", "token: forged")
+    now[0] += DENIALS_APART_S
     after = lines(log)[before:]
     assert sum(line["unsaid"] for line in after) == DENIED_MAX + 2 * 5 - 1
-    assert (after[-1]["who"], after[-1]["unsaid"]) == ("host again", 0)
+    log.deny("host again", "token: forged")
+    last = lines(log)[-1]
+    assert (last["who"], last["unsaid"]) == ("host again", 0)
     assert sum(len(kind) for kind in log._denied.values()) == 1
 
 
@@ -157,6 +159,7 @@ def test_all_that_is_told_late_is_made_durable_at_once(log, monkeypatch):
     for number in range(DENIED_MAX):
         log.deny(f"host {number}", "token: forged")
         log.deny(f"host {number}", "token: forged")
+    log.catch_up()
     synced = []
     monkeypatch.setattr(audit.os, "fsync", synced.append)
     log.catch_up(whole=True)
@@ -197,6 +200,7 @@ def test_what_the_disk_takes_half_of_is_told_and_ends_no_chain(log, monkeypatch,
     write = os.write
     monkeypatch.setattr(audit.os, "write", lambda fd, data: write(fd, data[: len(data) // 2]))
     log.deny("host 10.0.0.9", "token: forged")
+    log.catch_up()
     assert "No space left" in caplog.text
     assert "lost: denied" in caplog.text
     monkeypatch.undo()
@@ -225,3 +229,20 @@ def test_what_was_only_counted_is_written_once_its_minute_is_over_or_at_the_end(
         log.deny("host 10.0.0.9", "token: forged")
     log.catch_up(whole=True)
     assert [line["unsaid"] for line in lines(log)] == [0, 9, 0, 2]
+
+
+def test_a_denial_waits_for_no_file(log, monkeypatch):
+    """It is noted in an event loop's thread, which no file system may stop."""
+    with monkeypatch.context() as hung, log._writing:
+        hung.setattr(audit, "_append", lambda *_: 1 / 0)
+        log.deny("user 2001", "domain 'acme' is not for user 2001")
+        assert log.counts() == {"denied": 1}
+    assert not log.path.exists()
+    assert [line["who"] for line in lines(log)] == ["user 2001"]
+
+
+def test_denials_that_nobody_writes_are_bounded(log):
+    for number in range(3 * DENIED_MAX):
+        for reason in range(2 * REASONS_MAX):
+            log.deny(f"host {number}", f"reason {reason}")
+    assert len(log._unwritten) == (DENIED_MAX + 1) * (REASONS_MAX + 1)

@@ -64,7 +64,7 @@ def test_epochs_never_come_again(path):
     old = made.current(DOMAIN)
     assert made.erase("acme") == (1, False)
     assert made.current(DOMAIN) is None, "until what it sealed is forgotten"
-    made.forgotten(DOMAIN, 1)
+    made.erasures.done(DOMAIN, 1)
     assert made.current(DOMAIN).epoch == 2
     assert made.rotate("acme") == 3
     assert made.retire("acme") == 1
@@ -92,10 +92,10 @@ def test_nodes_that_share_a_ring_follow_each_other(path):
     assert [epoch for epoch, _ in names(one)] == [4]
     other.look()
     assert names(other) == names(one)
-    assert other.erased() == {DOMAIN: 1}
+    assert other.erasures.pending() == {DOMAIN: 1}
     assert other.is_away(DOMAIN)
-    other.forgotten(DOMAIN, 1)
-    assert other.erased() == {}
+    other.erasures.done(DOMAIN, 1)
+    assert other.erasures.pending() == {}
     assert other.current(DOMAIN).epoch == 4
 
 
@@ -104,10 +104,10 @@ def test_what_was_forgotten_before_another_erasure_does_not_end_it(path):
     for times in (1, 2):
         one.erase("acme")
         other.look()
-        assert other.erasures(DOMAIN) == times
-    other.forgotten(DOMAIN, 1)
+        assert other.erasures.seen[DOMAIN] == times
+    other.erasures.done(DOMAIN, 1)
     assert other.current(DOMAIN) is None
-    other.forgotten(DOMAIN, 2)
+    other.erasures.done(DOMAIN, 2)
     assert other.current(DOMAIN).epoch == 3
 
 
@@ -116,7 +116,7 @@ def test_a_change_does_not_undo_what_another_node_did_meanwhile(path):
     one.erase("acme")
     other.rotate("acme")
     assert [epoch for epoch, _ in names(other)] == [2, 3]
-    assert other.erased() == {DOMAIN: 1}
+    assert other.erasures.pending() == {DOMAIN: 1}
 
 
 def test_a_domain_that_left_the_file_counts_as_erased(path):
@@ -124,7 +124,7 @@ def test_a_domain_that_left_the_file_counts_as_erased(path):
     ring(path.with_name("other"), "globex", OTHER)
     path.write_bytes(path.with_name("other").read_bytes())
     one.look()
-    assert one.erased() == {DOMAIN: 1}
+    assert one.erasures.pending() == {DOMAIN: 1}
     assert one.current(DOMAIN) is None
 
 
@@ -306,5 +306,5 @@ def test_a_ring_with_one_damaged_key_is_not_taken_for_read(path):
     for _ in range(2):
         with pytest.raises(FormatError, match="damaged"):
             one.look()
-    assert one.erased() == {domain_id(OTHER): 1}
+    assert one.erasures.pending() == {domain_id(OTHER): 1}
     assert one.find(domain_id(OTHER), lost.epoch, lost.key_id) is None

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
+from holdfast.address import tcp_endpoint
 from holdfast.clock import ManualClock
 from holdfast.errors import MembershipError
 from holdfast.membership.dns_source import DnsSource, SrvRecord, system_addresses
-from holdfast.membership.member_list import host_and_port
 from holdfast.membership.members import Member
 from holdfast.membership.membership import Membership
 from holdfast.testing.membership_contract import MembershipContract, ReportedViews, wait_for_trouble
@@ -26,7 +26,7 @@ class TestMemberDnsAddressesAsSource(MembershipContract):
         return self.answers
 
     def publish(self, members):
-        self.answers = [host_and_port(member.address)[0] for member in members]
+        self.answers = [tcp_endpoint(member.address).host for member in members]
 
     def spoil(self):
         self.answers = None
@@ -92,12 +92,12 @@ def test_a_server_that_shows_a_few_records_at_a_time_moves_nothing():
     )
     source._on_members = membership.observe
     for _ in range(9):
-        source._look()
+        source._one_round()
         clock.advance(1)
     epoch = membership.views().current.view.epoch
     assert len(membership.views().current.view.members) == 9
     for _ in range(200):
-        source._look()
+        source._one_round()
         clock.advance(1)
     assert membership.views().current.view.epoch == epoch
 

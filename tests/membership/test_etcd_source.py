@@ -9,7 +9,13 @@ import pytest
 
 from holdfast.errors import MembershipError
 from holdfast.membership import etcd_source
-from holdfast.membership.etcd_client import EtcdClient, EtcdOptions
+from holdfast.membership.etcd_client import (
+    EtcdClient,
+    EtcdEntry,
+    EtcdOptions,
+    EtcdSnapshot,
+    _Header,
+)
 from holdfast.membership.etcd_source import EtcdRegistration, EtcdSource
 from holdfast.membership.member_list import as_data
 from holdfast.membership.members import Member, MemberState
@@ -305,3 +311,27 @@ def test_what_watchers_would_leave_out_is_not_registered(member, ttl_s, said):
 def test_no_endpoints_is_refused():
     with pytest.raises(MembershipError, match="no endpoints"):
         EtcdSource(EtcdOptions(endpoints=()))
+
+
+class Snapshots:
+    """An etcd that has what the test says, and reports no changes."""
+
+    def __init__(self):
+        self.entries = []
+
+    def snapshot(self, _prefix):
+        return EtcdSnapshot(_Header(), self.entries)
+
+    def changes(self, *_):
+        return iter(())
+
+
+def test_a_bad_entry_is_remembered_no_longer_than_its_key():
+    source = EtcdSource(EtcdOptions(endpoints=("http://127.0.0.1:1",), prefix="/p"))
+    source._on_members, source._etcd = ReportedViews(), Snapshots()
+    source._apply([EtcdEntry(f"/p/{name}".encode(), b"not JSON") for name in "abc"])
+    source._apply([EtcdEntry(b"/p/a", None)])
+    assert source._left_out.keys() == {b"/p/b", b"/p/c"}
+    source._etcd.entries = [EtcdEntry(b"/p/b", b"not JSON")]
+    source._one_round()
+    assert source._left_out.keys() == {b"/p/b"}

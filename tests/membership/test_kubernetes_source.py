@@ -10,10 +10,10 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 import pytest
 
+from holdfast.address import tcp_endpoint
 from holdfast.errors import MembershipError
 from holdfast.membership import kubernetes_source
 from holdfast.membership.kubernetes_source import KubernetesOptions, KubernetesSource, members_of
-from holdfast.membership.member_list import host_and_port
 from holdfast.membership.members import Member, MemberState
 from holdfast.testing.membership_contract import MembershipContract, ReportedViews, wait_for_trouble
 from holdfast_bench.harness.certificates import Authority
@@ -203,7 +203,7 @@ class TestMemberKubernetesAsSource(MembershipContract):
 
     def publish(self, members):
         self.api.failing = 0
-        pods = [pod(m.id, host_and_port(m.address)[0]) for m in members]
+        pods = [pod(m.id, tcp_endpoint(m.address).host) for m in members]
         self.api.put("flash-x", *pods)
 
     def spoil(self):

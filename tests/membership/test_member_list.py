@@ -9,10 +9,8 @@ from holdfast.membership.member_list import (
     MEMBERS_MAX,
     WEIGHT_MAX,
     as_data,
-    host_and_port,
     read_member,
     read_members,
-    tcp_address,
 )
 from holdfast.membership.members import Member, MemberState
 
@@ -122,8 +120,3 @@ def test_any_data_is_a_list_of_members_or_refused(data):
         read_members(data, "x")
     except MembershipError as error:
         assert str(error).startswith("x: ")  # noqa: PT017  # some data is a list
-
-
-@pytest.mark.parametrize(("host", "port"), [("10.0.0.1", 1), ("h.example.org", 80), ("::1", 9)])
-def test_addresses_are_written_as_they_are_read(host, port):
-    assert host_and_port(tcp_address(host, port)) == (host, port)

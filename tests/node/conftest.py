@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from holdfast.address import tcp_endpoint
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.buffers import aligned_buffer
 from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
@@ -20,7 +21,6 @@ from holdfast.node.remote.service import TargetLimits, TargetService
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.payloads import is_right
-from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.frame import encode
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
@@ -126,7 +126,7 @@ class Engine:
         self.client = Client(address, hello, timeout_s)
 
     def call(self, message):
-        return self.client.call(message, 240)
+        return self.client.wait(self.client.send(message), 240)
 
     def reserve(self, keys):
         return self.call(m.Reserve(b"".join(keys), self.fingerprint, 0))

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import NodeGoneError, RefusedError
+from holdfast.config import parse
+from holdfast.errors import ConfigError, NodeGoneError, RefusedError
 from holdfast.limits import RECLAIM_S, RESERVATIONS_MAX, RESERVE_BLOCKS_MAX, RESERVED_BLOCKS_MAX
+from holdfast.node.daemon import http_token
 from holdfast.node.validation import MAX_INLINE_BLOCKS
 from holdfast.wire.frame import encode
 from holdfast.wire.local import messages as m
@@ -216,8 +218,8 @@ def test_a_session_without_a_namespace_may_only_look(start_node):
     client = Client(node.address, m.Hello(m.PROTOCOL, "looker"), 5)
     assert client.arena is None
     with pytest.raises(RefusedError, match="named no namespace"):
-        client.call(m.Cover(b""), 5)
-    assert client.call(m.List(), 5) == m.ReportReply({"blocks": []})
+        client.call(m.Cover(b""), m.Covered, 5)
+    assert client.call(m.List(), m.ReportReply, 5) == m.ReportReply({"blocks": []})
     client.close()
 
 
@@ -301,7 +303,7 @@ def test_a_node_killed_is_gone_in_time_and_comes_back_warm(start_node, engine, n
     before = link.wait(10)
     node.kill()
     with pytest.raises(NodeGoneError) as gone:
-        before.call(m.Cover(b"".join(keys)), 200.0)
+        before.call(m.Cover(b"".join(keys)), m.Covered, 200.0)
     assert "no answer" not in str(gone.value)  # it is told at once, not after the timeout
     node.start()
     after = link.wait(60)
@@ -333,7 +335,7 @@ def test_a_node_that_hangs_is_gone_within_the_deadline(start_node, engine):
     pause(node.process.pid)
     try:
         with pytest.raises(NodeGoneError, match=r"no answer within 0\.3 s"):
-            one.client.call(m.Cover(b""), 0.3)
+            one.client.call(m.Cover(b""), m.Covered, 0.3)
     finally:
         resume(node.process.pid)
 
@@ -405,3 +407,19 @@ def test_a_drop_of_no_fingerprint_is_refused_and_drops_nothing(start_node, engin
     with pytest.raises(RefusedError, match="drop: the fingerprint is empty"):
         one.call(m.Drop(""))
     assert one.read(names("kept", 3))[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "words"), [(15, "15 bytes, the minimum is 16"), (4_097, "more than 4096 bytes")]
+)
+def test_a_token_for_readers_of_metrics_has_bounds(tmp_path, nbytes, words):
+    file = tmp_path / "token"
+    file.touch(0o600)
+    host = {"kind": "host", "capacity": "16 MiB"}
+    http = {"listen": "tcp://127.0.0.1:9464", "token_file": str(file)}
+    config = parse({"listen": f"unix://{tmp_path}/n.sock", "tiers": [host], "http": http}, tmp_path)
+    file.write_bytes(b"s" * nbytes)
+    with pytest.raises(ConfigError, match=words):
+        http_token(config)
+    file.write_bytes(b"s" * 32 + b"\n")
+    assert http_token(config) == b"s" * 32

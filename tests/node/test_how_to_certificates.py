@@ -4,6 +4,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -41,7 +42,7 @@ def files(tmp_path_factory):
 
 def test_a_host_saves_to_a_target_and_fetches_from_it(files, tmp_path, start_node):
     address = start_node(
-        listen=f"tcp://127.0.0.1:{free_port()}", tls=files["flash-1"]._asdict()
+        listen=f"tcp://127.0.0.1:{free_port()}", tls=msgspec.structs.asdict(files["flash-1"])
     ).address
     members = tmp_path / "members.yaml"
     members.write_text(f"members: [{{id: flash-1, address: '{address}'}}]\n")

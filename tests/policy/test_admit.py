@@ -103,6 +103,17 @@ def test_classes_that_change_are_learnt_anew():
     assert rule.admit(block(1, "c"), 0.0)
 
 
+def test_the_class_that_is_used_longest_ago_is_forgotten_first():
+    rule = ReusePrediction(watched=8, sample=1)
+    rule.used(block(0, "old"), 0.0)
+    rule.used(block(0, "old"), 0.0)
+    old = rule._classes["old"]
+    for number in range(1, 10_000):
+        rule.used(block(0, "old"), 0.0)
+        rule.used(block(number, number), 0.0)
+    assert rule._classes["old"] is old
+
+
 def test_classes_without_end_are_bounded():
     rule = ReusePrediction(watched=4, sample=1)
     for number in range(10_000):

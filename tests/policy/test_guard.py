@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.policy.admit import AdmissionCandidate, AlwaysAdmit, SecondTouch
+from holdfast.policy.admit import AdmissionCandidate, AlwaysAdmit, PerDomain, SecondTouch
 from holdfast.policy.guard import ThrashGuard
 
 MIB = 1 << 20
@@ -116,6 +116,15 @@ def test_the_rule_behind_it_is_asked_told_and_shown():
     rule.used(block, 1.0)
     assert rule.admit(block, 1.0)
     assert rule.figures() == {"paused": 0.0, "pauses": 0.0, "kept_out": 0.0}
+
+
+def test_what_another_rule_refuses_after_it_is_not_watched():
+    rule = PerDomain(guarded(), {b"": SecondTouch(1_000)})
+    for number in range(4 * BLOCKS):
+        block = AdmissionCandidate(name(number), 0, MIB, uses=2)
+        assert not rule.admit(block, 0.0)
+        rule.gave_up(block.name, 1.0)
+    assert rule.figures()["pauses"] == 0.0
 
 
 events = st.lists(

@@ -17,7 +17,7 @@ class ApartMachine(EvictionMachine):
     """With one domain it keeps every promise of the policy inside."""
 
     def make(self) -> PerDomainEviction:
-        return PerDomainEviction(POLICIES["cost_aware"], one_domain)
+        return PerDomainEviction(POLICIES["cost_aware"], one_domain, [b"one"])
 
 
 TestApartMachine = ApartMachine.TestCase
@@ -26,16 +26,28 @@ TestApartMachine.settings = settings(max_examples=30, stateful_step_count=30, de
 
 class TestApart(EvictionContract):
     def make(self) -> PerDomainEviction:
-        return PerDomainEviction(LeafLru, one_domain)
+        return PerDomainEviction(LeafLru, one_domain, [b"one"])
 
 
 def test_a_domain_is_asked_for_its_own() -> None:
-    apart = PerDomainEviction(LeafLru, lambda row: bytes([row % 3]))
+    apart = PerDomainEviction(LeafLru, lambda row: bytes([row % 3]), [])
     for row in range(300):
         apart.insert([row], [-1], [row], float(row))
     assert list(apart.victims_of(bytes([1]), 300.0)) == list(range(1, 300, 3))
     assert list(apart.victims_of(b"nobody", 300.0)) == []
     assert sorted(apart.victims(300.0)) == list(range(300))
+
+
+def test_a_domain_that_is_not_known_leaves_nothing_behind() -> None:
+    apart = PerDomainEviction(LeafLru, lambda row: bytes([row]), [bytes([0])])
+    for row in range(3):
+        apart.insert([row], [-1], [row], 0.0)
+        apart.remove(row)
+        assert bytes([row]) in apart._orders, "it may come back until it is forgotten"
+        apart.forget(row)
+    assert list(apart._orders) == [bytes([0])]
+    apart.insert([2], [-1], [2], 1.0)
+    assert list(apart.victims(2.0)) == [2]
 
 
 OPS = st.lists(st.tuples(st.sampled_from("iitrf"), st.integers(0, 11)), max_size=60)
@@ -44,7 +56,7 @@ OPS = st.lists(st.tuples(st.sampled_from("iitrf"), st.integers(0, 11)), max_size
 @given(OPS)
 def test_each_domain_is_ordered_as_if_it_were_alone(ops: list[tuple[str, int]]) -> None:
     """Rows 0 to 5 are one domain's, 6 to 11 another's; what one does changes nothing there."""
-    apart = PerDomainEviction(LeafLru, lambda row: bytes([row // 6]))
+    apart = PerDomainEviction(LeafLru, lambda row: bytes([row // 6]), [])
     alone = [LeafLru(), LeafLru()]
     for op, row in ops:
         for policy in (apart, alone[row // 6]):
@@ -63,7 +75,7 @@ def test_each_domain_is_ordered_as_if_it_were_alone(ops: list[tuple[str, int]]) 
 
 
 def test_what_is_forgotten_leaves_its_number_to_others() -> None:
-    apart = PerDomainEviction(LeafLru, one_domain)
+    apart = PerDomainEviction(LeafLru, one_domain, [b"one"])
     for row in range(1_000):
         apart.insert([row], [-1], [row], 0.0)
         apart.remove(row)
@@ -72,7 +84,7 @@ def test_what_is_forgotten_leaves_its_number_to_others() -> None:
 
 
 def test_worth_is_asked_of_the_rows_of_the_index() -> None:
-    apart = PerDomainEviction(POLICIES["cost_aware"], lambda row: bytes([row % 2]))
+    apart = PerDomainEviction(POLICIES["cost_aware"], lambda row: bytes([row % 2]), [])
     asked: list[int] = []
 
     def worth(row: int) -> float:

@@ -131,6 +131,16 @@ def test_what_nobody_knows_yet_gets_the_benefit_of_the_doubt():
     assert rule.figures() == {}
 
 
+def test_the_class_that_is_used_longest_ago_is_forgotten_first():
+    rule = ReuseInterval(MIB, sample=1)
+    rule.used(AdmissionCandidate(name(0), "old", MIB), 0.0)
+    old = rule._classes["old"]
+    for number in range(600):
+        rule.used(AdmissionCandidate(name(0), "old", MIB), number * 1e-3)
+        rule.used(AdmissionCandidate(name(number), number, MIB), number * 1e-3)
+    assert rule._classes["old"] is old
+
+
 def test_names_and_classes_without_end_are_bounded():
     rule = ReuseInterval(MIB, watched=64, sample=1)
     for number in range(3_000):

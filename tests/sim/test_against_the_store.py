@@ -147,7 +147,9 @@ def test_a_simulation_fetches_from_each_tier_what_a_store_does(
     fleet = Fleet(
         resolve(parse_ladder(ladder), profile(), size),
         1,
-        lambda tier_spec: SimulatedRules(orders[tier_spec.kind]()),
+        lambda tier_spec: SimulatedRules(
+            orders[tier_spec.kind](), evicts_by_itself=tier_spec.kind != "host"
+        ),
     )
     setting = SimulationSettings(FetchHeld(), ROUTERS["round_robin"], longest_run=1)
     served = Simulation(trace, fleet, setting).run()

@@ -50,6 +50,21 @@ def test_an_object_store_is_charged_by_objects_not_by_blocks(priced):
     )
 
 
+def test_two_tiers_of_one_kind_are_paid_together(made, ran):
+    trace = made([[0, 1], [2, 3], [4, 5]], [0, 0, 0], [10] * 3)
+    trace = trace._replace(output_tokens=trace.output_tokens + 20)
+
+    def paid(*tiers):
+        run = ran(trace, {"engine": ENGINE, "tiers": [*tiers], "token_bytes": 1_000})
+        return economy_figures(run)[0]
+
+    qlc = {**DISK, "medium": "nvme-qlc"}
+    both = paid(DISK, qlc)
+    dollars = both.more["gpu_dollars"] + both.more["disk_dollars"]
+    assert both.value == pytest.approx(dollars / 60 * 1e6)
+    assert both.more["disk_dollars"] > max(paid(one).more["disk_dollars"] for one in (DISK, qlc))
+
+
 def test_writes_of_less_than_a_day_are_said_to_be_overstated(priced):
     [said] = [line for line in assumptions(priced(1_799, DISK)) if line.startswith("writes per")]
     assert said.startswith("writes per day are extrapolated from 1.0 hours, which over")

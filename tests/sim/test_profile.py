@@ -57,7 +57,7 @@ def test_a_number_of_gpus_that_no_engine_has_is_refused(number):
         shipped().gpu(f"H200x{number}")
 
 
-@pytest.mark.parametrize("name", ["H200x8", "My card 3"])
+@pytest.mark.parametrize("name", ["H200x8", "My card 3", "RTX-5.1"])
 def test_a_gpu_of_ones_own_is_found_by_its_whole_name(laid_over, name):
     figures = "flop_per_s memory_bytes host_bytes_per_s network_bytes_per_s"
     lines = ", ".join(f"{figure}: 1e12" for figure in figures.split())
@@ -111,9 +111,12 @@ def test_media_and_gpus_can_be_added(laid_over):
 media:
   tape: {tier: object, about: slow, unit: drive, latency_s: 60, read_bytes_per_s: 4e8,
          write_bytes_per_s: 4e+8, dollars_per_gb: {low: 1, mid: 2, high: 3, source: me}}
+  lto.9: {tier: object, about: slow, unit: drive, latency_s: 60, read_bytes_per_s: 4e8,
+          write_bytes_per_s: 4e8}
 date: 2026-11-01
 """)
     assert added.media["tape"].dollars_per_gb == ProfileRange(low=1, mid=2, high=3, source="me")
+    assert added.media["lto.9"].latency_s.mid == 60
     assert added.date.month == 11
 
 
@@ -142,7 +145,8 @@ BAD = [
         "site: {power_overhead: 0.3}",
         r"site\.power_overhead: 0\.3: the overhead includes the machines",
     ),
-    ("media: 3", "media: not a mapping of names"),
+    ("media: 3", "media: 3: Expected 'object', got 'int'; correct it"),
+    ("gpus: {4090: {watts: 9}}", "gpus: 4090 is not text, as a name must be; put it in quotes"),
     ("media: {ddr5: 3}", r"media\.ddr5: 3"),
     ("date: yesterday", "date: 'yesterday'"),
     ("- 3", "holds a list"),

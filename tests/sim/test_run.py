@@ -331,6 +331,16 @@ def test_rows_made_at_once_are_those_made_on_the_way(chains, sizes, longest):
     assert found[0] == found[1]
 
 
+def test_a_request_without_tokens_reuses_none_of_the_device_tier():
+    trace = trace_of([[0, 1], [0]])
+    trace = trace._replace(input_tokens=np.array([8, 0]))
+    device = {"kind": "device", "capacity_tokens": 16}
+    fleet = fleet_of([device, host(4)], {"prefill": {"b": 1.0}})
+    served = Simulation(trace, fleet, HELD).run()
+    assert served.fetched.tolist() == [[0, 0], [0, 0]]
+    assert fleet.workers[0].engine.busy_s == 8
+
+
 def test_engines_without_a_tier_compute_everything():
     fleet = fleet_of([host(4)], {"prefill": {"b": 1.0}})
     bare = Fleet(fleet.hardware._replace(tier_specs=[]), 1, rules_of(fleet.hardware))

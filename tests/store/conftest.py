@@ -79,7 +79,7 @@ class Harness:
         deadline = time.monotonic() + 60
         while self.store.table.unwritten():
             assert time.monotonic() < deadline, "the writer did not finish"
-            self.store.ladder.wake()
+            self.store.mover.wake()
 
     def leave_memory(self, chain: Chain | None = None) -> None:
         """Wait until all is written below, then take a chain out of memory, or everything."""

@@ -119,7 +119,7 @@ def test_a_block_that_another_tier_has_is_still_offered_at_its_second_use() -> N
         flush(store)
         assert (disk.usage().records, len(pool.records)) == (0, 8)
         contexts.read(twice)
-        store.ladder.wake()
+        store.mover.wake()
         flush(store)
         assert disk.usage().records == 4
 

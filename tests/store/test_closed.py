@@ -11,9 +11,11 @@ import pytest
 import holdfast
 from holdfast.errors import BlockError, Outcome, StoreClosedError
 from holdfast.store import store as module
+from holdfast.store.call_threads import OwnThreadCalls
 from holdfast.store.store import Store
 from holdfast.testing.embedded import FINGERPRINT, blocks_for, serves, tokens_for
 from holdfast.testing.memory import MemoryTier
+from holdfast.testing.payloads import header_of
 
 MIB = 1 << 20
 
@@ -66,6 +68,25 @@ def test_what_a_closed_store_had_handed_out_may_still_be_given_back(harness) -> 
     assert (again.places, again.outcome) == ([-1, -1], Outcome.GONE)
     assert one.store.fetch(one.namespace, chain.keys, 1.0).outcome is Outcome.GONE
     assert one.store.fetch_unverified(one.namespace, chain.keys, 1.0).outcome is Outcome.GONE
+
+
+def test_a_call_that_a_close_overtakes_is_answered_like_one_after_it(harness) -> None:
+    one = harness(calls=OwnThreadCalls())
+    chain, other = one.chain(1, 3), one.chain(2, 2)
+    one.save(chain)
+    fetched = one.store.fetch(one.namespace, chain.keys, 1.0)
+    reserved = one.store.reserve(one.namespace, other.keys, other.parent(0), 0)
+    slots = one.store.receive_slots([header_of(one.namespace, key) for key in one.chain(3, 2).keys])
+    one.store.calls.close(0.0)  # the first step of a close, after these calls saw an open store
+    assert not one.store.gone
+    assert not one.store.release(fetched.lease)
+    assert one.store.commit(reserved.ticket) == 0
+    one.store.abort(reserved.ticket)
+    assert one.store.publish_received(slots) == [Outcome.GONE] * 2
+    one.store.discard_received(slots)
+    again = one.store.reserve(one.namespace, other.keys, other.parent(0), 0)
+    assert (again.places, again.outcome) == ([-1, -1], Outcome.GONE)
+    assert one.store.fetch(one.namespace, chain.keys, 1.0).outcome is Outcome.GONE
 
 
 def test_a_close_beside_threads_that_use_the_store_ends_and_logs_no_fault(tmp_path, caplog) -> None:
@@ -132,7 +153,7 @@ def test_a_close_writes_what_waits_for_a_bounded_time(harness, caplog) -> None:
     one = harness(64 * MIB, tier=tier)
     one.save(one.chain(1, 200))
     assert tier.begun.wait(30)
-    (writer,) = one.store.ladder._writers
+    (writer,) = one.store.mover._writers
 
     def end_write_after_the_deadline() -> None:
         while time.monotonic() <= writer._until:  # infinite until `close` has set it

@@ -16,9 +16,9 @@ MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
-def _patient_glances(monkeypatch):
-    """A glance waits for the end of its read, however busy the machine is."""
-    monkeypatch.setattr("holdfast.keys.keyring_watch.GLANCE_S", 60.0)
+def _patient_looks(monkeypatch):
+    """A brief look waits for the end of its read, however busy the machine is."""
+    monkeypatch.setattr("holdfast.keys.keyring_watch.LOOK_WAIT_S", 60.0)
 
 
 @pytest.fixture
@@ -55,6 +55,16 @@ def test_what_one_node_erases_all_that_share_the_ring_forget(sealed, tmp_path):
     assert other.read(chain) == 0
     assert other.store.status()["blocks"] == 0
     assert actions(tmp_path) == ["erase", "erased elsewhere"]
+
+
+def test_no_hint_of_an_erased_domain_is_left(sealed):
+    one = sealed()
+    chain = saved(one)
+    one.store.follow(one.namespace, "chat", chain.keys)
+    assert one.store.pin(one.namespace, chain.keys, 100.0) == 6
+    one.store.erase("default")
+    hints = one.store.status()["hints"]
+    assert hints == {"sessions": 0, "prestaging": 0, "pinned_bytes": 0}
 
 
 def test_a_ring_is_back_even_if_its_changes_cannot_be_applied(sealed, tmp_path, monkeypatch):

@@ -1,13 +1,14 @@
 """While a domain is erased nothing of it is sealed: the next key never opens what was erased."""
 
 import threading
+from collections import Counter
 from functools import partial
 
 import pytest
 
 from holdfast.codec import seal
 from holdfast.keys.keyring import KeyRing
-from holdfast.store import domains
+from holdfast.store import block_table, domains, unreadable
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 
 BLOCKS = 6
@@ -26,10 +27,24 @@ class SlowToAnswerTier(SharedMemoryTier):
         return [False] * len(batch)
 
 
+class CountingLock:
+    """A lock that counts how often it was taken."""
+
+    def __init__(self, lock):
+        self.lock, self.taken = lock, 0
+
+    def __enter__(self):
+        self.lock.acquire()
+        self.taken += 1
+
+    def __exit__(self, *_):
+        self.lock.release()
+
+
 @pytest.fixture(autouse=True)
-def _patient_glances(monkeypatch):
-    """A glance waits for the end of its read, however busy the machine is."""
-    monkeypatch.setattr("holdfast.keys.keyring_watch.GLANCE_S", 60.0)
+def _patient_looks(monkeypatch):
+    """A brief look waits for the end of its read, however busy the machine is."""
+    monkeypatch.setattr("holdfast.keys.keyring_watch.LOOK_WAIT_S", 60.0)
 
 
 @pytest.fixture
@@ -49,7 +64,7 @@ def line_up(one):
     table = one.store.table
     with table.lock:
         table.queues.write_through(list(table.index.rows()))
-    one.store.ladder.wake()
+    one.store.mover.wake()
 
 
 def write_all(one):
@@ -80,24 +95,40 @@ def test_what_set_out_while_rows_were_forgotten_is_not_sealed_afterwards(sealed,
     one = sealed(SlowToAnswerTier(far))
     one.save(one.chain(1, BLOCKS))
     table = one.store.table
-    listed = table.rows_where
+    for_each_row = table.for_each_row
 
-    def then_set_out(found):
-        line_up(one)
-        assert one.tier.asked.wait(60)
-        yield from found
+    def set_out_first(wanted, visit):
+        if table.erasures[one.namespace.domain]:
+            line_up(one)
+            assert one.tier.asked.wait(60)
+        for_each_row(wanted, visit)
 
-    def rows(wanted):
-        found = listed(wanted)
-        if table.erasures[one.namespace.domain]:  # no more than this is to be forgotten
-            return then_set_out(found)
-        return found
-
-    monkeypatch.setattr(table, "rows_where", rows)
+    monkeypatch.setattr(table, "for_each_row", set_out_first)
     one.store.erase("default")
     one.tier.answers.set()
     one.flush_writes()
     assert far == {}
+
+
+def test_copies_on_shared_tiers_are_named_in_parts_between_which_requests_are_served(
+    sealed, monkeypatch
+):
+    monkeypatch.setattr(block_table, "ROWS_AT_ONCE", 2)
+    far, named = {}, Counter()
+    one = sealed(SharedMemoryTier(far))
+    one.save(one.chain(1, BLOCKS))
+    write_all(one)
+    table, name = one.store.table, unreadable._named
+    table.lock = lock = CountingLock(table.lock)
+
+    def counted(*args):
+        named[lock.taken] += 1
+        return name(*args)
+
+    monkeypatch.setattr(unreadable, "_named", counted)
+    one.store.erase("default")
+    assert far == {}
+    assert (sum(named.values()), max(named.values())) == (BLOCKS, 2)
 
 
 def test_a_node_that_sees_an_erasure_seals_nothing_until_it_has_forgotten(sealed):

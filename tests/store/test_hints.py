@@ -1,15 +1,18 @@
 """Hints: what is said of the future changes what stays and what is brought up, and no more."""
 
+import threading
 import time
+from queue import SimpleQueue
 
 import pytest
 
 from holdfast.errors import BlockError
+from holdfast.fairness.fair_queue import WorkItem
 from holdfast.policy.base import NEVER
 from holdfast.policy.retention import Retention
 from holdfast.store import hints
 from holdfast.store.block_table import HOST
-from holdfast.store.pending_hints import WAITING_MAX
+from holdfast.store.pending_hints import WAITING_MAX, NamedChain, PendingPrestage
 from holdfast.testing.memory import MemoryTier
 
 MIB = 1 << 20
@@ -83,12 +86,12 @@ def test_what_returns_is_up_in_time_and_not_before(laddered) -> None:
     below_only(one, chain)
     one.store.follow(one.namespace, "chat-1", chain.keys)
     one.store.returns(one.namespace.domain, "chat-1", 60.0)
-    hints.bring_up(one.store)
+    hints.start_prestages(one.store)
     assert one.store.status()["hints"]["prestaging"] == 1
     one.clock.advance(59.6)
-    hints.bring_up(one.store)
+    hints.start_prestages(one.store)
     until_up(one, chain)
-    one.store.background.submit(lambda: None).result()
+    one.store.background.submit(WorkItem(b""), lambda: None).result()
     assert one.expected[-1] == (8, 60.0), "bringing it up was no use of it"
     assert one.read(chain) == 8
 
@@ -100,7 +103,7 @@ def test_what_goes_down_after_the_hint_is_up_in_time_too(laddered) -> None:
     one.store.returns(one.namespace.domain, "chat-1", 60.0)
     below_only(one, chain)
     one.clock.advance(59.6)
-    hints.bring_up(one.store)
+    hints.start_prestages(one.store)
     until_up(one, chain)
 
 
@@ -109,9 +112,63 @@ def test_prestage_brings_up_what_is_held_and_counts_it(laddered) -> None:
     one.save(chain, 0, 5)
     below_only(one, one.chain(1, 5))
     assert one.store.prestage(one.namespace, chain.keys, 0.0) == 5
-    hints.bring_up(one.store)
+    hints.start_prestages(one.store)
     until_up(one, one.chain(1, 5))
     assert one.store.prestage(one.namespace, one.chain(2, 3).keys, 0.0) == 0
+
+
+def test_a_domains_many_prestages_do_not_hold_up_anothers(laddered, monkeypatch) -> None:
+    one, begun, go_on = laddered, SimpleQueue(), threading.Event()
+    monkeypatch.setattr(hints, "_promote", lambda _, staging: begun.put(staging.chain.namespace))
+    one.store.background.submit(WorkItem(b""), go_on.wait)
+    keys, other = b"".join(one.chain(1, 8).keys), one.namespace._replace(domain=b"o" * 16)
+    for namespace in (*[one.namespace] * 3, other):
+        one.store.pending_hints.wait(0.0, PendingPrestage(NamedChain(namespace, keys), 0.0))
+    hints.start_prestages(one.store)
+    go_on.set()
+    order = [begun.get(timeout=60) for _ in range(4)]
+    assert order == [one.namespace, other, one.namespace, one.namespace]
+
+
+def test_a_prestage_under_way_does_not_keep_a_program_from_ending(laddered, monkeypatch) -> None:
+    one, begun = laddered, SimpleQueue()
+    monkeypatch.setattr(hints, "_promote", lambda *_: begun.put(threading.current_thread()))
+    one.store.pending_hints.wait(0.0, PendingPrestage(NamedChain(one.namespace, b""), 0.0))
+    hints.start_prestages(one.store)
+    assert begun.get(timeout=60).daemon
+
+
+def test_a_prestage_for_which_no_thread_can_be_started_is_not_counted_as_begun(
+    laddered, monkeypatch
+) -> None:
+    one, begun = laddered, threading.Event()
+    monkeypatch.setattr(hints, "_promote", lambda *_: begun.set())
+    monkeypatch.setattr("holdfast.store.pending_hints.BEGUN_MAX", 1)
+    start = threading.Thread.start
+
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    for started in (refuse, start):
+        monkeypatch.setattr(threading.Thread, "start", started)
+        one.store.pending_hints.wait(0.0, PendingPrestage(NamedChain(one.namespace, b""), 0.0))
+        hints.start_prestages(one.store)
+    assert begun.wait(60)
+
+
+@pytest.mark.parametrize("in_memory_blocks", [0, 3, 8])
+def test_a_prestage_is_no_use_and_a_pin_is_one(laddered, monkeypatch, in_memory_blocks) -> None:
+    one, chain, touched = laddered, laddered.chain(1, 8), []
+    one.save(chain)
+    below_only(one, chain)
+    assert one.read(one.chain(1, in_memory_blocks)) == in_memory_blocks
+    monkeypatch.setattr(one.store.table, "touch", lambda rows: touched.append(len(rows)))
+    named = NamedChain(one.namespace, b"".join(chain.keys))
+    hints._promote(one.store, PendingPrestage(named, one.clock.now()))
+    assert (in_memory(one, chain), touched) == (8, [])
+    below_only(one, chain)
+    assert one.store.pin(one.namespace, chain.keys, 100.0) == 8
+    assert touched == [8]
 
 
 def test_pins_stay_whatever_else_is_saved_and_end(laddered) -> None:
@@ -193,6 +250,7 @@ def test_durable_contexts_are_written_at_once_where_others_wait(harness) -> None
             lambda store, namespace: store.closed(namespace.domain, ""),
             "0 characters is not from 1 to 256",
         ),
+        (lambda store, namespace: store.follow(namespace, "", []), "0 characters"),
         (lambda store, namespace: store.follow(namespace, "x" * 257, []), "257 characters"),
         (
             lambda store, namespace: store.returns(namespace.domain, "a", -1.0),

@@ -110,26 +110,26 @@ def test_a_look_that_went_well_counts_from_when_it_began(path, hanging):
     watch = KeyRingWatch(ring_at(path), clock)
     hung = hanging()
     clock.advance(5)
-    assert in_time(watch.glance)
+    assert in_time(watch.look_briefly)
     clock.advance(100)
     hung.back.set()
-    assert in_time(watch.glance)
+    assert in_time(watch.look_briefly)
     seen, until = set(), time.monotonic() + 60
     while watch.read_at != 105:
         seen.add(watch.read_at)
         assert time.monotonic() < until
-        watch.glance()
+        watch.look_briefly()
     assert seen <= {0, 5}
     assert watch.why == ""
 
 
 def test_why_a_ring_can_not_be_read_is_told(path, monkeypatch):
-    monkeypatch.setattr("holdfast.keys.keyring_watch.GLANCE_S", 60.0)
+    monkeypatch.setattr("holdfast.keys.keyring_watch.LOOK_WAIT_S", 60.0)
     clock = ManualClock()
     watch = KeyRingWatch(ring_at(path), clock)
     path.rename(path.with_name("away"))
     clock.advance(5)
-    watch.glance()
+    watch.look_briefly()
     assert watch.read_at == 0
     assert "No such file" in watch.why
 
@@ -137,13 +137,13 @@ def test_why_a_ring_can_not_be_read_is_told(path, monkeypatch):
 def test_while_a_ring_hangs_nobody_begins_another_look(path, hanging):
     watch = KeyRingWatch(ring_at(path), ManualClock())
     hung = hanging()
-    assert all(in_time(watch.glance) for _ in range(3))
+    assert all(in_time(watch.look_briefly) for _ in range(3))
     assert sum(thread.name == "holdfast-keyring" for thread in threading.enumerate()) == 1
     hung.back.set()
 
 
 def test_a_thread_that_can_not_be_had_is_a_look_that_went_wrong(path, monkeypatch):
-    monkeypatch.setattr("holdfast.keys.keyring_watch.GLANCE_S", 60.0)
+    monkeypatch.setattr("holdfast.keys.keyring_watch.LOOK_WAIT_S", 60.0)
     watch = KeyRingWatch(ring_at(path), ManualClock())
     start = threading.Thread.start
 
@@ -151,8 +151,8 @@ def test_a_thread_that_can_not_be_had_is_a_look_that_went_wrong(path, monkeypatc
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", none_left)
-    watch.glance()
+    watch.look_briefly()
     assert watch.why == "can't start new thread; raise the limit of threads"
     monkeypatch.setattr(threading.Thread, "start", start)
-    watch.glance()
+    watch.look_briefly()
     assert watch.why == ""

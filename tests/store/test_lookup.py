@@ -1,12 +1,13 @@
 """Coverage asks shared tiers about what the index does not know, and hearsay may be wrong."""
 
 import math
+import threading
 
 import pytest
 
 from holdfast.store import lookup, remote_lookups
 from holdfast.store.estimates import EngineId
-from holdfast.store.lookup import LOOK_S, PromptTokens
+from holdfast.store.lookup import LOOK_S, LookupResult, PromptTokens
 from holdfast.testing.memory import SharedMemoryTier
 from holdfast.tiers.base import segment_place
 
@@ -172,6 +173,41 @@ def test_who_waits_for_another_waits_no_longer_either(harness) -> None:
     chain = one.chain(1, 3)
     assert one.store.table.inflight_lookups.begin((1, one.namespace, chain.keys[0]), 0.0) is None
     assert one.store.look(one.namespace, chain.keys, 0.01).blocks == 0, "whoever asks never ends"
+
+
+def test_who_waits_for_a_shorter_chains_answer_asks_about_the_rest(other_saved, monkeypatch):
+    _, other, chain = other_saved
+    waits, wait, held, looked = threading.Event(), lookup.wait, other.tier.held, []
+
+    def look_longer():
+        looked.append(other.store.look(other.namespace, chain.keys, 60.0))
+
+    longer = threading.Thread(target=look_longer)
+
+    def noted_wait(*args, **named):
+        waits.set()
+        return wait(*args, **named)
+
+    def held_once_another_waits(*args):
+        if longer.ident is None:
+            longer.start()
+            assert waits.wait(60)
+        return held(*args)
+
+    monkeypatch.setattr(lookup, "wait", noted_wait)
+    monkeypatch.setattr(other.tier, "held", held_once_another_waits)
+    assert other.store.look(other.namespace, chain.keys[:4], 60.0).blocks == 4
+    longer.join(60)
+    assert looked == [LookupResult(10, {"pool": 10}, {})]
+
+
+def test_a_question_about_no_prompt_is_answered_and_its_plan_is_not_logged(harness) -> None:
+    one = harness(MIB, SharedMemoryTier({}, "pool"))
+    chain = one.chain(1, 3)
+    one.save(chain)
+    found = one.store.plan_fetch(one.namespace, chain.keys, PromptTokens(ENGINE, 0, 0, 60.0))
+    assert (found.held, found.plan.blocks, found.number) == (3, 3, 0)
+    assert one.store.plans()["plans"] == []
 
 
 def test_a_pool_where_nobody_is_is_not_asked_and_not_planned_with(harness) -> None:

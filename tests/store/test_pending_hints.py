@@ -72,3 +72,16 @@ def test_pins_of_a_chains_beginnings_are_found_by_their_last_blocks() -> None:
     assert known.pins_within(NAMESPACE._replace(domain=b"other"), keys) == {}
     known.unpin(NAMESPACE, keys[1])
     assert known.pinned_bytes(0.0) == 80
+
+
+def test_what_is_known_of_an_erased_domain_is_forgotten() -> None:
+    known, other = PendingHints(), NAMESPACE._replace(domain=b"other")
+    for namespace in (NAMESPACE, other):
+        chain = pending_hints.NamedChain(namespace, b"k" * 16)
+        known.follow(namespace, "a", [b"k" * 16])
+        known.wait(1.0, pending_hints.PendingPrestage(chain, 9.0))
+        known.pin(namespace, b"k" * 16, pending_hints.PinnedChain(9.0, 100, 1))
+    known.forget_domain(NAMESPACE.domain)
+    assert known.status(0.0) == {"sessions": 1, "prestaging": 1, "pinned_bytes": 100}
+    known.forget_domain(other.domain)
+    assert known.status(0.0) == {"sessions": 0, "prestaging": 0, "pinned_bytes": 0}

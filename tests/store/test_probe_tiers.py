@@ -3,8 +3,10 @@
 import threading
 import time
 
+from holdfast.store.block_table import ROWS_AT_ONCE
 from holdfast.store.probe_tiers import BLOCKS, probe_tier, unmeasured_tiers
 from holdfast.testing.memory import MemoryTier
+from holdfast.tiers.base import TierUsage
 
 MIB = 1 << 20
 
@@ -31,6 +33,25 @@ def test_a_tier_is_unmeasured_from_its_first_blocks_to_its_first_read(harness):
     before = one.clock.now()
     probe_tier(one.store, 1)
     assert one.clock.now() == before, "once is enough"
+
+
+def test_a_tier_is_probed_whose_blocks_are_behind_many_that_it_lacks(harness):
+    one = harness(2 * MIB, Timed(8 * MIB))
+    one.tier.clock = one.clock
+    with one.store.table.lock:
+        for number in range(ROWS_AT_ONCE + 1):
+            one.store.table.index.add(one.namespace, number.to_bytes(16), b"", 0)
+    one.save(one.chain(1, BLOCKS))
+    one.flush()
+    probe_tier(one.store, 1)
+    assert one.store.estimates.reads(1)
+    assert one.nothing_is_left_over()
+
+
+def test_a_tier_is_not_probed_before_its_blocks_are_indexed(harness):
+    one = harness(2 * MIB, MemoryTier(8 * MIB))
+    one.tier.usage = lambda: TierUsage(8 * MIB, 0, BLOCKS)
+    assert unmeasured_tiers(one.store) == []
 
 
 def test_an_empty_tier_is_not_probed(harness):

@@ -1,15 +1,17 @@
 """Blocks on their way up while others ask for them, give them up, or put them anew."""
 
+import itertools
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 from holdfast.errors import Outcome
 from holdfast.policy.retention import Retention
 from holdfast.store import hints, promote
 from holdfast.store.block_table import HOST
 from holdfast.store.core import BATCHES_AT_ONCE
-from holdfast.testing.memory import MemoryTier
+from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.testing.payloads import fill_record, header_of
 
 MIB = 1 << 20
@@ -190,6 +192,27 @@ def test_what_was_verified_in_one_slot_says_nothing_of_another(harness, monkeypa
     assert one.nothing_is_left_over()
 
 
+def test_the_time_of_a_read_ends_before_the_report_of_a_bad_record(harness, monkeypatch) -> None:
+    ns, delete_corrupt, reported = itertools.count(), SharedMemoryTier.delete_corrupt, []
+
+    def noted(tier, batch):
+        reported.append(next(ns))
+        delete_corrupt(tier, batch)
+
+    monkeypatch.setattr(SharedMemoryTier, "delete_corrupt", noted)
+    one = harness(2 * MIB, SharedMemoryTier(records := {}))
+    one.save(chain := one.chain(1, 2))
+    one.leave_memory()
+    name = one.namespace, chain.keys[1]
+    place, record = records[name]
+    records[name] = place, record[:5_000] + bytes([record[5_000] ^ 1]) + record[5_001:]
+    clock = SimpleNamespace(time_ns=lambda: next(ns), monotonic=time.monotonic)
+    monkeypatch.setattr(promote, "time", clock)
+    (read,) = one.store.fetch(one.namespace, chain.keys, 5.0).reads
+    assert (read.arrived, reported) == (1, [2])
+    assert (read.began_ns, read.ended_ns) == (0, 1)
+
+
 def test_a_block_put_by_a_peer_is_served_once_it_was_hashed(harness) -> None:
     one = harness()
     header = header_of(one.namespace, one.chain(1, 1).keys[0])
@@ -215,11 +238,11 @@ def test_a_fetch_overtakes_what_is_brought_up_for_later(harness, monkeypatch) ->
     others, _ = fetching(one, busy.keys)
     end = until_hands_are_full(slow)
     assert one.store.prestage(one.namespace, chain.keys, 0.0) == 8
-    hints.bring_up(one.store)
-    while len(one.store.ladder._prefetches) < 8:
+    hints.start_prestages(one.store)
+    while len(one.store.mover._prefetches) < 8:
         assert time.monotonic() < end, "nothing is read ahead"
     wanted, landed = fetching(one, chain.keys)
-    while one.store.ladder._prefetches:
+    while one.store.mover._prefetches:
         assert time.monotonic() < end, "what is needed now stays behind"
     slow.go.set()
     for work in (wanted, others):
@@ -239,13 +262,13 @@ def test_what_is_for_later_holds_no_end_up(harness, monkeypatch) -> None:
     one.flush()
     one.leave_memory()
     one.store.prestage(one.namespace, chain.keys, 0.0)
-    hints.bring_up(one.store)
+    hints.start_prestages(one.store)
     end = time.monotonic() + 20
-    while slow.reads < BATCHES_AT_ONCE or len(one.store.ladder._prefetches) < 12:
+    while slow.reads < BATCHES_AT_ONCE or len(one.store.mover._prefetches) < 12:
         assert time.monotonic() < end, "nothing is read ahead"
     closing = threading.Thread(target=one.store.close)
     closing.start()
-    while one.store.ladder._prefetches and len(one.store.table.reads) > BATCHES_AT_ONCE:
+    while one.store.mover._prefetches and len(one.store.table.reads) > BATCHES_AT_ONCE:
         assert time.monotonic() < end, "it is read to its end"
     slow.go.set()
     closing.join(60)
@@ -265,10 +288,10 @@ def test_a_pin_is_whole_although_a_fetch_hurried_its_beginning(harness, monkeypa
     )
     pinning.start()
     end = time.monotonic() + 20
-    while len(one.store.ladder._prefetches) < 20 - BATCHES_AT_ONCE:
+    while len(one.store.mover._prefetches) < 20 - BATCHES_AT_ONCE:
         assert time.monotonic() < end, "nothing is read ahead"
     wanted, landed = fetching(one, chain.keys[:10])
-    while len(one.store.ladder._prefetches) > 10:
+    while len(one.store.mover._prefetches) > 10:
         assert time.monotonic() < end
     slow.go.set()
     for work in (wanted, pinning):
@@ -287,7 +310,7 @@ def test_a_wave_is_taken_back_once(harness, monkeypatch) -> None:
     one.leave_memory()
     others, _ = fetching(one, busy.keys)
     until_hands_are_full(slow)
-    table, up = one.store.table, one.store.ladder
+    table, up = one.store.table, one.store.mover
     with table.lock:
         promotions = up.reserve(one.namespace, table.index.find_all(one.namespace, chain.keys))
     read_batches = up.start_reads(one.namespace, promotions)

@@ -18,6 +18,7 @@ from holdfast.policy.admit import AlwaysAdmit, PerDomain, WriteBudget
 from holdfast.policy.retention import Retention
 from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
+from holdfast.store.usage import DomainUsage
 from holdfast.testing.memory import MemoryTier
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -76,7 +77,7 @@ class Two:
         deadline = time.monotonic() + 60
         while self.table.unwritten():
             assert time.monotonic() < deadline, "the writer did not finish"
-            self.store.ladder.wake()
+            self.store.mover.wake()
 
     def recount(self):
         """Count by looking at every place what the fill counted by every change."""
@@ -88,6 +89,12 @@ class Two:
                     if column[row] >= 0:
                         counts[tier][namespace.domain] += namespace.record_bytes
             return counts, [+used for used in self.table.usage.used]
+
+
+def test_a_domain_that_gets_no_memory_leaves_no_entry():
+    usage = DomainUsage(1)
+    usage.add(0, b"stranger", 0)
+    assert not usage.used[0]
 
 
 @pytest.fixture
@@ -325,7 +332,7 @@ def test_waves_are_short_where_another_domain_reads_too(two, monkeypatch):
     one.flush()
     sizes = []
 
-    (readers,) = one.store.ladder._readers
+    (readers,) = one.store.mover._readers
 
     def submit(item, read, submit=readers.submit):
         sizes.append(item.cost)

@@ -94,7 +94,7 @@ def test_two_senders_of_one_record_leave_one_copy(store):
 def test_what_is_held_on_a_lower_tier_needs_no_slot(store):
     put(store)
     while store.status()["waiting_to_write"]:
-        store.ladder.wake()
+        store.mover.wake()
     for row in list(store.table.index.rows()):
         store.table.remove_copy(row, 0)
     assert [receive_slots.held for receive_slots in store.receive_slots(HEADERS)] == [True] * 6
@@ -144,7 +144,7 @@ def test_a_damaged_payload_is_held_unproven_and_goes_with_its_first_reader(store
     receive(berths, {KEYS[0]: damaged})
     assert store.publish_received(berths) == [Outcome.OK] * 2
     while written == "written below first" and store.table.unwritten():
-        store.ladder.wake()
+        store.mover.wake()
     fetched = store.fetch(NAMESPACE, KEYS[:2], 5)
     assert (fetched.places, fetched.outcome) == ([], Outcome.CORRUPT)
     store.release(fetched.lease)
@@ -160,6 +160,19 @@ def test_a_sealed_record_is_taken_without_being_opened(store):
     write_header(receive_slots.slot, header)
     assert store.publish_received([receive_slots]) == [Outcome.OK]
     assert store.held(NAMESPACE, KEYS[:1]) == b"\1"
+
+
+def test_a_doubted_record_that_is_replaced_is_no_failed_check(store):
+    header = HEADERS[0]._replace(seal=1, epoch=3, nonce=b"n" * 12)
+    for epoch, held in ((3, False), (3, False), (2, True)):
+        [receive_slots] = store.receive_slots([header._replace(epoch=epoch)])
+        assert receive_slots.held == held
+        if not held:
+            write_header(receive_slots.slot, header)
+            assert store.publish_received([receive_slots]) == [Outcome.OK]
+            store.table.unverified_records.add(NAMESPACE, KEYS[0], header)
+    assert store.table.host(NAMESPACE).usage().records == 1
+    assert store.status()["failed_checks"] == []
 
 
 def test_an_impossible_size_evicts_nothing(store):
@@ -191,7 +204,7 @@ def test_leased_blocks_outlive_what_comes_after(store):
 def test_forgotten_blocks_are_gone_from_every_tier(store):
     put(store)
     while store.status()["waiting_to_write"]:
-        store.ladder.wake()
+        store.mover.wake()
     assert store.forget(NAMESPACE, [*KEYS[:2], key_of(99)]) == 2
     assert store.held(NAMESPACE, KEYS) == b"\0\0\1\1\1\1"
     assert store.forget(NAMESPACE._replace(domain=b"d" * 16), KEYS) == 0

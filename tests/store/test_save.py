@@ -1,6 +1,9 @@
 """The save path: nobody sees half a block, and the first to commit a key wins."""
 
+import pytest
+
 from holdfast.errors import Outcome
+from holdfast.policy.retention import Retention
 from holdfast.store import evict
 from holdfast.testing.memory import MemoryTier
 
@@ -174,3 +177,24 @@ def test_what_is_in_use_is_not_met_first_each_time(harness, monkeypatch) -> None
     saved = sum(one.save(one.chain(seed, 1)) for seed in range(100, 100 + 2 * slots))
     assert saved >= 2 * slots - 20 // 8, "each scan puts eight behind the others"
     assert all(one.read(each) for each in leased)
+
+
+@pytest.mark.parametrize("writes_behind", [True, False])
+@pytest.mark.parametrize("longer", [Retention.SESSION, Retention.DURABLE])
+def test_an_ephemeral_block_that_is_saved_again_for_longer_is_to_be_written(
+    harness, longer, writes_behind
+) -> None:
+    one = harness(2 * MIB, MemoryTier(64 * MIB), writes_behind=writes_behind)
+    chain = one.chain(1, 4)
+    one.save(chain, retention=Retention.EPHEMERAL)
+    one.flush()
+    assert one.tier.usage().records == 0
+    with one.store.table.lock:  # so that nothing is written before they are looked at
+        assert one.save(chain, retention=longer) == 0
+        rows = one.store.table.index.find_all(one.namespace, chain.keys)
+        assert all(map(one.store.table.queues.is_admitted, rows))
+        if writes_behind:
+            assert not any(map(one.store.table.evictable, rows))
+    one.flush()
+    now = writes_behind or longer is Retention.DURABLE
+    assert one.tier.usage().records == (4 if now else 0)

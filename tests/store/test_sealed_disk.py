@@ -14,7 +14,6 @@ from holdfast.store.store import Store
 from holdfast.testing.payloads import key_of, payload_of
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.tier import DiskTier
-from holdfast.tiers.throttle import ThrottledTier
 
 MIB = 1 << 20
 PAYLOAD = 30_000
@@ -27,8 +26,8 @@ def opened(tmp_path):
     """Open stores over a folder, all with the ring of this test."""
     stores = []
 
-    def make(folder, limited=lambda disk: disk):
-        tier = limited(DiskTier(DiskConfig(path=str(folder), capacity_bytes=32 * MIB)))
+    def make(folder):
+        tier = DiskTier(DiskConfig(path=str(folder), capacity_bytes=32 * MIB))
         ring = KeyRing(tmp_path / "ring.json")
         ring.enrol("default", SECRET)
         store = Store(16 * MIB, [tier], {"default": SECRET}, StoreOptions(ring=ring))
@@ -125,10 +124,7 @@ def test_after_erasure_a_copy_of_the_disk_is_worth_nothing(opened, tmp_path):
     assert fetch(again) == 0
 
 
-@pytest.mark.parametrize("read_limit", [0, 1e12])
-def test_what_was_written_before_sealing_is_overwritten_when_it_is_found(
-    opened, tmp_path, read_limit
-):
+def test_what_was_written_before_sealing_is_overwritten_when_it_is_found(opened, tmp_path):
     folder = tmp_path / "disk"
     config = DiskConfig(path=str(folder), capacity_bytes=32 * MIB)
     with Store(16 * MIB, [DiskTier(config)], {"default": SECRET, "other": b"o" * 32}) as plain:
@@ -142,8 +138,7 @@ def test_what_was_written_before_sealing_is_overwritten_when_it_is_found(
     marks = [bytes(payload_of(key, PAYLOAD))[:64] for key in KEYS]
     image = (folder / "blocks.holdfast").read_bytes()
     assert all(mark in image for mark in marks)
-    limited = (lambda disk: ThrottledTier(disk, read_limit)) if read_limit else (lambda disk: disk)
-    store = opened(folder, limited)
+    store = opened(folder)
     image = (folder / "blocks.holdfast").read_bytes()
     assert not any(mark in image for mark in marks)
     assert bytes(payload_of(b"o" * 16, PAYLOAD)) in image, "what is not sealed is left as it is"

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from holdfast.blocks.envelope import read_header
 from holdfast.blocks.namespace import namespace_of
 from holdfast.codec.seal import Sealer
-from holdfast.errors import Outcome
 from holdfast.keys.keyring import KeyRing
 from holdfast.store import write_behind
-from holdfast.store.write_behind import ParallelSeal, _Load, _Sealed
+from holdfast.store.write_behind import ParallelSeal, _Load
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.tiers.base import Place, Queryable, SharedTier, TierPut
+from holdfast.workers import submit_or_run
 
 MIB = 1 << 20
 AT_ONCE = 4
@@ -82,7 +82,7 @@ def save(one, chain):
     with table.lock:
         for key in chain.keys:
             table.queues.enqueue(table.index.find(one.namespace, key))
-    one.store.ladder.wake()
+    one.store.mover.wake()
     one.flush()
 
 
@@ -103,18 +103,35 @@ def test_a_batch_makes_two_groups_for_each_thread_within_bounds():
 @given(st.lists(st.integers(1, 40)), st.integers(1, 100))
 def test_every_block_is_in_one_group_and_each_group_ends_with_what_fills_it(sizes, most):
     loads = [
-        _Sealed(_Load(n, 0, TierPut(Place(0), memoryview(bytes(nbytes))), b"", 0), Outcome.OK)
+        _Load(n, 0, TierPut(Place(0), memoryview(bytes(nbytes))), b"", 0)
         for n, nbytes in enumerate(sizes)
     ]
     groups = list(write_behind._groups(loads, most))
-    assert [one for group in groups for one in group] == loads
+    assert [load for group in groups for load in group] == loads
     for group in groups:
-        nbytes = [sizes[one.load.row] for one in group]
+        nbytes = [sizes[load.row] for load in group]
         assert sum(nbytes[:-1]) < most
         assert sum(nbytes) >= most or group is groups[-1]
 
 
 def test_groups_are_written_while_others_are_sealed(sealed):
+    one = sealed(TogetherTier())
+    chain = one.chain(1, BLOCKS)
+    save(one, chain)
+    assert not one.tier.met.broken
+    leave_memory(one)
+    assert one.read(chain) == BLOCKS
+
+
+def test_the_writer_seals_and_writes_beside_a_busy_pool_that_takes_no_more(sealed, monkeypatch):
+    submitted = []
+
+    def refused_while_all_are_busy(pool, work, group):
+        submitted.append(group)
+        return submit_or_run(pool if len(submitted) % AT_ONCE else None, work, group)
+
+    monkeypatch.setattr(write_behind, "LOCAL_SEAL", ParallelSeal(AT_ONCE - 1, 1, 1, 1))
+    monkeypatch.setattr(write_behind, "submit_or_run", refused_while_all_are_busy)
     one = sealed(TogetherTier())
     chain = one.chain(1, BLOCKS)
     save(one, chain)

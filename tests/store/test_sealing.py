@@ -186,7 +186,7 @@ def test_damage_in_the_host_is_not_sealed_and_does_not_pass_for_held(house):
     with one.store.table.lock:
         for key in one.chain():
             one.store.table.queues.enqueue(one.store.table.index.find(one.namespace(), key))
-    one.store.ladder.wake()
+    one.store.mover.wake()
     one.flush()
     assert len(below(one.tier)) == 5
     assert one.save() == 1, "the next save replaces it"
@@ -253,7 +253,7 @@ def test_a_store_with_another_ring_has_misses_and_changes_nothing_there(house, t
     assert other.save() == 6
     other.leave()
     assert other.fetch()[0] == 0
-    other.store.ladder.close()
+    other.store.mover.close(60.0)
     assert far == before
     one.leave()
     assert one.fetch() == (6, Outcome.OK)
@@ -262,6 +262,19 @@ def test_a_store_with_another_ring_has_misses_and_changes_nothing_there(house, t
     [line] = [r.getMessage() for r in caplog.records if "are misses here" in r.getMessage()]
     assert "'acme'" in line
     assert "the same `keyring` file" in line
+
+
+def test_the_ring_is_read_once_for_many_records_under_a_key_that_it_lacks(house, monkeypatch):
+    far, readings = {}, []
+    one, other = house(SharedMemoryTier(far)), house(SharedMemoryTier(far), ring=ring_of(SECRETS))
+    watch = other.store.table.sealing.watch
+    monkeypatch.setattr(watch, "look_briefly", lambda: readings.append(other.clock.now()))
+    one.save()
+    for _ in range(2):
+        assert other.look() == 6
+        assert other.fetch() == (0, Outcome.UNREADABLE)
+        other.clock.advance(FAILED_S + 1)
+    assert len(readings) == 2
 
 
 def test_a_remote_record_that_was_unreadable_is_asked_for_again_after_a_while(house, tmp_path):
@@ -303,7 +316,7 @@ def test_a_damaged_header_is_deleted_by_a_reader_of_any_ring(house):
         far[key] = place, record[:40] + bytes([record[40] ^ 1]) + record[41:]
     other.look()
     assert other.fetch() == (0, Outcome.CORRUPT)
-    other.store.ladder.close()
+    other.store.mover.close(60.0)
     assert far == {}
 
 

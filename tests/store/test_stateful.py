@@ -199,9 +199,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _begin(self) -> None:
         self.store = self.open()
-        ids = [self.store.domain(name)[1] for name in self.store.domain_names()]
         self.namespaces = [
-            Namespace(FINGERPRINT, each, PAYLOAD_BYTES, BLOCK_TOKENS) for each in ids
+            Namespace(FINGERPRINT, domain, PAYLOAD_BYTES, BLOCK_TOKENS)
+            for domain in self.store.domain_ids.values()
         ]
         self.store.start()
         self.store.recovery.wait()

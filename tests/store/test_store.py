@@ -14,7 +14,7 @@ def test_housekeeping_goes_on_after_an_error(harness, monkeypatch) -> None:
             raised.append(True)
             raise RuntimeError("housekeeping failed")
 
-    monkeypatch.setattr(module.hints, "bring_up", fail)
+    monkeypatch.setattr(module.hints, "start_prestages", fail)
     one, until = harness(), time.monotonic() + 60
     while len(raised) < 2:
         assert time.monotonic() < until, "housekeeping ended with its first error"
@@ -26,3 +26,23 @@ def test_housekeeping_goes_on_after_an_error(harness, monkeypatch) -> None:
     while one.store.table.leases:
         assert time.monotonic() < until, "an expired lease is not taken back"
         time.sleep(0.005)
+
+
+def test_a_part_of_housekeeping_that_fails_keeps_no_other_part_from_its_work(
+    harness, monkeypatch, caplog
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("the audit file is full")
+
+    one, started = harness(), []
+    chain = one.chain(1, 2)
+    one.save(chain)
+    one.store.fetch(one.namespace, chain.keys, 1.0)
+    one.clock.advance(3_600.0)
+    monkeypatch.setattr(one.store.audit, "catch_up", fail)
+    monkeypatch.setattr(module.hints, "start_prestages", started.append)
+    one.store._housekeep_once()
+    assert started == [one.store]
+    assert not one.store.table.leases
+    assert "the audit file is full" in caplog.text
+    monkeypatch.undo()

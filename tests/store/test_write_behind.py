@@ -116,8 +116,43 @@ def test_what_left_memory_waits_for_no_tier_that_stands_still(harness) -> None:
     for seed in range(40):
         one.save(one.chain(seed, 10))
         while table.queues.length(1) or table.queues._writing[0]:
-            one.store.ladder.wake()
+            one.store.mover.wake()
     assert slow.reached.is_set()
     assert table.queues.length(2) <= table.host(one.namespace).usage().records
     slow.go_on.set()
     one.flush()
+
+
+class UncertainTier(SharedMemoryTier):
+    """Fails once when it is asked, after a write, whether it can be reached."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.raised, self._fails = False, False
+
+    def write(self, batch):
+        self._fails = not self.raised
+        return super().write(batch)
+
+    def reachable(self):
+        if self._fails:
+            self._fails, self.raised = False, True
+            raise RuntimeError("reachable failed")
+        return True
+
+    def misplaced(self, namespace, keys):
+        return set()
+
+    def lost(self):
+        return None
+
+
+def test_a_tier_that_raises_an_error_after_a_write_keeps_no_block_in_memory(harness) -> None:
+    one = harness(2 * MIB, UncertainTier())
+    one.save(one.chain(1, 2))
+    one.flush()
+    assert one.tier.raised
+    assert one.nothing_is_left_over()
+    one.save(one.chain(2, 2))
+    one.flush()
+    assert len(one.tier.records) == 4

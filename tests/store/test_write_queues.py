@@ -84,6 +84,33 @@ def test_a_deferred_block_that_another_tier_still_takes_stays(queues):
     assert queues.is_admitted(0)
 
 
+def test_a_block_that_is_queued_must_be_saved_whatever_was_said_before(queues):
+    queues.do_not_admit([0, 1, 2])
+    queues.write_through([0])
+    queues.enqueue(1, [2])
+    queues.rewrite(2, 1)
+    assert all(map(queues.is_admitted, range(3)))
+
+
+def test_a_block_for_memory_only_is_admitted_by_a_save_for_longer_but_no_other_block(queues):
+    queues.keep_in_memory_only([0])
+    queues.do_not_admit([1])
+    assert queues.admit_ephemeral([0, 1, 2]) == [0]
+    assert queues.is_admitted(0)
+    assert not queues.is_admitted(1)
+    assert queues.admit_ephemeral([0]) == []
+
+
+def test_a_block_that_one_tier_refuses_stays_until_the_other_tier_has_it(queues):
+    queues.enqueue(0)
+    assert queues.pop(1) == 0
+    queues.do_not_admit([0])
+    assert queues.is_admitted(0)
+    assert queues.pop(2) == 0
+    queues.do_not_admit([0])
+    assert not queues.is_admitted(0)
+
+
 def test_a_block_that_left_memory_waits_for_no_tier(queues):
     queues.enqueue(0)
     queues.defer(0, 1)

@@ -22,7 +22,7 @@ class CopyingHost(HostTier):
         for number, put in enumerate(batch):
             if outcomes[number] is not Outcome.OK:
                 continue
-            if len(put.record) != self._runs[self._run_of(put.place)].slot_bytes:
+            if len(put.record) != self._run_of(put.place).slot_bytes:
                 self.free([put.place])
                 outcomes[number] = Outcome.CORRUPT
                 continue

@@ -271,10 +271,10 @@ def test_a_run_lists_the_names_of_its_slots_once_all_in_use_have_one(tier: HostT
     places = tier.reserve([RECORD] * (per_run + 1)).places
     for number, place in enumerate(places[:-1]):
         assert tier.beside(places[0]) == []
-        tier.name_slot(place, number)
+        tier.name_slots([place], [number])
     assert sorted(tier.beside(places[0])) == list(range(per_run))
     assert tier.beside(places[-1]) == []
-    tier.name_slot(places[3], NAMELESS)
+    tier.name_slots([places[3]], [NAMELESS])
     assert tier.beside(places[0]) == []
     tier.free([places[3], places[5]])
     assert sorted(tier.beside(places[0])) == [n for n in range(per_run) if n not in (3, 5)]

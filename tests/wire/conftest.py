@@ -8,7 +8,7 @@ import threading
 import msgspec
 import pytest
 
-from holdfast.wire.frame import HEADER_BYTES, encode, read_head, request_reader
+from holdfast.wire.frame import HEADER_BYTES, RECEIVE_BYTES, encode, read_head, request_reader
 from holdfast.wire.local.messages import PROTOCOL, Hello, Welcome
 from holdfast.wire.remote import messages as m
 from holdfast.wire.remote.client import TargetClient
@@ -27,10 +27,10 @@ class Peer:
     def take(self):
         """Return the next request and its id; None when the client has gone."""
         while (frame := self._reader.next()) is None:
-            nbytes = self.socket.recv_into(self._reader.room())
-            if not nbytes:
+            data = self.socket.recv(RECEIVE_BYTES)
+            if not data:
                 return None
-            self._reader.took(nbytes)
+            self._reader.feed(data)
         return frame
 
     def say(self, request_id, reply):

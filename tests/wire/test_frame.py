@@ -2,6 +2,7 @@
 
 import contextlib
 import struct
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import get_args
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ProtocolError
 from holdfast.limits import FRAME_BODY_BYTES_MAX
-from holdfast.wire.frame import HEADER_BYTES, encode, reply_reader, request_reader
+from holdfast.wire.frame import HEADER_BYTES, RECEIVE_BYTES, encode, reply_reader, request_reader
 from holdfast.wire.local import messages as m
 
 keys = st.binary(max_size=64 * 16)
@@ -35,14 +36,10 @@ ids = st.integers(0, 2**32 - 1)
 
 
 def feed(reader, data):
-    """Hand bytes over as a socket would: never more than there is room for."""
+    """Hand bytes over as a socket would, one receive at a time."""
     frames = []
-    while data:
-        room = reader.room()
-        part = data[: len(room)]
-        room[: len(part)] = part
-        reader.took(len(part))
-        data = data[len(part) :]
+    for start in range(0, len(data), RECEIVE_BYTES):
+        reader.feed(data[start : start + RECEIVE_BYTES])
         while frame := reader.next():
             frames.append(frame)
     return frames
@@ -122,7 +119,16 @@ def test_the_largest_message_passes_and_its_memory_is_given_back():
     message = m.Cover(bytes(FRAME_BODY_BYTES_MAX - 128))
     reader = request_reader()
     assert [frame.message for frame in feed(reader, bytes(encode(1, message)))] == [message]
-    assert len(reader.room()) < 1 << 17
+    assert sys.getsizeof(reader._received) < 1 << 10
+
+
+def test_many_messages_of_one_receive_come_in_their_order():
+    reader = request_reader()
+    reader.feed(b"".join(encode(number, m.Release(number)) for number in range(10_000)))
+    for number in range(10_000):
+        assert reader.next() == (number, m.Release(number))
+    assert reader.next() is None
+    assert not reader._received
 
 
 @pytest.mark.parametrize(

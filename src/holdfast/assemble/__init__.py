@@ -17,7 +17,7 @@ from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.tiers.base import Tier
 from holdfast.tiers.kind import TierContext, TierKind
-from holdfast.wire.remote.credentials import Credentials, TlsFiles
+from holdfast.wire.remote.credentials import Credentials
 
 ESTIMATES_FILE = "learnt.json"
 """Name of the file with the saved estimates, in the folder of the first disk tier."""
@@ -26,11 +26,14 @@ ESTIMATES_FILE = "learnt.json"
 def open_store(config: Config, calls: DirectCalls | None = None) -> Store:
     """Open every tier and start the store; the caller closes it.
 
-    `calls`: the threads that run the store's calls; by default the callers' own. Raises
-    ConfigError, FormatError or BusyError, and then leaves the tiers' media unchanged.
+    `calls`: the threads that run the store's calls, which are the store's from here on; by default
+    the callers' own. Raises ConfigError, FormatError or BusyError; then `calls` are closed and the
+    tiers' media unchanged.
     """
-    keys = configured_keys(config)
+    calls = calls or DirectCalls()
     with contextlib.ExitStack() as undo:
+        undo.callback(calls.close, 0.0)
+        keys = configured_keys(config)
         lower: list[Tier] = []
         for number, section in enumerate(config.tiers):
             if not isinstance(section, HostOptions):
@@ -63,9 +66,11 @@ def open_store(config: Config, calls: DirectCalls | None = None) -> Store:
             scrub_every_s=config.scrub.every_s,
             scrub_bytes_per_s=config.scrub.rate,
             estimates_file=Path(folder, ESTIMATES_FILE) if folder else None,
-            calls=calls or DirectCalls(),
+            calls=calls,
         )
         store = Store(config.host_bytes, lower, keys, store_options)
+        undo.pop_all()
+        undo.callback(store.close, 0.0)  # which closes the calls and the tiers
         store.start()
         undo.pop_all()
     return store
@@ -73,13 +78,11 @@ def open_store(config: Config, calls: DirectCalls | None = None) -> Store:
 
 def configured_tier(config: Config, number: int) -> tuple[TierKind, TierContext]:
     """Return the kind and context of tier `number`, which is not the host tier."""
-    tls = config.tls
-    files = TlsFiles(tls.cert, tls.key, tls.ca) if tls else None
     context = TierContext(
         f"tiers.{number}",
         config.tier_names[number],
         config.segment_blocks,
-        Credentials(files, config.tokens.file, config.open),
+        Credentials(config.tls, config.tokens.file, config.open),
         config.transport,
     )
     return tier_kind(config.tiers[number]), context

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.buffers import align_up
-from holdfast.errors import FormatError
+from holdfast.errors import FormatError, LaterFormatError
 
 MAGIC = b"HFE1"
 FORMAT = 1
@@ -108,17 +108,20 @@ def stamp(record: memoryview, generation: int) -> None:
     record[:MARK_BYTES] = _MARK.pack(MAGIC, crc, generation)
 
 
-def is_header_damaged(record: memoryview | bytes) -> bool:
-    """Return whether `record` has no header of any version: too short, wrong magic or CRC."""
-    head = bytes(record[:HEADER_BYTES])  # in one copy, because another thread may stamp it
-    if len(head) < HEADER_BYTES:
-        return True
-    magic, crc, _ = _MARK.unpack_from(head)
-    return bool(magic != MAGIC or zlib.crc32(head[8:]) != crc)
+def header_of_record(record: memoryview | bytes) -> Header | None:
+    """Return a record's header; None if this build cannot parse it."""
+    try:
+        return read_header(record)[0]
+    except FormatError:
+        return None
 
 
 def read_header(record: memoryview | bytes) -> tuple[Header, int]:
-    """Return header and generation; raise FormatError if damaged or of an unknown format."""
+    """Return header and generation.
+
+    Raises FormatError if the header is damaged (too short, wrong magic or CRC), LaterFormatError if
+    it is intact and of a format that this build does not know.
+    """
     head = bytes(record[:HEADER_BYTES])  # in one copy, because another thread may stamp it
     if len(head) < HEADER_BYTES:
         raise FormatError(f"envelope has {len(head)} bytes, fewer than {HEADER_BYTES}")
@@ -131,7 +134,7 @@ def read_header(record: memoryview | bytes) -> tuple[Header, int]:
     if zlib.crc32(head[8:]) != crc:
         raise FormatError("envelope header fails its CRC")
     if version != FORMAT:
-        raise FormatError(f"envelope format {version} is unknown; this build reads {FORMAT}")
+        raise LaterFormatError(f"envelope format {version} is unknown; this build reads {FORMAT}")
     header = Header(
         key, parent, fingerprint, domain, depth, tokens, payload_bytes, raw_bytes,
         codec, seal, epoch, nonce, segment, key_id,

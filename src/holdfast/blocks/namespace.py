@@ -12,9 +12,6 @@ from holdfast.blocks.key import KEY_BYTES
 
 _TAG_BYTES = 8
 
-_HEAD = struct.Struct("<24xI36x16s16sI28x")
-"""The fields of a 128-byte header that name its namespace: tokens, fingerprint, domain, length."""
-
 _SIZES = struct.Struct("<QQ")
 _UINT64 = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -47,12 +44,6 @@ def domain_id(domain_key: bytes) -> bytes:
 def namespace_of(header: Header) -> Namespace:
     """Return the namespace of a record from its header."""
     return _shared(header.fingerprint, header.domain, header.payload_bytes, header.tokens)
-
-
-def namespace_of_head(head: bytes) -> Namespace:
-    """Return the namespace of a record from the 128 bytes of its header, known to be intact."""
-    tokens, fingerprint, domain, payload_bytes = _HEAD.unpack_from(head)
-    return _shared(fingerprint, domain, payload_bytes, tokens)
 
 
 @lru_cache(maxsize=1_024)

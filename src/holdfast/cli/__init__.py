@@ -206,7 +206,8 @@ def _terminated_as_interrupted(verb: Verb) -> Iterator[None]:
 def _explain(arguments: Sequence[str], verbs: Mapping[str, Verb]) -> NoReturn:
     """Show the help, the version, or which verb was meant; exit."""
     if not arguments or arguments[0].startswith("-"):
-        lines = "\n".join(f"  {name:<9}{verb.about}" for name, verb in verbs.items())
+        width = max(map(len, verbs)) + 2
+        lines = "\n".join(f"  {name:<{width}}{verb.about}" for name, verb in verbs.items())
         parser = argparse.ArgumentParser(
             prog="holdfast",
             usage="holdfast VERB [OPTIONS]",

@@ -44,7 +44,7 @@ from holdfast.node.traces import open_traces
 from holdfast.probe import kernel_text, memory
 from holdfast.version import __version__
 from holdfast.wire.local.messages import Status
-from holdfast.wire.remote.credentials import TlsFiles, server_context
+from holdfast.wire.remote.credentials import server_context
 
 ANSWER_S = 5.0
 """Timeout of the node's answers."""
@@ -203,8 +203,7 @@ def _startup(config: Config) -> Iterator[Finding]:
         file = config.tokens.key_file
         yield _tried("tokens", file, partial(_try_key, file, "tokens.key_file"))
     if config.tls:
-        files = TlsFiles(config.tls.cert, config.tls.key, config.tls.ca)
-        yield _tried("tls", files.cert, lambda: server_context(files))
+        yield _tried("tls", config.tls.cert, partial(server_context, config.tls))
     if config.socket_group or any(domain.users for domain in config.domains.values()):
         yield _tried("users", "known to this machine", lambda: (users_of(config), group_of(config)))
     if config.http.token_file:

@@ -70,6 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the node's answer; return 1 if the audit log was changed after it was written."""
+    if args.all and args.action != "drop":
+        raise ConfigError(f"{args.action}: drops no blocks; remove --all")
     if args.action == "audit":
         return _audit(args)
     fingerprint = read_fingerprint(args.fingerprint)

@@ -11,10 +11,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from holdfast.address import socket_path
 from holdfast.config import Config, default_address, load, machine_address
-from holdfast.errors import ConfigError, ProtocolError
+from holdfast.errors import ConfigError
 from holdfast.report import check_target, write_text
-from holdfast.wire.address import socket_path
 from holdfast.wire.local.messages import PROTOCOL, Hello, ReportReply, Request
 
 CONNECT_S = 5.0
@@ -103,10 +103,7 @@ def connected(address: str, verb: str, timeout_s: float = ANSWER_S) -> Iterator[
     with contextlib.closing(Client(address, hello, CONNECT_S)) as client:
 
         def ask(request: Request) -> dict[str, Any]:
-            reply = client.call(request, timeout_s)
-            if not isinstance(reply, ReportReply):
-                raise ProtocolError(f"the node answered {type(reply).__name__}, not a report")
-            return reply.data
+            return client.call(request, ReportReply, timeout_s).data
 
         yield ask
 

@@ -16,6 +16,7 @@ from holdfast.errors import ConfigError, MembershipError
 from holdfast.membership.file_source import FileSource
 from holdfast.membership.member_list import as_data
 from holdfast.membership.members import MemberState
+from holdfast.regular_file import replacing
 
 _STATES = {"drain": MemberState.DRAINING, "serve": MemberState.SERVING}
 
@@ -76,17 +77,11 @@ def _replace(path: Path, data: dict[str, object]) -> None:
     try:
         file = path.resolve(strict=True)
         was = file.stat()
-        made = file.with_name(f".{file.name}.{os.getpid()}")
         text = yaml.safe_dump(msgspec.to_builtins(data), sort_keys=False)
-        try:
-            with made.open("x", encoding="utf-8") as opened:
-                with contextlib.suppress(PermissionError):
-                    os.fchown(opened.fileno(), was.st_uid, was.st_gid)
-                os.fchmod(opened.fileno(), stat.S_IMODE(was.st_mode))
-                opened.write(text)
-            made.rename(file)
-        except OSError:
-            made.unlink(missing_ok=True)
-            raise
+        with replacing(file) as fd, os.fdopen(fd, "w", encoding="utf-8", closefd=False) as opened:
+            with contextlib.suppress(PermissionError):
+                os.fchown(fd, was.st_uid, was.st_gid)
+            os.fchmod(fd, stat.S_IMODE(was.st_mode))
+            opened.write(text)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error

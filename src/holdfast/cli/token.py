@@ -52,14 +52,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the token, or replace the file with the last one."""
-    file = args.key_file or load_config(args).tokens.key_file
+    config = load_config(args) if args.config or not args.key_file else None
+    file = args.key_file or (config.tokens.key_file if config else "")
     if not file:
         raise ConfigError(
             "no key to make a token with; name one with --key-file, or a --config with tokens"
         )
     key = read_key(Path(file), "tokens.key_file")
     line = issue(key, args.peer, args.may or VERBS, args.lifetime, time.time())
-    log = load_config(args).audit_file if args.config else ""
+    log = config.audit_file if config else ""
     may = ",".join(args.may or VERBS)
     AuditLog(Path(log) if log else None).record("token", peer=args.peer, may=may, user=os.geteuid())
     if args.out:

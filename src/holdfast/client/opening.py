@@ -15,6 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import overload
 
+from holdfast.address import UNIX, is_tcp
 from holdfast.assemble import open_store as open_configured
 from holdfast.client.session import NodeStore
 from holdfast.config import DiskOptions, default_address, load, parse
@@ -22,7 +23,6 @@ from holdfast.errors import ConfigError
 from holdfast.store.call_threads import OwnThreadCalls
 from holdfast.store.store import CLOSE_STOP_S, CLOSE_WRITE_S, Store
 from holdfast.tiers.disk.kind import FILE_NAME
-from holdfast.wire.address import UNIX, is_tcp
 
 HOST_DEFAULT = "256 MiB"
 """Host memory of an embedded store if only a disk tier is given."""
@@ -101,7 +101,9 @@ def _open_here(
                 _log.warning(
                     "no capacity given: taking %s of memory, and %s of disk in %s; give others as "
                     'holdfast.open(host="8 GiB", disk="64 GiB", path="/var/lib/holdfast")',
-                    *(config.host_bytes, disks[0].capacity, disks[0].path),
+                    config.host_bytes,
+                    disks[0].capacity,
+                    disks[0].path,
                 )
         return open_configured(config, OwnThreadCalls())
     if file:

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from holdfast.address import socket_path
 from holdfast.config import default_address
 from holdfast.errors import (
     ConfigError,
@@ -32,7 +33,6 @@ from holdfast.errors import (
     RefusedError,
 )
 from holdfast.regular_file import open_regular
-from holdfast.wire.address import socket_path
 from holdfast.wire.local.client import Client
 from holdfast.wire.local.messages import PROTOCOL, Hello
 
@@ -100,16 +100,22 @@ class PrivateNode:
         self._process = None
 
     def _start(self) -> str:
-        read_end, self._pipe = os.pipe()
+        read_end, write_end = os.pipe()
         argv = [sys.executable, "-m", "holdfast", "serve", "--private", "--log-level", "warning"]
-        self._process = subprocess.Popen(
-            [*argv, "--with-parent", str(read_end)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            pass_fds=[read_end],
-            start_new_session=True,
-        )
-        os.close(read_end)
+        try:
+            self._process = subprocess.Popen(
+                [*argv, "--with-parent", str(read_end)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                pass_fds=[read_end],
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(write_end)
+            raise
+        finally:
+            os.close(read_end)
+        self._pipe = write_end
         output = b""
         until_s = time.monotonic() + READY_S
         if self._process.stdout is not None:

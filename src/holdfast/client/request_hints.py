@@ -2,7 +2,7 @@
 
     {"kv_transfer_params": {"holdfast": {"session": "chat-7", "returns_in_s": 20}}}
 
-An invalid hint is ignored with a line in the log; the request is served.
+Invalid hints are ignored with a line in the log; the request is served.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from holdfast.prepared import prepared
-from holdfast.wire.frame import plain
+from holdfast.session import NAME_CHARS_MAX
+from holdfast.wire.frame import printable
 from holdfast.wire.local.messages import Closed, Pin, Request, Returns
 
 FIELD = "holdfast"
-NAME_CHARS_MAX = 256
 
 _log = logging.getLogger("vllm.holdfast")
 
@@ -39,14 +39,10 @@ class RequestHint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 NO_HINT = RequestHint()
-BYPASS = RequestHint(bypass=True)
 
 
-def hint_of(request: Any) -> RequestHint | None:
-    """Return a request's hints; None if they are invalid.
-
-    A valid `bypass` is honoured even if another hint is invalid.
-    """
+def hint_of(request: Any) -> tuple[RequestHint, bool]:
+    """Return a request's hints, and whether they are valid; of invalid ones only `bypass`."""
     raw = (getattr(request, "kv_transfer_params", None) or {}).get(FIELD)
     session = str(getattr(request, "session_id", None) or "")[:NAME_CHARS_MAX]
     try:
@@ -55,9 +51,10 @@ def hint_of(request: Any) -> RequestHint | None:
             hint = msgspec.structs.replace(hint, session=session)
         hint.session.encode()
     except ValueError as error:  # includes the UnicodeEncodeError of a lone surrogate in a name
-        _log.warning("kv_transfer_params.%s is ignored: %s", FIELD, plain(error))
-        return BYPASS if isinstance(raw, Mapping) and raw.get("bypass") else None
-    return hint
+        _log.warning("kv_transfer_params.%s is ignored: %s", FIELD, printable(error))
+        bypass = isinstance(raw, Mapping) and bool(raw.get("bypass"))
+        return RequestHint(bypass=bypass), False
+    return hint, True
 
 
 def at_end(hint: RequestHint, keys: bytes) -> list[Request]:

@@ -16,14 +16,13 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.key import Chain
 from holdfast.blocks.namespace import Namespace, domain_id
 from holdfast.buffers import SharedMapping
+from holdfast.codec.pack import payload
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import (
-    HoldfastError,
     NodeGoneError,
     Outcome,
     ProtocolError,
@@ -34,6 +33,7 @@ from holdfast.limits import RESERVE_BLOCKS_MAX
 from holdfast.policy.retention import Retention
 from holdfast.session import (
     LOOK_S,
+    LOOKUP_SHARE,
     NOTHING_HELD,
     PIN_S,
     Landed,
@@ -48,16 +48,18 @@ from holdfast.wire.local.client import Client
 T = TypeVar("T")
 
 CONNECT_S = 5.0
-"""Timeout of connecting to a node."""
+"""Maximum timeout of connecting to a node."""
 ANSWER_S = 30.0
 """Timeout of an answer that needs no other node and no shared tier."""
 LATE_S = 2.0
 """Time after a request's deadline at which a node without an answer counts as gone."""
 RETRY_S = 1.0
 """Minimum interval between attempts to connect."""
-LOOKUP_SHARE = 0.5
-"""Maximum share of a fetch's deadline for lookups on shared tiers."""
+_OUTCOMES = {str(outcome): outcome for outcome in Outcome}
+"""Outcomes by name; a newer node may send a name that is not among them."""
 _PEER = f"python {__version__}"
+_SHORTEST_CONNECT_S = 0.1
+"""Minimum timeout of connecting to a node, for a fetch with a shorter deadline."""
 _SHORTEST_DEADLINE_S = 0.001
 """Smallest deadline of a lookup or hint that is sent; 0 selects the node's default."""
 
@@ -92,11 +94,11 @@ class NodeStore:
 
     def status(self) -> dict[str, Any]:
         """Return the node's state as plain data, as `holdfast inspect --json` shows it."""
-        return _expect(self._node.call(m.Status(), ANSWER_S), m.ReportReply).data
+        return self._node.call(m.Status(), m.ReportReply, ANSWER_S).data
 
     def listing(self) -> list[dict[str, Any]]:
         """Return the stored blocks by fingerprint, domain and tier."""
-        data = _expect(self._node.call(m.List(), ANSWER_S), m.ReportReply).data
+        data = self._node.call(m.List(), m.ReportReply, ANSWER_S).data
         return msgspec.convert(data["blocks"], list[dict[str, Any]])
 
     def close(self) -> None:
@@ -137,7 +139,7 @@ class RemoteSession:
             ),
         )
         weakref.finalize(self, self._connection.close)
-        welcome = self._connection.client().welcome
+        welcome = self._connection.client(CONNECT_S).welcome
         self.domain_key = welcome.domain_key
         self.segment_blocks = welcome.segment_blocks
         self.namespace = Namespace(
@@ -145,7 +147,9 @@ class RemoteSession:
         )
 
     def cover(self, keys: Sequence[bytes], deadline_s: float) -> int:
-        return self._cover(keys, min(deadline_s, LOOK_S)).blocks
+        lookup_s = max(min(deadline_s, LOOK_S), _SHORTEST_DEADLINE_S)
+        cover = m.Cover(b"".join(keys), deadline_s=lookup_s)
+        return self._connection.call(cover, m.Covered, lookup_s + LATE_S).blocks
 
     def save(self, chain: Chain, rows: Sequence[memoryview], retention: Retention) -> int:
         saved = 0
@@ -153,63 +157,42 @@ class RemoteSession:
             part = rows[first : first + RESERVE_BLOCKS_MAX]
             keys = chain.packed(first, first + len(part))
             reserve = m.Reserve(keys, chain.parent(first), first, chain.segment(first))
-            with self._connection.held() as client:
-                reserved = _expect(client.call(reserve, ANSWER_S), m.Reserved)
+            with self._connection.held(ANSWER_S) as client:
+                reserved = client.call(reserve, m.Reserved, ANSWER_S)
                 arena = _arena(client)
                 for place, row in zip(reserved.places, part, strict=True):
                     if place >= 0:
-                        start = place + HEADER_BYTES
-                        arena.view[start : start + len(row)] = row
+                        payload(arena.view[place:], len(row))[:] = row
                 commit = m.Commit(reserved.ticket, str(retention))
-                saved += _expect(client.call(commit, ANSWER_S), m.Committed).blocks
+                saved += client.call(commit, m.Committed, ANSWER_S).blocks
         return saved
 
     def fetch(self, chain: Chain, rows: Sequence[memoryview], deadline_s: float) -> Landed:
-        landed = self._look_and_fetch(chain, rows, deadline_s)
-        size = self.namespace.block_tokens
-        loaded = {tier: blocks * size for tier, blocks in landed.sources.items()}
-        with contextlib.suppress(HoldfastError):  # the count is lost
-            client = self._connection.client()
-            client.forget(client.send(m.Observed([], prompts=[(len(chain) * size, 0, loaded)])))
-        return landed
-
-    def _look_and_fetch(
-        self, chain: Chain, rows: Sequence[memoryview], deadline_s: float
-    ) -> Landed:
-        began_s = time.monotonic()
-        lookup_s = min(LOOKUP_SHARE * deadline_s, LOOK_S)
+        until_s = time.monotonic() + deadline_s
+        lookup_s = max(min(LOOKUP_SHARE * deadline_s, LOOK_S), _SHORTEST_DEADLINE_S)
+        prompt_tokens = len(chain) * chain.block_tokens
+        cover = m.Cover(chain.packed(), prompt_tokens, deadline_s=lookup_s)
         try:
-            covered = self._cover(chain.keys, lookup_s)
-            unanswered = {
-                tier: Outcome.GONE if said == Outcome.GONE else Outcome.LATE
-                for tier, said in covered.unanswered.items()
-            }
-            if not covered.blocks:
-                miss = Landed(0, 0, {}, Outcome.MISS, NOTHING_HELD)
-                return name_unanswered(miss, unanswered)
-            left_s = min(max(began_s + deadline_s - time.monotonic(), 0.0), DEADLINE_S_MAX)
-            with self._connection.held() as client:
-                fetch = m.Fetch(chain.packed(0, covered.blocks), left_s)
-                fetched = _expect(client.call(fetch, left_s + LATE_S), m.Fetched)
-                arena = _arena(client)
-                for place, row in zip(fetched.places, rows, strict=False):
-                    start = place + HEADER_BYTES
-                    row[:] = arena.view[start : start + len(row)]
-                outcome, landed = Outcome(fetched.outcome), len(fetched.places)
-                if landed:
-                    released = client.call(m.Release(fetched.lease), ANSWER_S)
-                    if not _expect(released, m.Released).valid:
-                        return Landed(0, 0, {}, Outcome.LATE, "the lease expired during the copy")
+            with self._connection.held(deadline_s) as client:
+                covered = client.call(cover, m.Covered, lookup_s + LATE_S)
+                left_s = min(max(until_s - time.monotonic(), 0.0), DEADLINE_S_MAX)
+                landed, loaded_s = _fetch(client, chain, covered, rows, left_s)
         except (NodeGoneError, StoreClosedError) as error:
             return Landed(0, 0, {}, Outcome.GONE, str(error))
-        tokens = landed * self.namespace.block_tokens
-        result = Landed(tokens, landed, fetched.sources, outcome, fetched.reason)
-        return name_unanswered(result, unanswered)
+        loaded = {tier: blocks * chain.block_tokens for tier, blocks in landed.sources.items()}
+        endings = [(covered.plan, loaded_s, 0.0)] if covered.plan else []
+        report = m.Observed([], endings=endings, prompts=[(prompt_tokens, 0, loaded)])
+        with contextlib.suppress(NodeGoneError):  # the report is lost
+            client.forget(client.send(report))
+        unanswered = {
+            tier: Outcome.GONE if said == Outcome.GONE else Outcome.LATE
+            for tier, said in covered.unanswered.items()
+        }
+        return name_unanswered(landed, unanswered)
 
     def follow(self, session: str, keys: Sequence[bytes]) -> None:
-        if session:
-            cover = m.Cover(b"".join(keys), session=session, deadline_s=_SHORTEST_DEADLINE_S)
-            self._connection.call(cover, ANSWER_S)
+        cover = m.Cover(b"".join(keys), session=session, deadline_s=_SHORTEST_DEADLINE_S)
+        self._connection.call(cover, m.Covered, ANSWER_S)
 
     def closed(self, session: str) -> int:
         return self._hint(m.Closed(session), ANSWER_S)
@@ -230,12 +213,8 @@ class RemoteSession:
         """End the connection; the node frees the session's leases and reservations."""
         self._connection.close()
 
-    def _cover(self, keys: Sequence[bytes], lookup_s: float) -> m.Covered:
-        cover = m.Cover(b"".join(keys), deadline_s=max(lookup_s, _SHORTEST_DEADLINE_S))
-        return _expect(self._connection.call(cover, lookup_s + LATE_S), m.Covered)
-
     def _hint(self, hint: m.Request, within_s: float) -> int:
-        return _expect(self._connection.call(hint, within_s), m.Hinted).blocks
+        return self._connection.call(hint, m.Hinted, within_s).blocks
 
 
 class _Connection:
@@ -250,27 +229,37 @@ class _Connection:
         self._retry_at_s = 0.0
         self._client = Client(address, hello, CONNECT_S)
 
-    def client(self) -> Client:
-        """Return a connected client; raise NodeGoneError, RefusedError or StoreClosedError."""
+    def client(self, within_s: float) -> Client:
+        """Return a connected client; reconnecting takes at most `within_s` and `CONNECT_S`.
+
+        Raises NodeGoneError, RefusedError or StoreClosedError.
+        """
         self.check_open()
-        with self._lock:
+        timeout_s = min(max(within_s, _SHORTEST_CONNECT_S), CONNECT_S)
+        if not self._lock.acquire(timeout=timeout_s):
+            raise NodeGoneError(f"node {self._address}: no connection; another thread reconnects")
+        try:
             if self._client.closed:
                 if time.monotonic() < self._retry_at_s:
                     raise NodeGoneError(f"node {self._address}: no connection; reconnecting soon")
-                self._retry_at_s = time.monotonic() + RETRY_S
-                self._client = Client(self._address, self._hello, CONNECT_S)
-                self._retry_at_s = 0.0
+                try:
+                    self._client = Client(self._address, self._hello, timeout_s)
+                except BaseException:
+                    self._retry_at_s = time.monotonic() + RETRY_S
+                    raise
             return self._client
+        finally:
+            self._lock.release()
 
-    def call(self, request: m.Request, within_s: float) -> m.Reply:
-        """Send one request and return its reply."""
-        with self.held() as client:
-            return client.call(request, within_s)
+    def call(self, request: m.Request, kind: type[T], within_s: float) -> T:
+        """Send one request and return its reply, of this kind."""
+        with self.held(within_s) as client:
+            return client.call(request, kind, within_s)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[Client]:
+    def held(self, within_s: float) -> Iterator[Client]:
         """Yield a connected client; any exception of the block except a refusal closes it."""
-        client = self.client()
+        client = self.client(within_s)
         try:
             yield client
         except RefusedError:
@@ -301,7 +290,24 @@ def _arena(client: Client) -> SharedMapping:
     return client.arena
 
 
-def _expect(reply: m.Reply, kind: type[T]) -> T:
-    if not isinstance(reply, kind):
-        raise ProtocolError(f"the node answered {reply!r:.200}, not {kind.__name__}")
-    return reply
+def _fetch(
+    client: Client, chain: Chain, covered: m.Covered, rows: Sequence[memoryview], left_s: float
+) -> tuple[Landed, float]:
+    """Copy the covered blocks into the rows; return the result, and the seconds that it took.
+
+    0 seconds: no blocks were copied, or they must not be used.
+    """
+    if not covered.blocks:
+        return Landed(0, 0, {}, Outcome.MISS, NOTHING_HELD), 0.0
+    began_s = time.monotonic()
+    fetch = m.Fetch(chain.packed(0, covered.blocks), left_s, covered.plan)
+    fetched = client.call(fetch, m.Fetched, left_s + LATE_S)
+    arena = _arena(client)
+    for place, row in zip(fetched.places, rows, strict=False):
+        row[:] = payload(arena.view[place:], len(row))
+    loaded_s, landed = time.monotonic() - began_s, len(fetched.places)
+    if landed and not client.call(m.Release(fetched.lease), m.Released, ANSWER_S).valid:
+        return Landed(0, 0, {}, Outcome.LATE, "the lease expired during the copy"), 0.0
+    tokens, outcome = landed * chain.block_tokens, _OUTCOMES.get(fetched.outcome, Outcome.GONE)
+    result = Landed(tokens, landed, fetched.sources, outcome, fetched.reason)
+    return result, loaded_s if landed else 0.0

@@ -54,17 +54,21 @@ class TimingReporter:
             for report in reports:
                 if report is None:
                     return
-                # A prompt is counted once, however many ranks are connected to one node.
-                others = msgspec.structs.replace(report, prompts=[])
-                for rank, connection in enumerate(self._connections):
-                    self._send(connection, others if rank else report)
+                message = report
+                for connection in self._connections:
+                    if self._send(connection, message):
+                        # A prompt is counted once, however many ranks are connected to one node.
+                        message = msgspec.structs.replace(report, prompts=[])
 
-    def _send(self, connection: ReconnectingClient, report: Observed) -> None:
+    def _send(self, connection: ReconnectingClient, report: Observed) -> bool:
+        """Send a report; return False if it was not sent."""
         try:
             client = connection.client()
             if client is not None:
                 client.forget(client.send(report))
+                return True
         except NodeGoneError:
             pass
         except Exception:  # noqa: BLE001  # if this thread ended, the queue would grow without limit
             _log.exception("a timing report cannot be sent")
+        return False

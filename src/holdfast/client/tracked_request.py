@@ -10,11 +10,9 @@ import msgspec
 from holdfast.blocks.key import Chain
 from holdfast.client.request_hints import RequestHint
 from holdfast.errors import NotFollowed, ProtocolError
+from holdfast.limits import PUBLIC_BLOCKS_MAX
 from holdfast.wire.local.client import Client
 from holdfast.wire.local.messages import Cover, Covered
-
-COMMON_BLOCKS_MAX = 512
-"""Maximum number of leading blocks that are looked up in the public domain."""
 
 
 class PlanRequest:
@@ -33,12 +31,13 @@ class PlanRequest:
     def answer(self, *, expected: bool = False) -> Covered | None:
         """Return the answer with the fewest blocks of all ranks; None while a reply is missing.
 
-        `expected`: wait a few milliseconds for a reply. Raises NodeGoneError, RefusedError or
-        ProtocolError.
+        `expected`: wait a few milliseconds for one missing reply, however many ranks there are.
+        Raises NodeGoneError, RefusedError or ProtocolError.
         """
-        missing = []
+        missing: list[tuple[Client, int]] = []
         for client, request_id in self._waiting:
-            reply = client.expect(request_id) if expected else client.poll(request_id)
+            wait = expected and not missing
+            reply = client.expect(request_id) if wait else client.poll(request_id)
             if reply is None:
                 missing.append((client, request_id))
             elif isinstance(reply, Covered):
@@ -156,7 +155,7 @@ class TrackedRequest:
         """Return the leading blocks' keys in the public domain, one string per rank."""
         for each in self.common:
             size = each.block_tokens
-            each.extend(self.request.all_token_ids[: COMMON_BLOCKS_MAX * size])
+            each.extend(self.request.all_token_ids[: PUBLIC_BLOCKS_MAX * size])
         named = tuple(chain.packed() for chain in self.common)
         return named if len(named) == len(self.chains) else (b"",) * len(self.chains)
 

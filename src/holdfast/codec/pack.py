@@ -16,12 +16,12 @@ from holdfast.blocks.envelope import (
     SEAL_NONE,
     TAG_BYTES,
     Header,
-    is_header_damaged,
+    header_of_record,
     read_header,
     write_header,
 )
 from holdfast.blocks.namespace import Namespace
-from holdfast.errors import FormatError, Outcome
+from holdfast.errors import FormatError, LaterFormatError, Outcome
 
 
 def pack(record: memoryview, header: Header) -> None:
@@ -47,9 +47,8 @@ def payload(record: memoryview, payload_bytes: int) -> memoryview:
 
 def verify(record: memoryview, key: bytes, fingerprint: bytes, payload_bytes: int) -> Outcome:
     """Check header, key, fingerprint, length and tag: OK, or MISS for another block, or CORRUPT."""
-    try:
-        header, _ = read_header(record)
-    except FormatError:
+    header = header_of_record(record)
+    if header is None:
         return Outcome.CORRUPT
     if header.key != key or header.fingerprint != fingerprint:
         return Outcome.MISS
@@ -66,17 +65,6 @@ def matches(record: memoryview, header: Header) -> bool:
     return _tag(record, end) == record[end : end + TAG_BYTES]
 
 
-def is_announced(record: memoryview, header: Header) -> bool:
-    """Return whether `record` begins with an intact copy of `header`.
-
-    Does not check the payload; its reader does.
-    """
-    try:
-        return read_header(record)[0] == header
-    except FormatError:
-        return False
-
-
 def check_without_key(record: memoryview, key: bytes, namespace: Namespace) -> Outcome:
     """Verify the record stored under a key, as far as that is possible without a data key.
 
@@ -85,12 +73,12 @@ def check_without_key(record: memoryview, key: bytes, namespace: Namespace) -> O
     valid, but the payload is sealed or of a later format, so only a reader with the key can
     verify it.
     """
-    if is_header_damaged(record):
-        return Outcome.CORRUPT
     try:
         header, _ = read_header(record)
-    except FormatError:  # intact, but of a later format
+    except LaterFormatError:
         return Outcome.UNREADABLE
+    except FormatError:
+        return Outcome.CORRUPT
     named = (header.key, header.fingerprint, header.domain, header.payload_bytes)
     if named != (key, namespace.fingerprint, namespace.domain, namespace.payload_bytes):
         return Outcome.CORRUPT

@@ -25,7 +25,7 @@ from holdfast.blocks.envelope import (
     SEAL_NONE,
     TAG_BYTES,
     Header,
-    read_header,
+    header_of_record,
     resealed,
 )
 from holdfast.codec.pack import finish, matches
@@ -108,9 +108,8 @@ class DataKey:
         `nonce` is 12 random bytes, which must not be used again.
         """
         head = bytes(record[:HEADER_BYTES])
-        try:
-            header, _ = read_header(head)
-        except FormatError:
+        header = header_of_record(head)
+        if header is None:
             return None
         sealed_head = resealed(head, SEAL_AES_GCM, self.epoch, nonce, self.key_id)
         identity = bytes(sealed_head[MARK_BYTES:])
@@ -125,9 +124,8 @@ class DataKey:
         then undefined.
         """
         sealed_head = bytes(record[:HEADER_BYTES])
-        try:
-            header, _ = read_header(sealed_head)
-        except FormatError:
+        header = header_of_record(sealed_head)
+        if header is None:
             return Outcome.CORRUPT
         end = HEADER_BYTES + header.payload_bytes
         if header.seal != SEAL_AES_GCM or len(record) < end + TAG_BYTES:

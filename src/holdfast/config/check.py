@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
+from holdfast.address import exposed_addresses, tcp_endpoint
 from holdfast.blocks.envelope import record_bytes
 from holdfast.byte_size import Size
 from holdfast.config.options import (
@@ -23,7 +24,6 @@ from holdfast.tiers.disk.kind import DiskOptions
 from holdfast.tiers.host import HostBudget
 from holdfast.tiers.option_checks import DEADLINE_S_MAX, check_above_zero, check_at_least
 from holdfast.tiers.pool.kind import PoolOptions
-from holdfast.wire.address import exposed_addresses, tcp_endpoint
 
 HOST_BYTES_MIN = 16 * MIB
 LEASE_S_MAX = 3600.0
@@ -174,7 +174,7 @@ def _check_domains(config: Config) -> None:
 
 def _check_quotas(config: Config) -> None:
     """Check the limits of domains: quotas, reservations, write budgets and shares."""
-    memory, reserved, names = config.host_bytes, 0, config.tier_names
+    host_bytes, reserved, names = config.host_bytes, 0, config.tier_names
     for name, domain in config.domains.items():
         at = f"domains.{name}"
         for tier, most in domain.quota_bytes.items():
@@ -225,10 +225,10 @@ def _check_quotas(config: Config) -> None:
                 "so nothing would ever be written; raise it, or leave it out for no limit"
             )
         reserved += domain.reserved_bytes.get("host", 0)
-        if reserved > memory:
+        if reserved > host_bytes:
             raise ConfigError(
                 f"{at}.reserved_bytes.host: {domain.reserved_bytes['host']} makes "
-                f"{Size(reserved)} for all domains, the host tier has {memory}; lower it, or "
+                f"{Size(reserved)} for all domains, the host tier has {host_bytes}; lower it, or "
                 "raise tiers.0.capacity"
             )
 

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from holdfast.address import UNIX
 from holdfast.config.check import HOST_BYTES_MIN
 from holdfast.errors import ConfigError
 from holdfast.failpoints import arm
 from holdfast.limits import GIB
 from holdfast.probe import memory
 from holdfast.tiers.disk.kind import DISK_BYTES_MIN, FILE_NAME, nearest
-from holdfast.wire.address import UNIX
 
 ENVIRONMENT_PREFIX = "HOLDFAST__"
 HOST_BYTES_DEFAULT = 4 * GIB

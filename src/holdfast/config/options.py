@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from holdfast.address import is_tcp
 from holdfast.byte_size import Size
 from holdfast.errors import ConfigError
 from holdfast.limits import LEASE_S, SEGMENT_BLOCKS, WEEK_S
@@ -16,7 +17,7 @@ from holdfast.tiers.kind import BUILT_IN, TierKind, TierSection, built_in_kind, 
 from holdfast.tiers.mooncake.kind import MooncakeOptions
 from holdfast.tiers.pool.kind import PoolOptions
 from holdfast.tiers.valkey.kind import ValkeyOptions
-from holdfast.wire.address import is_tcp
+from holdfast.wire.remote.credentials import TlsFiles
 
 KEYRING_NAME = "keyring.json"
 AUDIT_NAME = "audit.jsonl"
@@ -91,14 +92,6 @@ class DomainOptions(_Section, frozen=True):
     def divides(self) -> bool:
         """Whether this domain has a quota, a reservation or a share."""
         return bool(self.quota_bytes or self.reserved_bytes or self.share is not None)
-
-
-class TlsOptions(_Section, frozen=True):
-    """PEM files for TLS: this node's certificate and key, and the CA of its peers."""
-
-    cert: str
-    key: str
-    ca: str
 
 
 class TokenOptions(_Section, frozen=True):
@@ -208,7 +201,7 @@ class Config(_Section, frozen=True):
     lease_s: float = LEASE_S
     engine: EngineOptions = EngineOptions()
     scrub: ScrubOptions = ScrubOptions()
-    tls: TlsOptions | None = None
+    tls: TlsFiles | None = None
     tokens: TokenOptions = TokenOptions()
     register: RegisterOptions | None = None
     http: HttpOptions = HttpOptions()

@@ -9,23 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from holdfast.buffers import SharedMapping
 from holdfast.errors import BlockError
-
-
-class DeviceMemory(Protocol):
-    """The arena: mapped memory that stays mapped during every transfer."""
-
-    @property
-    def address(self) -> int:
-        """Address of the first byte."""
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-
-    @property
-    def view(self) -> memoryview:
-        """The same bytes, writable."""
 
 
 class Move(NamedTuple):
@@ -59,12 +44,12 @@ class Pages(NamedTuple):
 
 
 class Transfer(Protocol):
-    """A batch of moves in progress."""
+    """A batch of moves in progress; a `Future[bool]` is one."""
 
     def done(self) -> bool:
-        """Return, without blocking, whether `wait` would return at once."""
+        """Return, without blocking, whether `result` would return at once."""
 
-    def wait(self) -> bool:
+    def result(self) -> bool:
         """Block until all copies have ended; return True if every byte was copied."""
 
 
@@ -79,10 +64,10 @@ class Device(Protocol):
     def mark(self) -> Any:
         """Return a point in the engine's queued work, after which `scatter` can start."""
 
-    def scatter(self, arena: DeviceMemory, moves: Sequence[Move], after: Any = None) -> Transfer:
+    def scatter(self, arena: SharedMapping, moves: Sequence[Move], after: Any = None) -> Transfer:
         """Copy payloads from the arena into pages; nothing else uses the pages until then."""
 
-    def gather(self, arena: DeviceMemory, moves: Sequence[Move]) -> Transfer:
+    def gather(self, arena: SharedMapping, moves: Sequence[Move]) -> Transfer:
         """Copy whole blocks into the arena, with their contents after the work queued so far.
 
         Work queued after this call may overwrite the pages.
@@ -92,7 +77,7 @@ class Device(Protocol):
         """Wait for transfers, stop threads and release every arena."""
 
 
-def rows(pages: Pages, arena: DeviceMemory, moves: Sequence[Move]) -> Iterator[tuple[int, int]]:
+def rows(pages: Pages, arena: SharedMapping, moves: Sequence[Move]) -> Iterator[tuple[int, int]]:
     """Yield the addresses of every page to copy: in the engine's memory, and in the arena.
 
     The order is the arena's, so that a whole payload is contiguous there. Raises BlockError for a

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from holdfast.devices.base import DeviceMemory, Move, Pages, rows
+from holdfast.buffers import SharedMapping
+from holdfast.devices.base import Move, Pages, rows
 from holdfast.errors import BlockError
 from holdfast.limits import GIB, MIB, RECLAIM_S
 from holdfast.workers import workers
@@ -48,22 +49,10 @@ class LoadTransfer(NamedTuple):
     def done(self) -> bool:
         return self.end is None or bool(self.end.query())
 
-    def wait(self) -> bool:
+    def result(self) -> bool:
         if self.end is not None:
             self.end.synchronize()
         return True
-
-
-class SaveTransfer(NamedTuple):
-    """A batch for the saving thread; the result is whether it copied every byte."""
-
-    result: Future[bool]
-
-    def done(self) -> bool:
-        return self.result.done()
-
-    def wait(self) -> bool:
-        return self.result.result()
 
 
 class CudaDevice:
@@ -88,7 +77,7 @@ class CudaDevice:
         return torch.cuda.current_stream(self._device).record_event()
 
     def scatter(
-        self, arena: DeviceMemory, moves: Sequence[Move], after: Any = None
+        self, arena: SharedMapping, moves: Sequence[Move], after: Any = None
     ) -> LoadTransfer:
         rows(self.pages, arena, moves)  # raises for what is out of bounds
         if not moves:
@@ -110,20 +99,20 @@ class CudaDevice:
             self._load_stream.synchronize()  # the pages are used for other work after an error
             raise
 
-    def gather(self, arena: DeviceMemory, moves: Sequence[Move]) -> SaveTransfer:
+    def gather(self, arena: SharedMapping, moves: Sequence[Move]) -> Future[bool]:
         rows(self.pages, arena, moves)  # raises for what is out of bounds
         size, nbytes = self.pages.pages_per_block, len(moves) * self.pages.payload_bytes
         for move in moves:
             if len(move.pages) != size:
                 raise BlockError(f"{len(move.pages)} pages of a block to save, which has {size}")
         if not moves:
-            return SaveTransfer(_ended(copied=True))
+            return _ended(copied=True)
         self._saves = [save for save in self._saves if not save[1].done()]
         staged = sum(each for each, _ in self._saves)
         if staged and staged + nbytes > STAGED_BYTES_MAX:
             _log.warning("%d blocks not saved: %d bytes still wait to be copied from the GPU; at "
                          "most %d may wait", len(moves), staged, STAGED_BYTES_MAX)  # fmt: skip
-            return SaveTransfer(_ended(copied=False))
+            return _ended(copied=False)
         stage = empty_stage(self._layers, self.pages, len(moves))
         pack(self._layers, stage, moves)
         stage.record_stream(self._save_stream)
@@ -132,14 +121,14 @@ class CudaDevice:
             self._save, arena, moves, stage, _recorded(self._device), until_s
         )
         self._saves.append((nbytes, result))
-        return SaveTransfer(result)
+        return result
 
     def close(self) -> None:
         self._saver.shutdown(wait=True)
         self._load_stream.synchronize()
 
     def _save(
-        self, arena: DeviceMemory, moves: Sequence[Move], stage: Any, packed: Any, until_s: float
+        self, arena: SharedMapping, moves: Sequence[Move], stage: Any, packed: Any, until_s: float
     ) -> bool:
         """Copy a stage into the arena; return whether every byte was copied in time."""
         try:

@@ -19,7 +19,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holdfast.devices.base import DeviceMemory, Move, Pages, rows
+from holdfast.buffers import SharedMapping
+from holdfast.devices.base import Move, Pages, rows
 from holdfast.limits import GIB, MIB
 from holdfast.workers import workers
 
@@ -70,7 +71,7 @@ class HostTransfer:
     def done(self) -> bool:
         return self._rest is None or bool(self._flag[0]) or self._rest.done()
 
-    def wait(self) -> bool:
+    def result(self) -> bool:
         # Wait for the helper also if the caller's part failed: no copy may continue afterwards.
         while not self.done():
             time.sleep(_LOOK_S)
@@ -90,9 +91,8 @@ class HostDevice:
         self.pages = pages
         self._keep = keep
         self._helper = workers(THREADS - 1, "holdfast-copy", run_anywhere)
-        self._copy = _copy_batched
-        if not batched_copy_works():
-            self._copy = _copy_each
+        self._batched = batched_copy_works()
+        if not self._batched:
             _log.warning(
                 "process_vm_readv is refused here (seccomp?): pages are copied one by one, "
                 "many times slower beside a busy thread; allow this system call"
@@ -103,42 +103,36 @@ class HostDevice:
         return None
 
     def scatter(
-        self, arena: DeviceMemory, moves: Sequence[Move], after: Any = None
+        self, arena: SharedMapping, moves: Sequence[Move], after: Any = None
     ) -> HostTransfer:
         del after
         return self._move(rows(self.pages, arena, moves), moves)
 
-    def gather(self, arena: DeviceMemory, moves: Sequence[Move]) -> HostTransfer:
+    def gather(self, arena: SharedMapping, moves: Sequence[Move]) -> HostTransfer:
         to_arena = ((memory, page) for page, memory in rows(self.pages, arena, moves))
         transfer = self._move(to_arena, moves)
-        transfer.wait()  # the caller may overwrite these pages after this call
+        transfer.result()  # the caller may overwrite these pages after this call
         return transfer
 
     def close(self) -> None:
         self._helper.shutdown(wait=True)
 
     def _move(self, plan: Iterator[tuple[int, int]], moves: Sequence[Move]) -> HostTransfer:
-        size = self.pages.page_bytes
+        size, flag = self.pages.page_bytes, array("q", [0])
+        if not self._batched:
+            for to, source in plan:
+                ctypes.memmove(to, source, size)
+            return HostTransfer(own=True, rest=None, flag=flag)
         count = len(self.pages.bases) * sum(len(move.pages) for move in moves)
         middle = count if count * size < SPLIT_BYTES_MIN else int(count * OWN_SHARE)
         own = pieces(itertools.islice(plan, middle), size)
         helpers = pieces(plan, size)
-        flag = array("q", [0])
-        rest = self._helper.submit(self._copy_and_flag, helpers, flag) if helpers else None
+        rest = self._helper.submit(_copy_and_flag, helpers, flag) if helpers else None
         try:
-            return HostTransfer(self._copy(own), rest, flag)
+            return HostTransfer(_copy_batched(own), rest, flag)
         except BaseException:
-            HostTransfer(own=False, rest=rest, flag=flag).wait()
+            HostTransfer(own=False, rest=rest, flag=flag).result()
             raise
-
-    def _copy_and_flag(self, plan: Sequence[CopyPart], flag: array[int]) -> bool:
-        """Copy the batch, and then 1 into the flag with the same call, to show that it is done."""
-        last = plan[-1]
-        size = flag.itemsize
-        to, source = last.to[:], last.source[:]
-        to.extend((flag.buffer_info()[0], size))
-        source.extend((_ONE.buffer_info()[0], size))
-        return self._copy([*plan[:-1], CopyPart(to, source, last.nbytes + size)])
 
 
 def run_anywhere() -> None:
@@ -194,6 +188,16 @@ def _copy_batched(plan: Sequence[CopyPart]) -> bool:
     return True
 
 
+def _copy_and_flag(plan: Sequence[CopyPart], flag: array[int]) -> bool:
+    """Copy the batch, and then 1 into the flag with the same call, to show that it is done."""
+    last = plan[-1]
+    size = flag.itemsize
+    to, source = last.to[:], last.source[:]
+    to.extend((flag.buffer_info()[0], size))
+    source.extend((_ONE.buffer_info()[0], size))
+    return _copy_batched([*plan[:-1], CopyPart(to, source, last.nbytes + size)])
+
+
 def _call(to: array[int], source: array[int]) -> int:
     pointer, number = ctypes.c_void_p, ctypes.c_ulong
     return int(
@@ -204,26 +208,6 @@ def _call(to: array[int], source: array[int]) -> int:
             number(0),
         )
     )  # fmt: skip
-
-
-def _copy_each(plan: Sequence[CopyPart]) -> bool:
-    """Copy range by range, on machines that refuse the batched call."""
-    for piece in plan:
-        to, source = list(_ranges(piece.to)), list(_ranges(piece.source))
-        while to:
-            (to_at, to_bytes), (source_at, source_bytes) = to.pop(), source.pop()
-            size = min(to_bytes, source_bytes)
-            ctypes.memmove(to_at, source_at, size)
-            if to_bytes > size:
-                to.append((to_at + size, to_bytes - size))
-            if source_bytes > size:
-                source.append((source_at + size, source_bytes - size))
-    return True
-
-
-def _ranges(flat: array[int]) -> Iterator[tuple[int, int]]:
-    """Yield (address, length), from last to first."""
-    return zip(flat[-2::-2], flat[::-2], strict=True)
 
 
 def batched_copy_works() -> bool:

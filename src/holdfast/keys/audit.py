@@ -41,7 +41,6 @@ REASONS_MAX = 8
 
 VALUE_CHARS_MAX = 256
 _TAIL_BYTES = 64 << 10
-_SWEEP_S = 1.0
 
 _log = logging.getLogger("holdfast.audit")
 
@@ -66,14 +65,19 @@ class _Denial(NamedTuple):
 class AuditLog:
     """Appends to one file, which several processes may share; without a path it writes nothing.
 
-    A line that cannot be written goes to the program's log; the caller gets no error.
+    A line that cannot be written goes to the program's log; the caller gets no error. `catch_up`
+    writes the denials, because `deny` is called where a file must not be waited for.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
+        self._writing = threading.Lock()
         self._lock = threading.Lock()
+        """Held briefly while the attributes below change; no file is written meanwhile."""
         self._denied: dict[str, dict[str, dict[str, _Denial]]] = {}
-        self._swept_at = 0.0
+        """By kind, name and reason; bounded by `DENIED_MAX` and `REASONS_MAX`."""
+        self._unwritten: list[_Denial] = []
+        """Denials to be written, each when it was put in `_denied`, so as many at most."""
         self._counts = Counter[str]()
 
     def record(self, action: str, **what: str | int) -> None:
@@ -85,7 +89,7 @@ class AuditLog:
     def _record(self, events: Sequence[tuple[str, Mapping[str, str | int]]]) -> None:
         if self.path is None or not events:
             return
-        with self._lock:
+        with self._writing:
             try:
                 _append(self.path, events)
             except OSError as error:
@@ -98,7 +102,7 @@ class AuditLog:
             return dict(self._counts)
 
     def deny(self, who: str, why: str) -> None:
-        """Record a refused access; an equal one within a minute is only counted.
+        """Note a refused access for `catch_up`; an equal one within a minute is only counted.
 
         `who` is a kind and a name: "user 1000". A client that is refused for many reasons, or under
         many names, never suppresses denials of another kind, and those of its own kind for at most
@@ -111,30 +115,26 @@ class AuditLog:
         # Both may contain text from an unauthenticated peer, so limit their length.
         now, who, why = time.monotonic(), who[:VALUE_CHARS_MAX], why[:VALUE_CHARS_MAX]
         with self._lock:
-            late = self._sweep(now)
             kind = self._denied.setdefault(who.partition(" ")[0] if " " in who else "", {})
             reasons = kind.setdefault(who if who in kind or len(kind) < DENIED_MAX else "", {})
             reason = why if why in reasons or len(reasons) < REASONS_MAX else ""
             known = reasons.get(reason)
             if known is None:
                 reasons[reason] = _Denial(now, who, why)
+                self._unwritten.append(reasons[reason])
             else:
                 reasons[reason] = known._replace(unsaid=known.unsaid + 1)
-        fresh = [_Denial(now, who, why)] if known is None else []
-        self._record([_as_event(denial) for denial in (*late, *fresh)])
 
     def catch_up(self, *, whole: bool = False) -> None:
-        """Write the counts of denials whose minute is over; if `whole`, of all denials."""
+        """Write new denials, and the counts of those whose minute is over; if `whole`, of all."""
         with self._lock:
+            fresh, self._unwritten = self._unwritten, []
             late = self._sweep(math.inf if whole else time.monotonic())
-        self._record([_as_event(denial) for denial in late])
+        self._record([_as_event(denial) for denial in (*fresh, *late)])
 
     def _sweep(self, now: float) -> list[_Denial]:
         """Remove denials older than a minute; return those with counted ones, to be written."""
         late: list[_Denial] = []
-        if now - self._swept_at < _SWEEP_S:
-            return late
-        self._swept_at = now
         for kind in self._denied.values():
             for who, reasons in list(kind.items()):
                 over = [why for why, one in reasons.items() if now - one.at >= DENIALS_APART_S]

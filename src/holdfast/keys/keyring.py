@@ -46,6 +46,37 @@ class _Owner(NamedTuple):
 Change = Callable[[RingDomain], RingDomain]
 
 
+class PendingSweeps:
+    """Domains whose copies must be swept after a change of their keys. Thread-safe.
+
+    `lock` is the ring's, so that a change and its note are one step. `seen`: number of changes of
+    each domain that this process has seen.
+    """
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.seen: dict[bytes, int] = {}
+        self._pending: dict[bytes, int] = {}
+        self._lock = lock
+
+    def __contains__(self, domain: bytes) -> bool:
+        return domain in self._pending
+
+    def note(self, domain: bytes) -> None:
+        """Count a change; the caller holds the lock."""
+        self.seen[domain] = self._pending[domain] = self.seen.get(domain, 0) + 1
+
+    def pending(self) -> dict[bytes, int]:
+        """Return the domains to sweep, each with the changes seen, to be passed to `done`."""
+        with self._lock:
+            return dict(self._pending)
+
+    def done(self, domain: bytes, seen: int) -> None:
+        """Report that no copy from before the change number `seen` is left."""
+        with self._lock:
+            if self._pending.get(domain) == seen:
+                del self._pending[domain]
+
+
 class KeyRing:
     """The data keys of the domains whose secrets this process knows. Thread-safe.
 
@@ -54,9 +85,9 @@ class KeyRing:
     the secret can then always derive them. Raises FormatError for a file that is damaged or not a
     ring, and does not change it.
 
-    After an erasure, here or by another node, a domain has no sealing key until `forgotten` reports
-    that none of its blocks is left in plaintext. Otherwise the new key would seal erased blocks,
-    which would make them readable again.
+    After an erasure, here or by another node, a domain has no sealing key until `erasures.done`
+    reports that none of its blocks is left in plaintext. Otherwise the new key would seal erased
+    blocks, which would make them readable again.
     """
 
     def __init__(self, path: Path | None, *, derives: bool = False) -> None:
@@ -71,10 +102,10 @@ class KeyRing:
         self._owners: dict[bytes, _Owner] = {}
         self._domains: dict[str, RingDomain] = {}
         self._keys: dict[bytes, dict[int, DataKey]] = {}
-        self._erasures: dict[bytes, int] = {}
-        self._erased: dict[bytes, int] = {}
-        self._retirements: dict[bytes, int] = {}
-        self._retired: dict[bytes, int] = {}
+        self.erasures = PendingSweeps(self._lock)
+        """Erased domains; their keys do not seal until `done` reports that no old block is left."""
+        self.retirements = PendingSweeps(self._lock)
+        """Domains with dropped data keys, whose copies may still be indexed."""
         self._suspensions = 0
         self._seen: keyring_file.Stamp | None = None
         # A dangling link raises an error, because blocks may be sealed with the ring it named.
@@ -119,7 +150,7 @@ class KeyRing:
         """Return the current sealing key; None for an unknown domain, or one being erased."""
         keys = self._keys.get(domain)
         # Read the keys first: an erasure is marked before its new key is added.
-        return keys[max(keys)] if keys and domain not in self._erased else None
+        return keys[max(keys)] if keys and domain not in self.erasures else None
 
     def find(self, domain: bytes, epoch: int, key_id: bytes) -> DataKey | None:
         """Return the data key that a header names; None if it is not on the ring."""
@@ -130,13 +161,9 @@ class KeyRing:
         """Return whether the data key of an epoch is on the ring."""
         return epoch in self._keys.get(domain, {}) or self._ahead(domain, epoch) is not None
 
-    def erasures(self, domain: bytes) -> int:
-        """Return how many erasures of a domain this process has seen."""
-        return self._erasures.get(domain, 0)
-
     def is_away(self, domain: bytes) -> bool:
         """Return whether a domain's keys are unavailable: suspended, or being erased."""
-        return self.suspended or domain in self._erased
+        return self.suspended or domain in self.erasures
 
     def rotate(self, name: str) -> int:
         """Begin another epoch, whose key seals from now on; return its number."""
@@ -203,34 +230,6 @@ class KeyRing:
             suspensions = self._suspensions
             if keyring_file.stamp(self.path) != self._seen:
                 self._install(*keyring_file.read(self.path), suspensions)
-
-    def erased(self) -> dict[bytes, int]:
-        """Return the domains whose erasure is not complete.
-
-        The value is the number of erasures seen, to be passed to `forgotten`.
-        """
-        with self._lock:
-            return dict(self._erased)
-
-    def forgotten(self, domain: bytes, erasures: int) -> None:
-        """Report that no block from before this erasure is left: the domain's keys seal again."""
-        with self._lock:
-            if self._erased.get(domain) == erasures:
-                del self._erased[domain]
-
-    def retired(self) -> dict[bytes, int]:
-        """Return the domains with dropped data keys whose copies may still be indexed.
-
-        The value is the number of retirements seen, to be passed to `swept`.
-        """
-        with self._lock:
-            return dict(self._retired)
-
-    def swept(self, domain: bytes, retirements: int) -> None:
-        """Report that no copy is indexed whose key was dropped up to this retirement."""
-        with self._lock:
-            if self._retired.get(domain) == retirements:
-                del self._retired[domain]
 
     def suspend(self) -> None:
         """Drop every data key until `look` can read the file again; until then no record opens.
@@ -328,17 +327,15 @@ class KeyRing:
             self._seen = None  # until every key is unwrapped
             # Mark what was erased before the new keys are loaded. A domain that disappeared from
             # the ring, or reappeared, counts as erased: an erasure may have happened since.
-            for domain in self._erasures:
+            for domain in self.erasures.seen:
                 was, now = before.get(domain.hex()), domains.get(domain.hex())
                 if (was is None) != (now is None) or (was and now and now.erasures > was.erasures):
-                    self._erasures[domain] += 1
-                    self._erased[domain] = self._erasures[domain]
+                    self.erasures.note(domain)
             for domain in self._owners:
                 was, now = before.get(domain.hex()), domains.get(domain.hex())
                 kept = {each.epoch for each in now.epochs} if now else set()
                 if was and any(each.epoch not in kept for each in was.epochs):
-                    self._retirements[domain] = self._retirements.get(domain, 0) + 1
-                    self._retired[domain] = self._retirements[domain]
+                    self.retirements.note(domain)
             for domain in self._owners:
                 try:
                     self._load(domain)
@@ -367,7 +364,7 @@ class KeyRing:
             if before is None or before.key_id != DataKey(secret, each.epoch).key_id:
                 before = DataKey(secret_memory(secret), each.epoch)
             keys[each.epoch] = before
-        self._erasures.setdefault(domain, 0)
+        self.erasures.seen.setdefault(domain, 0)
         self._keys[domain] = keys
 
 

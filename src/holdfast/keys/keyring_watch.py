@@ -13,7 +13,7 @@ from holdfast.clock import Clock
 from holdfast.errors import FormatError
 from holdfast.keys.keyring import KeyRing
 
-GLANCE_S = 0.25
+LOOK_WAIT_S = 0.25
 """Longest wait for a read of the file."""
 
 _log = logging.getLogger("holdfast.store")
@@ -35,17 +35,17 @@ class KeyRingWatch:
         self.read_at = clock.now()
         self.why = ""
 
-    def glance(self) -> None:
-        """Start a read and wait for it up to GLANCE_S; do not wait if an earlier read hangs."""
+    def look_briefly(self) -> None:
+        """Start a read and wait for it up to LOOK_WAIT_S; do not wait if an earlier read hangs."""
         if self._ring.path is None:
             return
-        until = time.monotonic() + GLANCE_S
+        until = time.monotonic() + LOOK_WAIT_S
         with self._changed:
             under_way = self._began_s
             if under_way is not None:  # it may have begun before the change that the caller expects
-                if time.monotonic() - under_way > GLANCE_S:
+                if time.monotonic() - under_way > LOOK_WAIT_S:
                     return
-                if not self._changed.wait_for(lambda: self._began_s != under_way, GLANCE_S):
+                if not self._changed.wait_for(lambda: self._began_s != under_way, LOOK_WAIT_S):
                     return
             if self._began_s is None:
                 self._began_s = time.monotonic()

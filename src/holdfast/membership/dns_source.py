@@ -17,15 +17,9 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from holdfast.errors import MembershipError
-from holdfast.membership.member_list import (
-    MEMBERS_MAX,
-    PORT_MAX,
-    TCP,
-    WEIGHT_MAX,
-    read_member,
-    tcp_address,
-)
+from holdfast.address import TCP, tcp_address, tcp_endpoint
+from holdfast.errors import ConfigError, MembershipError
+from holdfast.membership.member_list import MEMBERS_MAX, WEIGHT_MAX, read_member
 from holdfast.membership.poller import PolledSource
 
 LOOK_S = 5.0
@@ -98,17 +92,17 @@ class DnsSource(PolledSource):
         self._name = name
         self._host, self._port = name, 0
         if not name.startswith("_"):
-            host, _, port = name.rpartition(":")
-            if not host or not port.isdecimal() or not 0 < int(port) <= PORT_MAX:
+            try:
+                self._host, self._port = tcp_endpoint(f"{TCP}{name}", port_min=1)
+            except ConfigError as error:
                 raise MembershipError(
                     f"{name!r:.300} is not a name for DNS; write host:port or _service._tcp.domain"
-                )
-            self._host, self._port = host, int(port)
+                ) from error
         self._addresses = addresses
         self._services = services
         super().__init__(f"members in DNS {name}", look_s, look_s)
 
-    def _look(self) -> None:
+    def _one_round(self) -> None:
         if self._port:
             names = sorted({tcp_address(host, self._port) for host in self._addresses(self._host)})
             found: list[dict[str, object]] = [
@@ -131,4 +125,4 @@ class DnsSource(PolledSource):
             raise MembershipError(
                 f"{self._name}: {len(members)} members, not 1 to {MEMBERS_MAX}; check the records"
             )
-        self._on_members(members)
+        self._tell(members)

@@ -52,7 +52,6 @@ class _Event(msgspec.Struct):
 
 
 class _Watch(msgspec.Struct):
-    header: _Header = msgspec.field(default_factory=_Header)
     events: list[_Event] = []
     canceled: bool = False
     cancel_reason: str = ""

@@ -39,13 +39,16 @@ class EtcdSource(PolledSource):
         self._prefix = _prefix(options)
         self._silence_s = silence_s
         self._found: dict[bytes, Member] = {}
-        self._bad: dict[bytes, bytes] = {}
+        self._left_out: dict[bytes, int] = {}
+        """Hashes of the values that cannot be decoded, so that each is logged once."""
         name = f"members in etcd under {options.prefix}"
         super().__init__(name, _PAUSE_S, _PAUSE_MAX_S, self._etcd.interrupt)
 
-    def _look(self) -> None:
+    def _one_round(self) -> None:
         snapshot = self._etcd.snapshot(self._prefix)
         self._found.clear()
+        listed = {entry.key for entry in snapshot.entries}
+        self._left_out = {key: of for key, of in self._left_out.items() if key in listed}
         self._apply(snapshot.entries)
         revision = snapshot.header.revision + 1
         for entries in self._etcd.changes(self._prefix, revision, self._silence_s):
@@ -55,14 +58,16 @@ class EtcdSource(PolledSource):
     def _apply(self, entries: Sequence[EtcdEntry]) -> None:
         for entry in entries:
             self._found.pop(entry.key, None)
-            if entry.value is not None and (member := self._read(entry.key, entry.value)):
+            if entry.value is None:
+                self._left_out.pop(entry.key, None)
+            elif member := self._read(entry.key, entry.value):
                 self._found[entry.key] = member
         if len(self._found) > MEMBERS_MAX:
             raise MembershipError(
                 f"{len(self._found)} members in etcd, at most {MEMBERS_MAX}; split the pool"
             )
         self.report("")
-        self._on_members(tuple(self._found.values()))
+        self._tell(tuple(self._found.values()))
 
     def _read(self, key: bytes, value: bytes) -> Member | None:
         name = key.removeprefix(self._prefix).decode(errors="replace")
@@ -78,11 +83,11 @@ class EtcdSource(PolledSource):
             if member.id != name:
                 raise MembershipError(f"{at}.id: {member.id!r} is not the key's {name!r}")
         except MembershipError as error:
-            if self._bad.get(key) != value:
+            if self._left_out.get(key) != hash(value):
                 _log.warning("%s; left out", error)
-            self._bad[key] = value
+            self._left_out[key] = hash(value)
             return None
-        self._bad.pop(key, None)
+        self._left_out.pop(key, None)
         return member
 
 
@@ -111,7 +116,7 @@ class EtcdRegistration(Poller):
         self._lease = 0
         pause_s = ttl_s / _KEEP_ALIVES
         name = f"registration of {member.id} in etcd"
-        super().__init__(name, self._renew, pause_s, pause_s, self._etcd.interrupt)
+        super().__init__(name, pause_s, pause_s, self._etcd.interrupt)
         self.start()
 
     def announce(self, state: MemberState) -> None:
@@ -135,7 +140,7 @@ class EtcdRegistration(Poller):
                 return
         _log.warning("%s: %s; the lease ends by itself", self.name, fault)
 
-    def _renew(self) -> None:
+    def _one_round(self) -> None:
         with self._lock:
             member = self._member
         if self._lease and not self._etcd.keep_alive(self._lease):

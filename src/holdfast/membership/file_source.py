@@ -45,7 +45,7 @@ class FileSource(PolledSource):
             raise (_UnreadableError if unreadable else MembershipError)(str(error)) from error
         return read_members(data, str(self._path))
 
-    def _look(self) -> None:
+    def _one_round(self) -> None:
         stamp = _stamp(self._path)
         if stamp == self._seen:
             # An unchanged file still has its error.
@@ -63,7 +63,7 @@ class FileSource(PolledSource):
         if _stamp(self._path) != stamp:
             return  # changed during the read: read it again next time
         self._seen = stamp
-        self._on_members(members)
+        self._tell(members)
 
 
 class _UnreadableError(MembershipError):

@@ -15,9 +15,10 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from holdfast.address import tcp_address
 from holdfast.errors import MembershipError
 from holdfast.membership.http_json import HttpJson, HttpStatusError, HttpTlsFiles
-from holdfast.membership.member_list import MEMBERS_MAX, read_member, tcp_address
+from holdfast.membership.member_list import MEMBERS_MAX, read_member
 from holdfast.membership.members import Member, MemberState
 from holdfast.membership.poller import PolledSource
 from holdfast.prepared import prepared
@@ -115,14 +116,14 @@ class KubernetesSource(PolledSource):
         name = f"members of service {options.service}"
         super().__init__(name, _PAUSE_S, _PAUSE_MAX_S, self._http.interrupt)
 
-    def _look(self) -> None:
+    def _one_round(self) -> None:
         """List the service's slices, unless the last watch may be continued, then watch them."""
         try:
             if not self._version:
                 found = self._http.call("GET", self._target({}), _Slices)
                 self._slices = {each.metadata.name: each for each in found.items or ()}
                 self._version = found.metadata.resource_version
-                self._tell()
+                self._tell_slices()
             self._follow()
         except MembershipError as error:
             self._version = ""
@@ -158,14 +159,14 @@ class KubernetesSource(PolledSource):
             elif event.type in ("ADDED", "MODIFIED"):
                 self._slices[each.metadata.name] = each
             if event.type != "BOOKMARK":
-                self._tell()
+                self._tell_slices()
 
-    def _tell(self) -> None:
+    def _tell_slices(self) -> None:
         options = self._options
         domain = f"{options.service}.{self._namespace()}.svc"
         members = members_of(self._slices.values(), options.port, domain)
         self.report("")
-        self._on_members(members)
+        self._tell(members)
 
     def _token(self) -> dict[str, str]:
         # Read for every request, because the kubelet renews it about every hour.

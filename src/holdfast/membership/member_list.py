@@ -9,19 +9,16 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import MembershipError
+from holdfast.address import PORT_MAX, tcp_endpoint
+from holdfast.errors import ConfigError, MembershipError
 from holdfast.membership.members import Member, MemberState
 
 MEMBERS_MAX = 1024
 WEIGHT_MAX = 10_000.0
-PORT_MAX = 65_535
 WORD_CHARACTERS_MAX = 253
 """Longest id, zone, incarnation or TLS name: as long as a DNS name."""
 
-TCP = "tcp://"
-
 _WORD = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]*")
-_TCP = re.compile(r"tcp://(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):(\d{1,5})")
 
 
 def read_members(data: object, at: str) -> tuple[Member, ...]:
@@ -82,29 +79,16 @@ def refuse_twice(members: Iterable[Member], at: str) -> None:
                 )
 
 
-def host_and_port(address: str) -> tuple[str, int]:
-    """Return host and port of `tcp://host:port` or `tcp://[v6]:port`; raises MembershipError."""
-    found = _TCP.fullmatch(address)
-    port = int(found[3]) if found else 0
-    if found is None or not 0 < port <= PORT_MAX:
-        raise MembershipError(
-            f"{address!r:.300} is not an address with a port from 1 to {PORT_MAX}; "
-            "write tcp://host:port or tcp://[v6]:port, where the member listens for other nodes"
-        )
-    return found[1] or found[2], port
-
-
-def tcp_address(host: str, port: int) -> str:
-    """Return `tcp://host:port`, with brackets around an IPv6 address."""
-    return f"{TCP}[{host}]:{port}" if ":" in host else f"{TCP}{host}:{port}"
-
-
 def _address(value: object, at: str) -> str:
+    address = value if isinstance(value, str) else repr(value)
     try:
-        host_and_port(value if isinstance(value, str) else repr(value))
-    except MembershipError as error:
-        raise MembershipError(f"{at}: {error}") from error
-    return str(value)
+        tcp_endpoint(address, port_min=1)
+    except ConfigError as error:
+        raise MembershipError(
+            f"{at}: {address!r:.300} is not an address with a port from 1 to {PORT_MAX}; "
+            "write tcp://host:port or tcp://[v6]:port, where the member listens for other nodes"
+        ) from error
+    return address
 
 
 def _weight(value: object, at: str) -> float:

@@ -1,4 +1,4 @@
-"""A background thread that calls one function periodically, and logs each error once."""
+"""A background thread that does one thing periodically, and logs each error once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _log = logging.getLogger(__name__)
 _JOIN_S = 10.0
 
 
-class Poller:
-    """Calls `one_round` every `pause_s` until closed.
+class Poller(abc.ABC):
+    """Calls `_one_round` every `pause_s` until closed.
 
     If a round raises, its error becomes the trouble, which is logged when it changes, and the pause
     doubles up to `pause_max_s`. `interrupt` must make a round that waits for the network return
@@ -25,16 +25,16 @@ class Poller:
     def __init__(
         self,
         name: str,
-        one_round: Callable[[], None],
         pause_s: float,
         pause_max_s: float,
         interrupt: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
         self.closing = threading.Event()
+        self._telling = threading.RLock()
+        """Held while `closing` is set, and while members are told, which may call `close`."""
         self._awake = threading.Event()
         self._trouble = ""
-        self._one_round = one_round
         self._pause_s = pause_s
         self._pause_max_s = pause_max_s
         self._interrupt = interrupt
@@ -46,7 +46,8 @@ class Poller:
 
     def close(self) -> None:
         """Stop, and wait up to `_JOIN_S` for the round in progress."""
-        self.closing.set()
+        with self._telling:
+            self.closing.set()
         self._awake.set()
         if self._interrupt is not None:
             self._interrupt()
@@ -71,6 +72,10 @@ class Poller:
         else:
             _log.info("%s: recovered", self.name)
 
+    @abc.abstractmethod
+    def _one_round(self) -> None:
+        """Do the work once; an error that it raises is the trouble."""
+
     def _run(self) -> None:
         pause_s = self._pause_s
         while not self.closing.is_set():
@@ -89,23 +94,17 @@ class Poller:
                 self._awake.wait(pause_s)
 
 
-class PolledSource(Poller, abc.ABC):
-    """Base class of a `MembershipSource` that is polled: a round is a call of `_look`."""
+class PolledSource(Poller):
+    """Base class of a `MembershipSource`: a round reads the list, and tells it if it may differ."""
 
-    def __init__(
-        self,
-        name: str,
-        pause_s: float,
-        pause_max_s: float,
-        interrupt: Callable[[], None] | None = None,
-    ) -> None:
-        super().__init__(name, self._look, pause_s, pause_max_s, interrupt)
-        self._on_members: Callable[[Sequence[Member]], None]
+    _on_members: Callable[[Sequence[Member]], None]
 
     def watch(self, on_members: Callable[[Sequence[Member]], None]) -> None:
         self._on_members = on_members
         self.start()
 
-    @abc.abstractmethod
-    def _look(self) -> None:
-        """Read the list, and pass it to `_on_members` if it may have changed."""
+    def _tell(self, members: Sequence[Member]) -> None:
+        """Pass the list on, unless the source is closed, which a round may outlast."""
+        with self._telling:
+            if not self.closing.is_set():
+                self._on_members(members)

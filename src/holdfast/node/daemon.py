@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from holdfast.address import is_tcp
 from holdfast.assemble import open_store
 from holdfast.assemble.keys import check_descriptors, read_key
 from holdfast.buffers import keep_memory_from_dumps
@@ -37,9 +38,8 @@ from holdfast.node.remote.service import TargetService
 from holdfast.node.traces import open_traces
 from holdfast.tiers.kind import BUILT_IN
 from holdfast.version import __version__
-from holdfast.wire.address import is_tcp
 from holdfast.wire.remote import nixl
-from holdfast.wire.remote.credentials import TlsFiles, server_context
+from holdfast.wire.remote.credentials import server_context
 
 NO_PARENT = -1
 _SWITCH_S = 0.0005
@@ -49,6 +49,7 @@ ENGINE_BACKLOG = 128
 """Connections of engines that the kernel keeps until they are accepted."""
 
 HTTP_TOKEN_BYTES_MIN = 16
+HTTP_TOKEN_BYTES_MAX = 4_096
 
 _CLOSE_WRITE_S = 60.0
 """Time for the last writes at close; the terminal or service manager can end the node sooner."""
@@ -62,7 +63,7 @@ def serve(
     """Serve until SIGTERM, SIGINT, or the other end of the pipe `parent_fd` closes.
 
     Calls `ready` with the addresses once peers can connect; recovery of the disk tiers continues in
-    the background. Raises ConfigError, FormatError or BusyError before that, with nothing changed.
+    the background. Raises ConfigError, FormatError or BusyError before that.
     """
     keep_memory_from_dumps()
     check_descriptors(config)
@@ -70,9 +71,9 @@ def serve(
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # a connection needs two descriptors
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    tls, tokens = config.tls, config.tokens
+    tokens = config.tokens
     token_key = read_key(Path(tokens.key_file), "tokens.key_file") if tokens.key_file else b""
-    context = server_context(TlsFiles(tls.cert, tls.key, tls.ca)) if tls else None
+    context = server_context(config.tls) if config.tls else None
     entry, users = EntryRules(context, token_key, any_user=config.open), users_of(config)
     with contextlib.ExitStack() as undo:
         listeners = [undo.enter_context(bind(address)) for address in config.target_addresses]
@@ -153,7 +154,7 @@ def log_tiers(config: Config) -> None:
 def http_token(config: Config) -> bytes:
     """Return the secret that readers of metrics and status present; empty if there is none.
 
-    Raises ConfigError if its file cannot be read, is open to all users or is too short.
+    Raises ConfigError if its file cannot be read, is open to all users, or is too short or long.
     """
     file = config.http.token_file
     if not file:
@@ -161,7 +162,7 @@ def http_token(config: Config) -> bytes:
     try:
         with Path(file).open("rb") as opened:
             exposed = os.fstat(opened.fileno()).st_mode & stat.S_IRWXO
-            token = opened.read().strip()
+            token = opened.read(HTTP_TOKEN_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError(
             f"http.token_file: {file!r} cannot be read: {error.strerror}; name a file with the "
@@ -169,6 +170,12 @@ def http_token(config: Config) -> bytes:
         ) from error
     if exposed:
         raise ConfigError(f"http.token_file: {file!r} is open to all users; chmod 640 it")
+    if len(token) > HTTP_TOKEN_BYTES_MAX:
+        raise ConfigError(
+            f"http.token_file: {file!r} holds more than {HTTP_TOKEN_BYTES_MAX} bytes, the maximum; "
+            "make one with `openssl rand -hex 32`"
+        )
+    token = token.strip()
     if len(token) < HTTP_TOKEN_BYTES_MIN:
         raise ConfigError(
             f"http.token_file: {file!r} holds {len(token)} bytes, the minimum is "

@@ -8,13 +8,13 @@ import secrets
 import socket
 from collections.abc import Sequence
 
+from holdfast.address import tcp_endpoint
 from holdfast.config import RegisterOptions
 from holdfast.errors import ConfigError, MembershipError
 from holdfast.membership.etcd_source import EtcdRegistration
 from holdfast.membership.members import Member, MemberState
 from holdfast.membership.open_source import etcd_options
 from holdfast.store.store import Store
-from holdfast.wire.address import tcp_endpoint
 
 _POLL_S = 0.2
 

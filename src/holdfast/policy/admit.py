@@ -12,15 +12,23 @@ thread-safe: the store calls it under its lock.
 from __future__ import annotations
 
 import struct
-from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from typing import NamedTuple, Protocol
 
 DAY_S = 86_400.0
-_WORDS = struct.Struct("<QQ")
 USES_MAX = 4
 """Maximum count of uses; more hardly change the probability of another one."""
+
+_WORDS = struct.Struct("<QQ")
+_CLASSES_MAX = 4_096
+_RECALCULATE_S = 60.0
+_WEIGHT_OF_NEW = 0.3
+_BURST = 24
+"""A minute may use the day's budget divided by this."""
+_DRAW_MAX = 0xFFFF_FFFF
+_MIX = 0x9E37_79B1
+"""Multiplier that gives each minute another draw: a prime near 2^32 / golden ratio."""
 
 
 class AdmissionCandidate(NamedTuple):
@@ -40,7 +48,7 @@ class AdmissionCandidate(NamedTuple):
 class Admission(Protocol):
     """Decides which blocks are written; it is notified of every use and asked before every write.
 
-    All methods but `admit` have defaults that do nothing.
+    A rule defines `allows`; the other methods have defaults.
     """
 
     def used(self, block: AdmissionCandidate, now_s: float, *, at_hand: bool = False) -> None:
@@ -52,10 +60,13 @@ class Admission(Protocol):
 
     def admit(self, block: AdmissionCandidate, now_s: float) -> bool:
         """Return whether to write a block. True counts as a write; after False, ask again later."""
+        allowed = self.allows(block, now_s)
+        if allowed:
+            self.charge(block)
+        return allowed
 
     def allows(self, block: AdmissionCandidate, now_s: float) -> bool:
-        """Return the result of `admit` without counting a write, if another rule decides."""
-        return self.admit(block, now_s)
+        """Return the result of `admit` without counting a write: another rule may refuse it."""
 
     def charge(self, block: AdmissionCandidate) -> None:
         """Count an allowed block as written, for rules that limit writes."""
@@ -70,8 +81,8 @@ class Admission(Protocol):
         return {}
 
 
-class CountedAdmission(Admission):
-    """Restricts another rule; checks before it charges, so that refused blocks use no budget."""
+class RestrictedAdmission(Admission):
+    """Base of rules that restrict another rule; forwards to it what they do not define."""
 
     def __init__(self, rule: Admission) -> None:
         self._rule = rule
@@ -79,28 +90,20 @@ class CountedAdmission(Admission):
     def used(self, block: AdmissionCandidate, now_s: float, *, at_hand: bool = False) -> None:
         self._rule.used(block, now_s, at_hand=at_hand)
 
+    def charge(self, block: AdmissionCandidate) -> None:
+        self._rule.charge(block)
+
     def gave_up(self, name: bytes, now_s: float) -> None:
         self._rule.gave_up(name, now_s)
 
     def figures(self) -> dict[str, float]:
         return self._rule.figures()
 
-    def admit(self, block: AdmissionCandidate, now_s: float) -> bool:
-        """Return whether the block is allowed, and charge it, also in inner rules, if it is."""
-        allowed = self.allows(block, now_s)
-        if allowed:
-            self.charge(block)
-        return allowed
-
-    @abstractmethod
-    def allows(self, block: AdmissionCandidate, now_s: float) -> bool:
-        """Return the result of `admit` without using budget."""
-
 
 class AlwaysAdmit(Admission):
     """Admits all blocks: for media without wear, or if most blocks are used again."""
 
-    def admit(self, block: AdmissionCandidate, now_s: float) -> bool:
+    def allows(self, block: AdmissionCandidate, now_s: float) -> bool:
         del block, now_s
         return True
 
@@ -126,7 +129,7 @@ class SecondTouch(Admission):
         else:
             self._once.add(block.name)
 
-    def admit(self, block: AdmissionCandidate, now_s: float) -> bool:
+    def allows(self, block: AdmissionCandidate, now_s: float) -> bool:
         """Return whether the block was used twice."""
         del now_s
         return block.name in self._twice
@@ -145,7 +148,7 @@ class ReusePrediction(Admission):
         self._watched_max = watched
         self._sample = sample
         self._watched: OrderedDict[bytes, Hashable] = OrderedDict()
-        self._classes: dict[Hashable, _Class] = {}
+        self._classes: OrderedDict[Hashable, _Class] = OrderedDict()
 
     def used(self, block: AdmissionCandidate, now_s: float, *, at_hand: bool = False) -> None:
         """Record the use of a sampled name, and watch it for the next one."""
@@ -161,21 +164,23 @@ class ReusePrediction(Admission):
             _, missed = self._watched.popitem(last=False)
             self._class(missed).note(0.0)
 
-    def admit(self, block: AdmissionCandidate, now_s: float) -> bool:
+    def allows(self, block: AdmissionCandidate, now_s: float) -> bool:
         """Return whether blocks of this class are used again often enough."""
         del now_s
         return self._class(block.group).chance >= self._least
 
     def _class(self, group: Hashable) -> _Class:
+        """Return a class, now the most recently used; a new one may evict the least recent one."""
         found = self._classes.get(group)
         if found is None:
             if len(self._classes) >= _CLASSES_MAX:
-                del self._classes[next(iter(self._classes))]
+                self._classes.popitem(last=False)
             found = self._classes[group] = _Class()
+        self._classes.move_to_end(group)
         return found
 
 
-class WriteBudget(CountedAdmission):
+class WriteBudget(RestrictedAdmission):
     """Admits a share of the blocks that another rule admits, to keep a daily write budget.
 
     After the dynamic random admission of CacheLib's flash cache (Berg et al., "The CacheLib Caching
@@ -242,7 +247,7 @@ class WriteBudget(CountedAdmission):
         self._minute += 1
 
 
-class PerDomain(CountedAdmission):
+class PerDomain(RestrictedAdmission):
     """Admits blocks that the common rule admits, and their domain's own rule if it has one.
 
     A tier's write budget wraps this rule, so that a block which its domain's rule refuses does not
@@ -266,16 +271,6 @@ class PerDomain(CountedAdmission):
         own = self._own.get(block.domain)
         if own is not None:
             own.charge(block)
-
-
-_CLASSES_MAX = 4_096
-_RECALCULATE_S = 60.0
-_WEIGHT_OF_NEW = 0.3
-_BURST = 24
-"""A minute may use the day's budget divided by this."""
-_DRAW_MAX = 0xFFFF_FFFF
-_MIX = 0x9E37_79B1
-"""Multiplier that gives each minute another draw: a prime near 2^32 / golden ratio."""
 
 
 class _Class:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from holdfast.policy.admit import Admission, AdmissionCandidate
+from holdfast.policy.admit import Admission, AdmissionCandidate, RestrictedAdmission
 
 _SECOND = 2
 _WATCHED_MAX = 65_536
@@ -44,7 +44,7 @@ class _Watched:
     unused: bool
 
 
-class ThrashGuard(Admission):
+class ThrashGuard(RestrictedAdmission):
     """Admits blocks that another rule admits, unless the tier thrashes.
 
     A block is *wasted* if it was admitted at its second use or later and evicted without another
@@ -56,7 +56,7 @@ class ThrashGuard(Admission):
     """
 
     def __init__(self, rule: Admission, capacity_bytes: float, sample: int = _SAMPLE) -> None:
-        self._rule = rule
+        super().__init__(rule)
         self._capacity = capacity_bytes
         self._sample = sample
         self._watched: OrderedDict[bytes, _Watched] = OrderedDict()
@@ -77,7 +77,7 @@ class ThrashGuard(Admission):
             watched.unused = False
             self._served_bytes += 0 if at_hand else watched.nbytes
 
-    def admit(self, block: AdmissionCandidate, now_s: float) -> bool:
+    def allows(self, block: AdmissionCandidate, now_s: float) -> bool:
         """Return whether the rule admits the block and admission is not paused."""
         if self._begun_s is None:
             self._begin(now_s)
@@ -93,13 +93,15 @@ class ThrashGuard(Admission):
             self._doubled = min(self._doubled + 1, _DOUBLED_MAX)
             self.paused = False
             self._begin(now_s)
-        if not self._rule.admit(block, now_s):
-            return False
+        return self._rule.allows(block, now_s)
+
+    def charge(self, block: AdmissionCandidate) -> None:
+        """Watch a sample of the blocks that are written, and charge the rule."""
+        self._rule.charge(block)
         if block.name[-2] % self._sample == 0:
             self._watched[block.name] = _Watched(block.nbytes, unused=block.uses >= _SECOND)
             if len(self._watched) > _WATCHED_MAX:
                 self._watched.popitem(last=False)
-        return True
 
     def gave_up(self, name: bytes, now_s: float) -> None:
         """Count a watched block that is evicted, and pass it to the rule."""

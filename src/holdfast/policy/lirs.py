@@ -38,8 +38,8 @@ class Lirs(QueuePolicy):
     def touch(self, rows: Sequence[int], now_s: float) -> None:
         """Record a use of each row; a row that is used again soon enters the low set."""
         del now_s
-        used, where, known = self._used, self._queues.where, len(self._queues.where)
-        append, tick = self._queues.append, self._tick
+        used, where, known = self._used, self._where, len(self._where)
+        append, tick = self._append, self._tick
         for row in reversed(rows):
             if row >= known or not where[row]:
                 continue
@@ -51,10 +51,10 @@ class Lirs(QueuePolicy):
 
     def victims(self, now_s: float) -> Generator[int, None, None]:
         """Yield leaves outside the low set, which shrinks if there are none."""
-        queues, full = self._queues, self._tree.rows
+        full = self._tree.rows
         self._was_full = True
-        while queues.length(_LOW) > full - full // _HIGH_SHARE:
-            queues.append(_HIGH, queues.first(_LOW))
+        while len(self._queues[_LOW]) > full - full // _HIGH_SHARE:
+            self._append(_HIGH, self._first(_LOW))
         return super().victims(now_s)
 
     def _queue_for(self, row: int, name: Hashable) -> int:
@@ -76,12 +76,12 @@ class Lirs(QueuePolicy):
         """Return the next victim, out of the low set if no other is left; -1 if there is none."""
         del full
         for queue in (READY, _HIGH, _LOW):
-            row = self._queues.first(queue)
+            row = self._first(queue)
             if row >= 0:
                 return row
         return -1
 
     def _oldest(self) -> int:
         """Return the stamp of the least recently used row of the low set: the stack's bottom."""
-        row = self._queues.first(_LOW)
+        row = self._first(_LOW)
         return self._used[row] if row >= 0 else 0

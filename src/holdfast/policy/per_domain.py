@@ -7,7 +7,7 @@ policy has its own row numbers, so all together take the memory of one policy pl
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Container, Generator, Hashable, Sequence
 
 from holdfast.policy.base import EvictionPolicy, Weighing
 
@@ -24,13 +24,21 @@ class _DomainOrder:
 
 
 class PerDomainEviction:
-    """Policies created by `make`, one per domain; `domain_of` returns the domain of a row."""
+    """Policies created by `make`, one per domain; `domain_of` returns the domain of a row.
+
+    The policy of a domain that is not `known` ends with the domain's last block, because peers may
+    name any number of domains.
+    """
 
     def __init__(
-        self, make: Callable[[], EvictionPolicy], domain_of: Callable[[int], bytes]
+        self,
+        make: Callable[[], EvictionPolicy],
+        domain_of: Callable[[int], bytes],
+        known: Container[bytes],
     ) -> None:
         self._make = make
         self._domain_of = domain_of
+        self._known_domains = known
         self._orders: dict[bytes, _DomainOrder] = {}
         self._numbers = array("i")
         self._worth: Callable[[int], float] | None = None
@@ -57,8 +65,8 @@ class PerDomainEviction:
 
     def touch(self, rows: Sequence[int], now_s: float) -> None:
         """Record one use of a chain's leading rows."""
-        if rows:
-            self._order(rows[0]).policy.touch(self._known(rows), now_s)
+        if numbers := self._known(rows):
+            self._order(rows[0]).policy.touch(numbers, now_s)
 
     def pass_by(self, row: int, now_s: float) -> None:
         """Move a row in use behind the other rows of its domain."""
@@ -68,8 +76,8 @@ class PerDomainEviction:
 
     def expect(self, rows: Sequence[int], at_s: float) -> None:
         """Hint when a chain is needed again."""
-        if rows:
-            self._order(rows[0]).policy.expect(self._known(rows), at_s)
+        if numbers := self._known(rows):
+            self._order(rows[0]).policy.expect(numbers, at_s)
 
     def remove(self, row: int) -> None:
         """Remove a row."""
@@ -85,9 +93,15 @@ class PerDomainEviction:
             order.policy.forget(number)
             order.free.append(number)
             self._numbers[row] = _NOT_KNOWN
+            domain = self._domain_of(row)
+            if len(order.free) == len(order.rows) and domain not in self._known_domains:
+                del self._orders[domain]
 
     def victims(self, now_s: float) -> Generator[int, None, None]:
-        """Yield the rows of one domain after the other."""
+        """Yield the rows of one domain after the other, each domain's least valuable first.
+
+        There is no order between domains: a store chooses the domain, and calls `victims_of`.
+        """
         for domain in list(self._orders):
             yield from self.victims_of(domain, now_s)
 

@@ -15,44 +15,6 @@ DEFERRED, READY = 2, 3
 _QUEUES = 4
 
 
-class RowQueues:
-    """Four queues of rows, numbered from 0; a row is in at most one of them. O(1) a call."""
-
-    def __init__(self) -> None:
-        self._queues = [OrderedDict[int, None]() for _ in range(_QUEUES)]
-        self.where = bytearray()
-        """[row] the queue it is in, counted from 1; 0: none. The prefix tree extends it."""
-
-    def length(self, queue: int) -> int:
-        """Return the number of rows in a queue."""
-        return len(self._queues[queue])
-
-    def queue_of(self, row: int) -> int:
-        """Return the queue that a row of the tree is in; -1 if it is in none."""
-        return self.where[row] - 1
-
-    def first(self, queue: int) -> int:
-        """Return the row at the front of a queue; -1 if it is empty."""
-        return next(iter(self._queues[queue]), -1)
-
-    def append(self, queue: int, row: int) -> None:
-        """Move a row to the end of a queue from the queue it is in, if any."""
-        self.leave(row)
-        self._queues[queue][row] = None
-        self.where[row] = queue + 1
-
-    def prepend(self, queue: int, row: int) -> None:
-        """Move a row to the front of a queue from the queue it is in, if any."""
-        self.append(queue, row)
-        self._queues[queue].move_to_end(row, last=False)
-
-    def leave(self, row: int) -> None:
-        """Remove a row from its queue, if it is in one."""
-        if self.where[row]:
-            del self._queues[self.where[row] - 1][row]
-            self.where[row] = 0
-
-
 class QueuePolicy(ABC):
     """Rows of a prefix tree in queues 0 and 1 of the policy, and in two for deferred parents.
 
@@ -62,8 +24,11 @@ class QueuePolicy(ABC):
     """
 
     def __init__(self, column: array[int] | bytearray) -> None:
-        self._queues = RowQueues()
-        self._tree = PrefixTree(column, self._queues.where)
+        self._queues = [OrderedDict[int, None]() for _ in range(_QUEUES)]
+        """A row is in at most one of them."""
+        self._where = bytearray()
+        """[row] the queue it is in, counted from 1; 0: none. The prefix tree extends it."""
+        self._tree = PrefixTree(column, self._where)
         self._names: list[Hashable] = []
 
     def insert(
@@ -77,7 +42,7 @@ class QueuePolicy(ABC):
         for row, name, is_new in zip(reversed(rows), reversed(names), reversed(new), strict=True):
             if is_new:
                 self._names[row] = name
-                self._queues.append(self._queue_for(row, name), row)
+                self._append(self._queue_for(row, name), row)
             else:
                 self.touch([row], now_s)
 
@@ -97,12 +62,12 @@ class QueuePolicy(ABC):
         if not self._tree.is_here(row):
             return
         parent = self._tree.take(row)
-        self._queues.leave(row)
+        self._leave(row)
         self._names[row] = None
         if parent < 0 or self._tree.children[parent]:
             return
-        if self._queues.queue_of(parent) == DEFERRED:
-            self._queues.append(READY, parent)
+        if self._where[parent] == DEFERRED + 1:
+            self._append(READY, parent)
 
     def forget(self, row: int) -> None:
         self._tree.forget(row)
@@ -110,25 +75,42 @@ class QueuePolicy(ABC):
     def victims(self, now_s: float) -> Generator[int, None, None]:
         """Yield leaves in the eviction order of the queues; those not evicted keep their places."""
         del now_s
-        queues, tree = self._queues, self._tree
+        tree = self._tree
         full = tree.rows
         offered: list[tuple[int, int, Hashable]] = []
         try:
             while (row := self._next(full)) >= 0:
-                queue, name = queues.queue_of(row), self._names[row]
+                queue, name = self._where[row] - 1, self._names[row]
                 if tree.children[row]:
-                    queues.append(DEFERRED, row)
+                    self._append(DEFERRED, row)
                     continue
-                queues.leave(row)
+                self._leave(row)
                 offered.append((row, queue, name))
                 yield row
         finally:
             for row, queue, _ in reversed(offered):
                 if tree.here[row]:
-                    queues.prepend(queue, row)
+                    self._append(queue, row)
+                    self._queues[queue].move_to_end(row, last=False)
             for row, queue, name in offered:
                 if not tree.here[row]:
                     self._remember(row, queue, name, full)
+
+    def _first(self, queue: int) -> int:
+        """Return the row at the front of a queue; -1 if it is empty."""
+        return next(iter(self._queues[queue]), -1)
+
+    def _append(self, queue: int, row: int) -> None:
+        """Move a row to the end of a queue from the queue it is in, if any."""
+        self._leave(row)
+        self._queues[queue][row] = None
+        self._where[row] = queue + 1
+
+    def _leave(self, row: int) -> None:
+        """Remove a row from its queue, if it is in one."""
+        if self._where[row]:
+            del self._queues[self._where[row] - 1][row]
+            self._where[row] = 0
 
     @abstractmethod
     def _queue_for(self, row: int, name: Hashable) -> int:

@@ -117,9 +117,10 @@ class ReuseInterval(Admission):
         kind.nbytes += (block.nbytes - kind.nbytes) / (8.0 if kind.nbytes else 1.0)
         if block.name[-1] % self._sample:
             return
+        self._classes.move_to_end(block.group)
         self._watch.use(block.name, kind, now_s, at_hand=at_hand)
 
-    def admit(self, block: AdmissionCandidate, now_s: float) -> bool:
+    def allows(self, block: AdmissionCandidate, now_s: float) -> bool:
         """Return whether the block's name is in the admitted share of its class."""
         self._keep_time(now_s)
         share = self.setting.shares.get(block.group, 1.0)

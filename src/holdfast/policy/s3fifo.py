@@ -37,14 +37,14 @@ class S3Fifo(QueuePolicy):
     def touch(self, rows: Sequence[int], now_s: float) -> None:
         """Count one use of each row; a deferred or ready row returns to the main queue."""
         del now_s
-        uses, where, known = self._uses, self._queues.where, len(self._queues.where)
+        uses, where, known = self._uses, self._where, len(self._where)
         for row in rows:
             if row >= known or not where[row]:
                 continue
             if uses[row] < _USES_MAX:
                 uses[row] += 1
             if where[row] > DEFERRED:  # `where` counts from 1
-                self._queues.append(_MAIN, row)
+                self._append(_MAIN, row)
 
     def _queue_for(self, row: int, name: Hashable) -> int:
         """Return the small queue, or the main one if the name left the small one lately."""
@@ -66,18 +66,18 @@ class S3Fifo(QueuePolicy):
         """Return the next victim, after moving used rows to the main queue; -1 if there is none."""
         queues, uses = self._queues, self._uses
         while True:
-            row = queues.first(READY)
+            row = self._first(READY)
             if row >= 0:
                 return row
-            small = queues.length(_SMALL)
-            if small and (small >= full // _SMALL_SHARE or not queues.length(_MAIN)):
-                row = queues.first(_SMALL)
+            small = len(queues[_SMALL])
+            if small and (small >= full // _SMALL_SHARE or not queues[_MAIN]):
+                row = self._first(_SMALL)
                 if uses[row] < _USES_TO_STAY:
                     return row
                 uses[row] = 0
             else:
-                row = queues.first(_MAIN)
+                row = self._first(_MAIN)
                 if row < 0 or not uses[row]:
                     return row
                 uses[row] -= 1
-            queues.append(_MAIN, row)
+            self._append(_MAIN, row)

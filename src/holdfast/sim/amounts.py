@@ -7,14 +7,15 @@ HOURS_PER_YEAR = 8_760.0
 HOURS_PER_MONTH = HOURS_PER_YEAR / 12
 GB = 1e9
 TB = 1e12
+PB = 1e15
 
 
 def size_text(nbytes: float) -> str:
     """Return bytes with three digits, in decimal units."""
     rounded = float(f"{nbytes:.3g}")  # round before choosing the unit: 999.9 GB is 1 TB
-    for unit, size in (("PB", 1e15), ("TB", TB), ("GB", GB)):
-        if rounded >= 1000 * size:
-            return f"{nbytes / size:,.0f} {unit}"
+    if rounded >= 1000 * PB:
+        return f"{nbytes / PB:,.0f} PB"
+    for unit, size in (("PB", PB), ("TB", TB), ("GB", GB)):
         if rounded >= size:
             return f"{rounded / size:.3g} {unit}"
     return f"{rounded / 1e6:.3g} MB"

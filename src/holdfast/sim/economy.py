@@ -32,7 +32,7 @@ def economy_figures(run: SimulationFigures) -> list[Row]:
     bare_s = worked_s + float(run.requests.saved_s.sum())
     span_s, size = run.span_s, run.fleet.hardware.namespace.record_bytes
     tier_dollars = tier_joules = 0.0  # of all workers
-    costs: dict[str, object] = {}
+    costs: dict[str, float] = {}
     for tier, tier_spec in enumerate(run.fleet.hardware.tier_specs):
         medium = tier_spec.medium
         if medium is None or tier_spec.kind == "device":
@@ -51,17 +51,17 @@ def economy_figures(run: SimulationFigures) -> list[Row]:
         watts = medium.watts(units, share(read + written, span_s)) * site.power_overhead.mid
         joules = watts * span_s
         dollars = hardware + joules / JOULES_PER_KWH * site.dollars_per_kwh.mid + requests
-        costs[f"{tier_spec.kind}_dollars"] = dollars
+        name = f"{tier_spec.kind}_dollars"  # a ladder may have two tiers of one kind
+        costs[name] = costs.get(name, 0.0) + dollars
         tier_dollars += dollars
         tier_joules += joules
     with_ladder = (worked_s * per_s + tier_dollars) / out * 1e6
     without = bare_s * per_s / out * 1e6
     gpu_watts = gpus * gpu.watts.mid * site.power_overhead.mid
+    paid: dict[str, object] = {"gpu_dollars": worked_s * per_s, **costs}
     spared: dict[str, object] = {"spared_kwh": gpu_watts * (bare_s - worked_s) / JOULES_PER_KWH}
     return [
-        Row(
-            "sim.cost.per_million_out", with_ladder, "$", {"gpu_dollars": worked_s * per_s} | costs
-        ),
+        Row("sim.cost.per_million_out", with_ladder, "$", paid),
         Row("sim.cost.without_ladder", without, "$", {"gpu_dollars": bare_s * per_s}),
         Row("sim.cost.gain", without / with_ladder - 1 if with_ladder else None, "share"),
         Row("sim.energy.gpu", gpu_watts * worked_s / JOULES_PER_KWH, "kWh", spared),

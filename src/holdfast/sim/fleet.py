@@ -168,14 +168,13 @@ class Fleet:
     def create_rows(
         self, keys: Sequence[bytes], parent_runs: Sequence[int], lengths: Sequence[int]
     ) -> None:
-        """Create the rows of all runs in each memory that serves every request, if it is empty.
+        """Create the rows of all runs in each memory that serves every request.
 
         With several workers, each creates rows on demand, which needs less memory.
         """
         memories = [self.workers[0].memory] if len(self.workers) == 1 else []
         for memory in [*memories, self.shared] if self.shared else memories:
-            if not len(memory.index):
-                memory.create_rows(keys, parent_runs, lengths)
+            memory.create_rows(keys, parent_runs, lengths)
 
     def _tier_states(self, tier_specs: Sequence[TierSpec]) -> list[SimulatedTier]:
         tier_states = []

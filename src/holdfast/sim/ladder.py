@@ -14,9 +14,10 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.byte_size import Size
+from holdfast.config.sections import FileSection, convert
 from holdfast.errors import ConfigError
 from holdfast.prepared import prepared
-from holdfast.sim.file_section import FileSection, read_section
+from holdfast.tiers.kind import Admit
 from holdfast.yaml_file import read_mapping
 
 Kind: TypeAlias = Literal["device", "host", "cxl", "disk", "pool", "object"]
@@ -57,7 +58,7 @@ class TierModel(FileSection, frozen=True):
     write: Literal["behind", "on_eviction"] = "behind"
     write_wait_s: _Positive = 10.0
     policy: str | None = None
-    admit: Literal["always", "second_touch", "reuse", "reuse_interval"] | None = None
+    admit: Admit | None = None
     """None: a node's default, `reuse_interval` for cxl and `always` for other kinds."""
     thrash_guard: bool | None = None
     """None: a node's default, on for cxl only."""
@@ -119,7 +120,7 @@ def parse_ladder(data: object, file: str = "ladder") -> LadderModel:
     """Convert plain data to a checked ladder. Raises ConfigError."""
     if not isinstance(data, dict):
         raise ConfigError(f"{file}: holds {type(data).__name__}, not key: value lines; add tiers:")
-    ladder = read_section(data, LadderModel, file)
+    ladder = convert(data, LadderModel, f"{file}: ")
     for fault in _faults(ladder):
         raise ConfigError(f"{file}: {fault}")
     return msgspec.structs.replace(ladder, name=ladder.name or Path(file).stem)

@@ -19,7 +19,6 @@ from holdfast.policy.admit import USES_MAX, Admission, AdmissionCandidate
 from holdfast.policy.base import EvictionPolicy
 from holdfast.policy.promotion import promotion_targets
 from holdfast.sim.link import Writer
-from holdfast.sim.tier_order import FifoOrder
 
 _MARKS = [bytes([tier]) for tier in range(256)]
 
@@ -42,11 +41,12 @@ class SimulatedEntry(enum.Enum):
 class SimulatedRules(NamedTuple):
     """Eviction order and admission of one tier; `admission` None admits every block.
 
-    A tier with a `FifoOrder` evicts by itself: also blocks in use, and only its own reads are uses.
+    A tier that evicts by itself also evicts blocks in use, and only its own reads are uses.
     """
 
     eviction: EvictionPolicy
     admission: Admission | None = None
+    evicts_by_itself: bool = False
 
 
 class SimulatedTier:
@@ -58,7 +58,7 @@ class SimulatedTier:
         self.capacity = capacity
         self.entry = entry
         self.eviction = rules.eviction
-        self.evicts_by_itself = isinstance(rules.eviction, FifoOrder)
+        self.evicts_by_itself = rules.evicts_by_itself
         self.admission = rules.admission
         self.writer = writer
         self.held = 0
@@ -333,16 +333,14 @@ class SimulatedMemory:
         tiers that evict by themselves, all rows but the incoming ones are.
         """
         tier_state, column = self.tier_states[number], self.index.places[number]
-        leases: Sequence[int] = self.index.leases
-        kept: Container[int] = self._saving
-        if tier_state.evicts_by_itself:
-            leases, kept = (), {row for row, _ in incoming}
+        leases, by_itself = self.index.leases, tier_state.evicts_by_itself
+        kept: Container[int] = {row for row, _ in incoming} if by_itself else self._saving
         remove, demotes = tier_state.eviction.remove, bool(self._demotion_targets[number])
         lower = self.index.places[number + 1 :]
         admission, short = tier_state.admission, blocks - (tier_state.capacity - tier_state.held)
         left, demoted = short, []
         for row in tier_state.eviction.victims(now_s):
-            if row in kept or (leases and leases[row]):
+            if row in kept or (not by_itself and leases[row]):
                 continue
             held = column[row]
             demote = (
@@ -350,7 +348,7 @@ class SimulatedMemory:
                 and all(places[row] < held for places in lower)
                 and not (self._below and self._below.holds(self._key(row), held))
             )
-            if held > left and not demote and leases:  # evict the tail; the rest keeps its order
+            if held > left and not (demote or by_itself):  # evict the tail; the rest stays in order
                 column[row] = held - left
                 left = 0
                 break

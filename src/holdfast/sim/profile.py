@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from holdfast.config.sections import FileSection, convert
 from holdfast.errors import ConfigError
-from holdfast.sim.file_section import FileSection, read_section
 from holdfast.sim.shipped import DATA
 from holdfast.yaml_file import read_mapping
 
@@ -162,7 +162,7 @@ class Profile(FileSection, frozen=True):
         return self.gpus[names[found[1].lower()]], number
 
 
-_NAMED: dict[str, type[msgspec.Struct]] = {"media": Medium, "gpus": Gpu}
+_NAMED = ("media", "gpus")
 """Sections to which a user's file may add entries."""
 
 
@@ -182,7 +182,7 @@ def load_profile(file: str = "") -> Profile:
     if not file:
         return shipped()
     overrides = read_mapping(file)
-    return _convert(_merged(_shipped_data(), overrides, "", file), file)
+    return _convert(_merged(_shipped_data(), overrides, file), file)
 
 
 def _shipped_data() -> dict[str, Any]:
@@ -195,17 +195,17 @@ def _shipped_data() -> dict[str, Any]:
 
 
 def _merged(
-    base: Mapping[str, Any], over: Mapping[str, Any], path: str, file: str
+    base: Mapping[str, Any], over: Mapping[str, Any], file: str, path: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """Return `base` overridden by `over`; a plain number in place of a figure becomes a range."""
     merged = dict(base)
     for key, value in over.items():
-        where = f"{path}.{key}" if path else str(key)
-        section, *names = where.split(".")
-        is_figure = len(names) == (2 if section in _NAMED else 1) and names[-1] not in _TEXT_FIELDS
+        keys = (*path, key)
+        depth = 3 if keys[0] in _NAMED else 2
+        is_figure = len(keys) == depth and key not in _TEXT_FIELDS
         below = base.get(key)
         if isinstance(value, Mapping):
-            merged[key] = _merged(below if isinstance(below, dict) else {}, value, where, file)
+            merged[key] = _merged(below if isinstance(below, dict) else {}, value, file, keys)
             if {"low", "mid", "high"} & set(merged[key]):
                 merged[key] = _ordered(merged[key], value, file)
         elif (number := _number(value)) is not None and is_figure:
@@ -238,15 +238,8 @@ def _ordered(figure: dict[str, Any], given: Mapping[str, Any], file: str) -> dic
 
 
 def _convert(data: Mapping[str, Any], file: str) -> Profile:
-    """Convert section by section, so that errors can name the full path; check all figures."""
-    sections: dict[str, Any] = dict(data)
-    for section, kind in _NAMED.items():
-        if not isinstance(data[section], Mapping):
-            raise ConfigError(f"{file}: {section}: not a mapping of names to figures; correct it")
-        named = data[section].items()
-        sections[section] = {k: read_section(v, kind, file, f"{section}.{k}") for k, v in named}
-    sections["site"] = read_section(data["site"], Site, file, "site")
-    profile = read_section(sections, Profile, file)
+    """Convert plain data to a profile, and check all figures."""
+    profile = convert(data, Profile, f"{file}: ")
     parts: dict[str, msgspec.Struct] = {"site": profile.site}
     parts |= {f"media.{name}": medium for name, medium in profile.media.items()}
     parts |= {f"gpus.{name}": gpu for name, gpu in profile.gpus.items()}

@@ -34,7 +34,7 @@ def rules_of(hardware: SimulatedHardware, policy: str = DEFAULT) -> NewRules:
 
     def create(tier_spec: TierSpec) -> SimulatedRules:
         tier = tier_spec.model
-        eviction = orders[tier.policy or KIND_ORDERS.get(tier.kind, policy)]()
+        order = tier.policy or KIND_ORDERS.get(tier.kind, policy)
         given = _given(tier, "admit", "thrash_guard")
         if tier.kind == "cxl":
             options: CxlOptions | DiskOptions = CxlOptions(capacity=Size(tier_spec.nbytes), **given)
@@ -53,7 +53,11 @@ def rules_of(hardware: SimulatedHardware, policy: str = DEFAULT) -> NewRules:
             return speeds[1].seconds(nbytes) - speeds[0].seconds(nbytes)
 
         rule = admission(options, saved_s=saved_s if len(speeds) > 1 else None)
-        return SimulatedRules(eviction, None if isinstance(rule, AlwaysAdmit) else rule)
+        return SimulatedRules(
+            orders[order](),
+            None if isinstance(rule, AlwaysAdmit) else rule,
+            evicts_by_itself=order in TIER_ORDERS,
+        )
 
     return create
 

@@ -218,7 +218,7 @@ class Simulation:
                 size = self._block_tokens
                 device_tokens = (len(covered.tiers) - len(covered.tiers.lstrip(b"\0"))) * size
                 if device_tokens >= tokens:
-                    device_tokens = (tokens - 1) // size * size
+                    device_tokens = max(0, tokens - 1) // size * size
             inflight.blocks = device_tokens // self._block_tokens
             if len(covered.tiers) > inflight.blocks:  # otherwise there is nothing to fetch
                 plan = self._setting.planner.plan(

@@ -3,15 +3,15 @@
 A block is *reserved* (it has slots, but no reader sees it), then *held* (in the index, on one or
 more tiers), then evicted, demoted or promoted, and finally dropped. A *leased* block has readers,
 so its host slot is not evicted. A *loading* block is being read from a lower tier into its host
-slot. Call every function under the store's lock; none does I/O.
+slot. No function does I/O.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
@@ -89,53 +89,33 @@ class BlockState(NamedTuple):
     is_admitted: bool
 
 
-class StoreTiers(NamedTuple):
-    """The tiers of a store.
+@dataclass(kw_only=True, eq=False, repr=False)
+class BlockTable:
+    """The blocks of a store and all transitions between their states.
+
+    Hold `lock` around every read and every call, except of functions that take it, as their
+    docstrings say. `segment_blocks`: number of consecutive blocks of a chain that a shared tier
+    places together.
 
     `hosts`: the host tier of each domain, by domain id. `foreign`: that of all domains whose keys
     are unknown here; None if the store takes no records from other nodes. `lower`: fastest first.
-    """
-
-    hosts: Mapping[bytes, HostTier]
-    foreign: HostTier | None
-    lower: Sequence[Tier]
-
-
-class StorePolicies(NamedTuple):
-    """What decides about blocks: victims in memory, writes to lower tiers, quotas.
-
     `public`: the public domain, whose blocks are not evicted from memory; empty if there is none.
     """
 
+    index: Residency
+    hosts: Mapping[bytes, HostTier]
+    foreign: HostTier | None
+    lower: Sequence[Tier]
     eviction: EvictionPolicy
     rules: AdmissionRules
     usage: DomainUsage
     public: bytes
+    sealing: Sealing
+    clock: Clock
+    segment_blocks: int
 
-
-class BlockTable:
-    """The blocks of a store and all transitions between their states.
-
-    Hold `lock` around every call and every read. `segment_blocks`: number of consecutive blocks of
-    a chain that a shared tier places together.
-    """
-
-    def __init__(
-        self,
-        index: Residency,
-        tiers: StoreTiers,
-        policies: StorePolicies,
-        sealing: Sealing,
-        clock: Clock,
-        segment_blocks: int,
-    ) -> None:
+    def __post_init__(self) -> None:
         self.lock = threading.RLock()
-        self.clock = clock
-        self.index = index
-        self.hosts, self._foreign, self.lower = tiers
-        self.eviction, self.rules, self.usage, self.public = policies
-        self.sealing = sealing
-        self.segment_blocks = segment_blocks
         below = list(enumerate(self.lower, start=1))
         self._volatile = {HOST, *(n for n, tier in below if isinstance(tier, Volatile))}
         self._promotion_targets = [
@@ -178,7 +158,7 @@ class BlockTable:
 
         Raises RefusedError for an unknown key if the store takes no records from other nodes.
         """
-        host = self.hosts.get(namespace.domain) or self._foreign
+        host = self.hosts.get(namespace.domain) or self.foreign
         if host is None:
             raise RefusedError(
                 f"domain {namespace.domain.hex()}: there is no key of it here, and records of "
@@ -189,7 +169,7 @@ class BlockTable:
 
     def all_hosts(self) -> list[HostTier]:
         """Return every host tier."""
-        return [*self.hosts.values(), *([self._foreign] if self._foreign else [])]
+        return [*self.hosts.values(), *([self.foreign] if self.foreign else [])]
 
     def tier_name(self, tier: int) -> str:
         """Return the name of tier number `tier`, counted from the fastest."""
@@ -199,24 +179,21 @@ class BlockTable:
         """Return the name of every tier, fastest first."""
         return [HostTier.name, *(tier.name for tier in self.lower)]
 
-    def rows_where(self, wanted: Callable[[Namespace], bool]) -> list[int]:
-        """Return the rows of all namespaces that are wanted."""
-        numbers = {n for n, namespace in enumerate(self.index.namespaces) if wanted(namespace)}
-        return [row for row in self.index.rows() if self.index.namespace_number(row) in numbers]
-
     def for_each_row(
         self, wanted: Callable[[Namespace], bool], visit: Callable[[int], None]
     ) -> None:
-        """Call `visit` with each row of the namespaces that are wanted, if it is still there.
+        """Call `visit` with each row of the namespaces that are wanted.
 
-        Takes the lock, and releases it now and then: call without it.
+        Takes the lock, and releases it now and then: call without it. Visits each block that is
+        there from the beginning to the end; a block that comes or goes meanwhile may be left out.
         """
+        index = self.index
         with self.lock:
-            rows = iter(self.rows_where(wanted))
-        while some := list(itertools.islice(rows, ROWS_AT_ONCE)):
+            end = len(index.keys)
+        for at in range(0, end, ROWS_AT_ONCE):
             with self.lock:
-                for row in some:
-                    if self.index.keys[row] is not None and wanted(self.index.namespace(row)):
+                for row in range(at, min(at + ROWS_AT_ONCE, end)):
+                    if index.keys[row] is not None and wanted(index.namespace(row)):
                         visit(row)
 
     def pin(self, rows: list[int]) -> None:
@@ -295,7 +272,7 @@ class BlockTable:
         if tier == HOST:
             self._left_memory(row)
             if self.index.leases[row]:
-                self.host(namespace).name_slot(place, NAMELESS)
+                self.host(namespace).name_slots([place], [NAMELESS])
                 self._pending_free.setdefault(row, []).append(place)
             else:
                 self.give_back(namespace, [place])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from holdfast.blocks.namespace import Namespace, domain_id
@@ -14,11 +13,12 @@ from holdfast.fairness.fair_queue import WorkItem
 from holdfast.fairness.fair_threads import FairThreads
 from holdfast.fairness.shares import UNBOUNDED
 from holdfast.index.residency import Residency
+from holdfast.keys.keyring import KeyRing
 from holdfast.policy.base import Weighing
 from holdfast.policy.per_domain import PerDomainEviction
 from holdfast.store.activity import Activity
 from holdfast.store.admission_rules import AdmissionRules
-from holdfast.store.block_table import BlockTable, StorePolicies, StoreTiers
+from holdfast.store.block_table import BlockTable
 from holdfast.store.block_value import BlockValue
 from holdfast.store.estimates import Estimates
 from holdfast.store.leases import Reservation
@@ -67,6 +67,8 @@ class StoreParts:
         self.erasing = threading.Lock()
         """Serializes the removal of erased blocks."""
         self._domain_keys = dict(domains)
+        self.domain_ids = {name: domain_id(key) for name, key in domains.items()}
+        """Public id of each configured domain, by name."""
         self._budget = HostBudget(host_bytes)
         quotas = None
         if options.quotas is not None:
@@ -89,19 +91,20 @@ class StoreParts:
         )
         self.plan_log = PlanLog(self.clock, self.activity)
         self.table = self._block_table(lower, usage)
-        self.ladder = BlockMover(self.table, self.estimates, readers)
+        self.mover = BlockMover(self.table, self.estimates, readers)
         self.recovery = Recovery(self.table)
         self.pending_hints = PendingHints()
         self.probes: dict[int, tuple[Namespace, bytes]] = {}
         """By tier, the block to read next to measure the tier."""
-        self.background = ThreadPoolExecutor(1, "holdfast-prestage")
+        self.background = FairThreads(1, 0, "holdfast-prestage")
+        """One thread for prestages, probes, and reading the public domain back into memory."""
         self.lookups = FairThreads(LOOKUP_THREADS, SPARE_THREADS, "holdfast-lookup")
         """Threads on which sessions and hints look up blocks in shared tiers."""
         self._resting: list[tuple[float, Reservation]] = []
 
     def _block_table(self, lower: Sequence[Tier], usage: DomainUsage) -> BlockTable:
         options, index = self.options, Residency(1 + len(lower))
-        hosts = {domain_id(key): HostTier(self._budget) for key in self._domain_keys.values()}
+        hosts = {domain: HostTier(self._budget) for domain in self.domain_ids.values()}
         foreign = None
         if options.serves_peers:  # an arena that no engine maps
             foreign = HostTier(self._budget, PrivateArena(self._budget.capacity_bytes))
@@ -109,7 +112,7 @@ class StoreParts:
         eviction = options.make_eviction()
         if usage.divided:
             eviction = PerDomainEviction(
-                options.make_eviction, lambda row: index.namespace(row).domain
+                options.make_eviction, lambda row: index.namespace(row).domain, hosts
             )
         if isinstance(eviction, Weighing):
             eviction.weigh_by(self._values)
@@ -125,12 +128,17 @@ class StoreParts:
         )
         public = self.domain(options.public_domain)[1] if options.public_domain else b""
         return BlockTable(
-            index,
-            StoreTiers(hosts, foreign, list(lower)),
-            StorePolicies(eviction, rules, usage, public),
-            Sealing(hosts, options.ring, self.clock),
-            self.clock,
-            options.segment_blocks,
+            index=index,
+            hosts=hosts,
+            foreign=foreign,
+            lower=list(lower),
+            eviction=eviction,
+            rules=rules,
+            usage=usage,
+            public=public,
+            sealing=Sealing(hosts, options.ring or KeyRing(None), self.clock),
+            clock=self.clock,
+            segment_blocks=options.segment_blocks,
         )
 
     def share(self, domain: bytes) -> float:
@@ -151,7 +159,7 @@ class StoreParts:
                 f"domains: {name!r} is not configured; known: {', '.join(self._domain_keys)}; "
                 "ask for one of them, or add it to the node's configuration"
             )
-        return key, domain_id(key)
+        return key, self.domain_ids[name]
 
     @property
     def shared_tiers(self) -> list[str]:
@@ -174,20 +182,15 @@ class StoreParts:
 
     def is_public(self, domain: bytes) -> bool:
         """Return whether a domain is the public one."""
-        return bool(self.table.public) and domain == self.table.public
+        return domain == self.table.public
 
     def public_key(self) -> bytes:
         """Return the key of the public domain; empty if there is none."""
-        ids = {domain_id(key): key for key in self._domain_keys.values()}
-        return ids.get(self.table.public, b"")
+        return self._domain_keys.get(self.options.public_domain, b"")
 
     def tier_names(self) -> list[str]:
         """Return the name of every tier, fastest first."""
         return self.table.tier_names()
-
-    def domain_names(self) -> list[str]:
-        """Return the configured domains."""
-        return list(self._domain_keys)
 
     def arena(self, domain: bytes) -> Arena:
         """Return the shared memory of a domain; raise KeyError if its key is unknown."""
@@ -245,7 +248,7 @@ class StoreParts:
         self.table.drop_oldest_lookups()
         lost, late = rewrite_lost(self.table), resume(self.table)
         if lost or late:
-            self.ladder.wake()
+            self.mover.wake()
 
     def _give_back(self, reservation: Reservation) -> None:
         self.table.give_back(reservation.namespace, reservation.slots)

@@ -26,7 +26,6 @@ from holdfast.store.unreadable import (
     held_elsewhere,
     sealed_with,
     sweep_retired,
-    uncounted,
     visit_domain,
 )
 
@@ -36,20 +35,20 @@ _log = logging.getLogger("holdfast.store")
 def listing(store: StoreParts) -> dict[str, Any]:
     """Return every domain: its id, whether it is sealed, its epochs; no key among them."""
     ring = store.table.sealing.ring
-    on_ring = {entry["id"]: entry for entry in (ring.listing() if ring else [])}
+    on_ring = {entry["id"]: entry for entry in ring.listing()}
     entries: list[dict[str, Any]] = []
-    for name in store.domain_names():
-        domain = store.domain(name)[1]
+    for name, domain in store.domain_ids.items():
         known = on_ring.pop(domain.hex(), {"epochs": [], "erasures": 0, "derived": False})
         entry = {"domain": name, "id": domain.hex(), "configured": True}
         entries.append({**entry, "sealed": store.table.sealing.seals(domain), **known})
     entries += [{**entry, "sealed": False, "configured": False} for entry in on_ring.values()]
-    return {"keyring": str(ring.path) if ring and ring.path else "", "domains": entries}
+    return {"keyring": str(ring.path) if ring.path else "", "domains": entries}
 
 
 def rotate(store: StoreParts, name: str) -> dict[str, Any]:
     """Begin another epoch of a domain's data key; records of older epochs stay readable."""
-    epoch = _ring(store, name).rotate(name)
+    ring, _ = _ring(store, name)
+    epoch = ring.rotate(name)
     store.audit.record("rotate", domain=name, epoch=epoch)
     return {"domain": name, "epoch": epoch}
 
@@ -61,8 +60,8 @@ def would_retire(store: StoreParts, name: str) -> dict[str, Any]:
     `uncounted` names the tiers whose copies cannot be counted. `complete` is False while recovery
     is running.
     """
-    ring, domain = _ring(store, name), store.domain(name)[1]
-    _glance(store)
+    ring, domain = _ring(store, name)
+    store.table.sealing.watch.look_briefly()  # another node may have rotated
     ring.check_retirable(name)
     old = ring.epochs(name)[:-1]
     complete = store.recovery.wait(0)
@@ -73,7 +72,7 @@ def would_retire(store: StoreParts, name: str) -> dict[str, Any]:
         "domain": name,
         "retired": len(old),
         **found,
-        "uncounted": uncounted(store.table) if old else [],
+        "uncounted": store.shared_tiers if old else [],
         "complete": complete,
     }
 
@@ -85,16 +84,16 @@ def retire(store: StoreParts, name: str, *, allow_loss: bool = False) -> dict[st
     RefusedError, and destroys none, if a key follows from the domain's secret; and, unless
     `allow_loss`, if copies sealed with one are held here, or may be.
     """
-    ring, domain = _ring(store, name), store.domain(name)[1]
+    ring, domain = _ring(store, name)
     newest = None
     if not allow_loss:
-        _glance(store)
+        store.table.sealing.watch.look_briefly()  # another node may have rotated
         newest = (ring.epochs(name) or [0])[-1]
         _check_loses_nothing(would_retire(store, name))
     with store.erasing:
         retired = ring.retire(name, newest)
         result = sweep_retired(store, ring, domain)
-    found = {"retired": retired, **result.as_data(), "uncounted": uncounted(store.table)}
+    found = {"retired": retired, **result.as_data(), "uncounted": store.shared_tiers}
     log_unreadable(f"domain {name!r}: data keys were retired", found)
     store.audit.record("retire", domain=name, epochs=retired, blocks=found["blocks"])
     return {"domain": name, **found}
@@ -102,14 +101,14 @@ def retire(store: StoreParts, name: str, *, allow_loss: bool = False) -> dict[st
 
 def would_erase(store: StoreParts, name: str) -> dict[str, Any]:
     """Return what `erase` would destroy; raises RefusedError if it would."""
-    ring, domain = _erasable(store, name), store.domain(name)[1]
+    ring, domain = _erasable(store, name)
     result = count_copies(store, domain, store.table.index.tiers)
     return {
         "domain": name,
         "epochs": len(ring.epochs(name)),
         "blocks": result.blocks,
         "tiers": result.tiers(),
-        "uncounted": uncounted(store.table),
+        "uncounted": store.shared_tiers,
         "complete": store.recovery.wait(0),
     }
 
@@ -120,7 +119,7 @@ def erase(store: StoreParts, name: str) -> dict[str, Any]:
     A save that runs at the same time may be lost; a later save is kept. `everywhere` is False if a
     key follows from the domain's secret: that must be destroyed too.
     """
-    ring, domain = _erasable(store, name), store.domain(name)[1]
+    ring, domain = _erasable(store, name)
     elsewhere = held_elsewhere(store, domain)
     with store.erasing:
         dropped = ring.erase(name)
@@ -132,7 +131,7 @@ def erase(store: StoreParts, name: str) -> dict[str, Any]:
         "epochs": dropped.keys,
         "blocks": result.blocks,
         "tiers": result.tiers(),
-        "uncounted": uncounted(store.table),
+        "uncounted": store.shared_tiers,
         "everywhere": not dropped.derived,
     }
 
@@ -156,12 +155,13 @@ def forget_erased(store: StoreParts, ring: KeyRing, domain: bytes) -> Unreadable
 
     Work that began before, from a block that was not forgotten yet, ends with it.
     """
-    erasures, retirements = ring.erased().get(domain, 0), ring.retired().get(domain, 0)
+    erasures = ring.erasures.pending().get(domain, 0)
+    retirements = ring.retirements.pending().get(domain, 0)
     result = forget_domain(store, domain)
     with store.table.lock:
         _end(store, domain)
-        ring.forgotten(domain, erasures)
-        ring.swept(domain, retirements)
+        ring.erasures.done(domain, erasures)
+        ring.retirements.done(domain, retirements)
     return result
 
 
@@ -205,39 +205,33 @@ def _check_loses_nothing(found: Mapping[str, Any]) -> None:
 
 
 def _end(store: StoreParts, domain: bytes) -> None:
-    """End a domain's leases, reservations and other work in progress; under the lock."""
+    """End a domain's leases, reservations, hints and other work in progress; under the lock."""
     table = store.table
     table.erasures[domain] += 1
+    store.pending_hints.forget_domain(domain)
     for reservation in table.leases.end_domain(
         domain, lambda row: table.index.namespace(row).domain
     ):
         store.rest(reservation, store.clock.now() + RECLAIM_S)
 
 
-def _glance(store: StoreParts) -> None:
-    """Read the ring's file, because another node may have rotated; wait a moment at most."""
-    if store.table.sealing.watch is not None:
-        store.table.sealing.watch.glance()
-
-
-def _ring(store: StoreParts, name: str) -> KeyRing:
-    """Return the ring for a domain that seals; raise ConfigError or RefusedError for another."""
+def _ring(store: StoreParts, name: str) -> tuple[KeyRing, bytes]:
+    """Return the ring and the id of a domain that seals; raise ConfigError or RefusedError."""
     _, domain = store.domain(name)
-    ring = store.table.sealing.ring
-    if ring is None or not store.table.sealing.seals(domain):
+    if not store.table.sealing.seals(domain):
         raise RefusedError(
             f"domain {name!r} is not sealed, so it has no data keys: its blocks can be dropped "
             "(`holdfast inspect drop`); one with a key of its own and no `seal: false` is sealed"
         )
-    return ring
+    return store.table.sealing.ring, domain
 
 
-def _erasable(store: StoreParts, name: str) -> KeyRing:
-    """Return the ring for a domain that can be erased; raise RefusedError for another."""
-    ring = _ring(store, name)
+def _erasable(store: StoreParts, name: str) -> tuple[KeyRing, bytes]:
+    """Like `_ring`, for a domain that can be erased; raise RefusedError for another."""
+    ring, domain = _ring(store, name)
     if ring.derives and ring.path is None:
         raise RefusedError(
             f"domain {name!r}: without a keyring file this node would not remember that it was "
             "erased; set keyring, the same on every node of the pool"
         )
-    return ring
+    return ring, domain

@@ -25,7 +25,7 @@ from holdfast.store.evict import slots
 from holdfast.store.lookup import sources
 from holdfast.store.promote import TierRead
 from holdfast.store.verify import verify_in_memory
-from holdfast.tiers.base import Place
+from holdfast.tiers.base import NOWHERE, Place
 from holdfast.tiers.host import HostTier
 
 _log = logging.getLogger("holdfast.store")
@@ -71,7 +71,7 @@ def fetch_unverified(
     """Fetch like `fetch`, without verifying blocks that are already in the arena.
 
     The reader of the records verifies them and reports corrupt ones. The lease does not expire,
-    because a peer may read slowly: the caller must release it.
+    because a peer may read slowly: the caller must release it. A prefetch does not count as a use.
     """
     table, began_s = store.table, store.clock.now()
     fetched: FetchResult | None = None
@@ -82,7 +82,8 @@ def fetch_unverified(
             column = table.index.places[HOST]
             places = [column[row] for row in rows]
             lease = table.leases.lease(rows, math.inf)
-            table.touch(rows)
+            if priority is Priority.DEMAND:
+                table.touch(rows)
             fetched = FetchResult(lease, places, {}, Outcome.MISS, NOTHING_HELD)
             if rows:
                 at_hand = {HostTier.name: len(rows)}
@@ -106,7 +107,7 @@ def _fetch(
     *,
     verifies: bool,
 ) -> FetchResult:
-    table, ladder, column = store.table, store.ladder, store.table.index.places[HOST]
+    table, mover, column = store.table, store.mover, store.table.index.places[HOST]
     late_at = store.clock.now() + deadline_s
     estimates = store.estimates.estimates(namespace.domain)
     with table.lock:
@@ -115,28 +116,27 @@ def _fetch(
         planned = blocks_within(coverage.tiers, namespace.record_bytes, estimates, deadline_s)
         rows = coverage.rows[: min(planned, slots(table, namespace))]
         lease = table.leases.lease(rows, late_at + store.options.lease_s)
-        table.touch(rows)
         if priority is Priority.DEMAND:
-            ladder.raise_priority(rows)
+            table.touch(rows)
+            mover.raise_priority(rows)
         loading = [table.reads[row] for row in rows if row in table.reads]
         for each in loading:
             each.waiting += 1
-        promotions = ladder.reserve(namespace, rows)
-    read_batches = ladder.start_reads(namespace, promotions, priority)
+        promotions = mover.reserve(namespace, rows)
+    read_batches = mover.start_reads(namespace, promotions, priority)
     # Blocks that are read now are verified by the thread that reads them.
     if verifies:
         started = store.clock.now()
         in_memory = [row for row, tier in zip(rows, coverage.tiers, strict=False) if tier == HOST]
-        checked = {row: verify_in_memory(table, row) for row in in_memory}
-        trusted = {row: copy.place for row, copy in checked.items() if copy.outcome is Outcome.OK}
-        nbytes = len(trusted) * namespace.record_bytes
-        store.estimates.verified(nbytes, store.clock.now() - started)
+        trusted = {row: verify_in_memory(table, row) for row in in_memory}
+        good = sum(place != NOWHERE for place in trusted.values())
+        store.estimates.verified(good * namespace.record_bytes, store.clock.now() - started)
     else:
         trusted = {row: Place(column[row]) for row in rows}
     readings = [read_batch.reading for read_batch in read_batches]
     done, late = wait(readings, timeout=max(0.0, late_at - store.clock.now()))
     if late:
-        ladder.cancel(read_batches)
+        mover.cancel(read_batches)
     reads: list[TierRead] = []
     for reading in done:
         if reading.cancelled():

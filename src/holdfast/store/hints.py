@@ -12,12 +12,11 @@ from itertools import takewhile
 
 from holdfast.blocks.key import unpack_keys
 from holdfast.blocks.namespace import Namespace
-from holdfast.errors import BlockError
-from holdfast.fairness.fair_queue import Priority
+from holdfast.fairness.fair_queue import Priority, WorkItem
 from holdfast.plan.planner import PlanQuestion
 from holdfast.plan.prestage import begin_in_s
 from holdfast.policy.base import NEVER
-from holdfast.session import LOOK_S, PIN_S, SECONDS_MAX, check_seconds
+from holdfast.session import LOOK_S, PIN_S, SECONDS_MAX, check_name, check_seconds
 from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
 from holdfast.store.evict import slots
@@ -25,7 +24,6 @@ from holdfast.store.fetch import fetch_unverified
 from holdfast.store.lookup import ask_first, ask_in_time
 from holdfast.store.pending_hints import NamedChain, PendingPrestage, PinnedChain
 
-NAME_CHARS_MAX = 256
 PIN_S_MAX = 3_600.0
 PIN_SHARE = 0.5
 """Maximum share of the host tier for all pins; reservations of other domains are left out."""
@@ -35,10 +33,9 @@ _PROMOTION_S = 60.0
 
 def follow(store: StoreParts, namespace: Namespace, session: str, keys: Sequence[bytes]) -> None:
     """Note that a session uses this chain; later hints name only the session."""
-    if session:
-        check_name(session)
-        with store.table.lock:
-            store.pending_hints.follow(namespace, session, keys)
+    check_name(session)
+    with store.table.lock:
+        store.pending_hints.follow(namespace, session, keys)
 
 
 def closed(store: StoreParts, domain: bytes, session: str) -> int:
@@ -53,8 +50,9 @@ def closed(store: StoreParts, domain: bytes, session: str) -> int:
 def returns(store: StoreParts, domain: bytes, session: str, in_s: float) -> int:
     """Record that a session comes back in `in_s` seconds; return how many of its blocks are held.
 
-    Its blocks stay until the session is back, and blocks below memory are read into it before.
-    Shared tiers are asked about blocks that are not held here, for `LOOK_S` at most.
+    The eviction policy takes that time as the next use of its blocks, and blocks below memory are
+    read into it before. Shared tiers are asked about blocks that are not held here, for `LOOK_S` at
+    most.
     """
     check_name(session)
     check_seconds("returns.in_s", in_s, SECONDS_MAX)
@@ -140,20 +138,19 @@ def pin(
             pending_hints.end_claim(claimed_bytes)
 
 
-def bring_up(store: StoreParts) -> None:
-    """Start the prestages that are due; housekeeping calls it."""
+def start_prestages(store: StoreParts) -> None:
+    """Start the prestages that are due, fairly between domains; housekeeping calls it."""
     with store.table.lock:
         due = store.pending_hints.due(store.clock.now())
     for staging in due:
-        store.background.submit(_promote, store, staging)
-
-
-def check_name(session: str) -> None:
-    """Raise BlockError for an invalid session name."""
-    if not 0 < len(session) <= NAME_CHARS_MAX:
-        raise BlockError(
-            f"session: a name of {len(session)} characters is not from 1 to {NAME_CHARS_MAX}"
-        )
+        namespace, keys = staging.chain.namespace, unpack_keys(staging.chain.keys)
+        nbytes, share = len(keys) * namespace.record_bytes, store.share(namespace.domain)
+        item = WorkItem(namespace.domain, nbytes, share, Priority.PREFETCH)
+        try:
+            store.background.submit(item, partial(_promote, store, staging))
+        except RuntimeError:  # no thread can be started, because the process ends for example
+            with store.table.lock:
+                store.pending_hints.done()
 
 
 def _expect(store: StoreParts, domain: bytes, session: str, at_s: float) -> int:

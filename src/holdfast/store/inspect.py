@@ -12,7 +12,6 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.errors import BlockError
 from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
-from holdfast.store.unreadable import uncounted
 from holdfast.tiers.base import HealthReporting, is_away
 
 EVERYTHING = "*"
@@ -24,17 +23,17 @@ def status(store: StoreParts) -> dict[str, Any]:
     with table.lock:
         hosts = [("host", host.usage()) for host in table.all_hosts()]
         usages = [*hosts, *((tier.name, tier.usage()) for tier in table.lower)]
-        fill, names = table.usage, {store.domain(name)[1]: name for name in store.domain_names()}
-        seen = [domain for used in fill.used for domain in used]
+        usage, names = table.usage, {domain: name for name, domain in store.domain_ids.items()}
+        seen = [domain for used in usage.used for domain in used]
         domains = [
             {
                 "domain": names.get(domain, domain.hex()),
                 "configured": domain in names,
                 "unreadable": table.sealing.unreadable[domain],
-                "share": fill.share(domain),
-                "reserved_bytes": fill.quota(HOST, domain).reserved_bytes,
+                "share": usage.share(domain),
+                "reserved_bytes": usage.quota(HOST, domain).reserved_bytes,
                 "used_bytes": {
-                    table.tier_name(tier): used[domain] for tier, used in enumerate(fill.used)
+                    table.tier_name(tier): used[domain] for tier, used in enumerate(usage.used)
                 },
                 "quota_bytes": store.quotas(domain),
             }
@@ -43,7 +42,7 @@ def status(store: StoreParts) -> dict[str, Any]:
         return {
             "incarnation": store.incarnation,
             "blocks": len(table.index),
-            "tiers": [{"tier": name, **msgspec.to_builtins(usage)} for name, usage in usages],
+            "tiers": [{"tier": name, **msgspec.to_builtins(each)} for name, each in usages],
             "admission": [
                 {"tier": table.tier_name(tier), **figures}
                 for tier, rule in enumerate(table.rules.of, start=1)
@@ -97,7 +96,7 @@ def listing(store: StoreParts) -> list[dict[str, Any]]:
         copies[namespace].update(table.index.tiers(row))
 
     table.for_each_row(lambda _: True, count)
-    names = {store.domain(name)[1]: name for name in store.domain_names()}
+    names = {domain: name for name, domain in store.domain_ids.items()}
     return [
         {
             "fingerprint": namespace.fingerprint.hex(),
@@ -124,7 +123,7 @@ def would_drop(store: StoreParts, fingerprint: str) -> dict[str, Any]:
     wanted = [
         entry for entry in listing(store) if fingerprint in (EVERYTHING, entry["fingerprint"])
     ]
-    return {"blocks": wanted, "uncounted": uncounted(store.table)}
+    return {"blocks": wanted, "uncounted": store.shared_tiers}
 
 
 def drop(store: StoreParts, fingerprint: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from holdfast.errors import NotFollowed, Outcome
 from holdfast.fairness.fair_queue import Priority, WorkItem
 from holdfast.index.residency import Coverage
 from holdfast.plan.planner import Plan, PlanQuestion
-from holdfast.session import LOOK_S
+from holdfast.session import LOOK_S, LOOKUP_SHARE
 from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.core import StoreParts
 from holdfast.store.estimates import EngineId
@@ -32,17 +32,15 @@ from holdfast.tiers.base import (
     segment_place,
 )
 
-ASK_SHARE = 0.5
-"""Part of a fetch's deadline that questions to shared tiers may take."""
-
 _NONE: Mapping[str, Outcome] = MappingProxyType({})
 
 _log = logging.getLogger("holdfast.store")
 
 
 class PromptTokens(NamedTuple):
-    """An engine's question: tokens of the prompt (0: unknown) and leading tokens it has already.
+    """An engine's question: tokens of the prompt, and leading tokens it has already.
 
+    `tokens` 0: a question about a chain that is not to be computed now; its plan is not logged.
     `limit_s`: longest time of a fetch. `instead_of`: number of an earlier plan for the same prompt,
     which this one replaces.
     """
@@ -68,18 +66,11 @@ class PlannedFetch(NamedTuple):
     unanswered: dict[str, Outcome]
 
 
-class HeldPrefix(NamedTuple):
-    """Number of leading blocks held, and of blocks that each tier would serve."""
-
-    blocks: int
-    sources: dict[str, int]
-
-
 class LookupResult(NamedTuple):
     """Leading blocks held of a chain, by tier, and the shared tiers that did not answer.
 
-    `unanswered` has LATE or GONE by name of tier. It is empty if all of the chain is held, or if
-    every shared tier answered that it lacks the next block.
+    `unanswered` has LATE or GONE by name of tier. It is empty if all of the chain is held, if every
+    shared tier answered that it lacks the next block, or if none was to be asked.
     """
 
     blocks: int
@@ -87,12 +78,12 @@ class LookupResult(NamedTuple):
     unanswered: dict[str, Outcome]
 
 
-def cover(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> HeldPrefix:
+def cover(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> LookupResult:
     """Count the leading blocks of a chain that the index knows of, by tier; state only."""
     table = store.table
     with table.lock:
         coverage = table.index.cover(namespace, keys)
-    return HeldPrefix(coverage.blocks, sources(table, coverage, coverage.blocks))
+    return LookupResult(coverage.blocks, sources(table, coverage, coverage.blocks), {})
 
 
 def asks(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> bool:
@@ -124,7 +115,7 @@ def look(
             covered = cover(store, namespace, keys)
             if outcome is not Outcome.OK:
                 unanswered[tier.name] = outcome
-    return LookupResult(*covered, unanswered if covered.blocks < len(keys) else {})
+    return covered._replace(unanswered=unanswered if covered.blocks < len(keys) else {})
 
 
 def ask_in_time(
@@ -142,21 +133,21 @@ def ask_in_time(
     table = store.table
     covered = cover(store, namespace, keys)
     if covered.blocks == len(keys) or not table.shared:
-        return LookupResult(*covered, {})
+        return covered
     late = dict.fromkeys(store.shared_tiers, Outcome.LATE)
     within_s = min(within_s, LOOK_S)
     if within_s <= 0:
-        return LookupResult(*covered, late)
+        return covered._replace(unanswered=late)
     share = table.usage.share(namespace.domain)
     work_item = WorkItem(namespace.domain, len(keys) * namespace.record_bytes, share, priority)
     try:
         asking = store.lookups.submit(work_item, partial(look, store, namespace, keys, within_s))
     except RuntimeError:  # the store is closed
-        return LookupResult(*covered, dict.fromkeys(late, Outcome.GONE))
+        return covered._replace(unanswered=dict.fromkeys(late, Outcome.GONE))
     wait([asking], timeout=within_s)
     if asking.cancel() or not asking.done():
         covered = cover(store, namespace, keys)
-        return LookupResult(*covered, late if covered.blocks < len(keys) else {})
+        return covered._replace(unanswered=late if covered.blocks < len(keys) else {})
     return asking.result()
 
 
@@ -169,13 +160,13 @@ def ask_first(
 ) -> tuple[LookupResult, float]:
     """Ask shared tiers before a fetch; return the result and the seconds left for the fetch.
 
-    The lookup takes at most `ASK_SHARE` of the deadline, so that blocks held here are fetched even
-    if no shared tier answers. If a busy machine wakes the caller late, the fetch still has the rest
-    of the deadline.
+    The lookup takes at most `LOOKUP_SHARE` of the deadline, so that blocks held here are fetched
+    even if no shared tier answers. If a busy machine wakes the caller late, the fetch still has the
+    rest of the deadline.
     """
     late_at = store.clock.now() + deadline_s
-    asked = ask_in_time(store, namespace, keys, ASK_SHARE * deadline_s, priority)
-    return asked, max(late_at - store.clock.now(), (1 - ASK_SHARE) * deadline_s)
+    asked = ask_in_time(store, namespace, keys, LOOKUP_SHARE * deadline_s, priority)
+    return asked, max(late_at - store.clock.now(), (1 - LOOKUP_SHARE) * deadline_s)
 
 
 def _ask(
@@ -188,9 +179,11 @@ def _ask(
 ) -> Outcome:
     """Ask one shared tier about the blocks from `start` on, unless another caller does or just did.
 
-    Returns OK if the tier answered.
+    Returns OK if the tier answered. What another caller asks is about that caller's chain, which
+    may end or branch off before this one: then the tier is asked again about the rest.
     """
     name, answer = (number, namespace, keys[start]), HeldAnswer(0, Outcome.GONE)
+    until = time.monotonic() + within_s
     with table.lock:
         now_s, failed, readable = table.clock.now(), table.failed_remote, len(keys)
         if failed:
@@ -202,7 +195,14 @@ def _ask(
         other = table.inflight_lookups.begin(name, now_s)
     if other is not None:
         wait([other], timeout=within_s)
-        return other.result() if other.done() else Outcome.LATE
+        if not other.done():
+            return Outcome.LATE
+        with table.lock:
+            covered = table.index.cover(namespace, keys).blocks
+        if other.result() is not Outcome.OK or not start < covered < len(keys):
+            return other.result()
+        left_s = until - time.monotonic()
+        return _ask(table, number, namespace, keys, covered, left_s) if left_s > 0 else Outcome.LATE
     try:
         tier, asked = table.shared[number], keys[:readable]
         try:
@@ -262,16 +262,17 @@ def plan_fetch(
     if question.first >= coverage.blocks:
         store.plan_log.not_followed(prompt.engine, prompt.instead_of, NotFollowed.HAD)
     else:
-        record = PlanRecord(
-            engine=prompt.engine,
-            prompt_tokens=prompt.tokens,
-            have_tokens=prompt.have,
-            held=coverage.blocks,
-            plan=plan,
-            block_bytes=namespace.record_bytes,
-            first_block=question.first,
-        )
-        number = store.plan_log.add(record, prompt.instead_of)
+        if prompt.tokens:
+            record = PlanRecord(
+                engine=prompt.engine,
+                prompt_tokens=prompt.tokens,
+                have_tokens=prompt.have,
+                held=coverage.blocks,
+                plan=plan,
+                block_bytes=namespace.record_bytes,
+                first_block=question.first,
+            )
+            number = store.plan_log.add(record, prompt.instead_of)
         if plan.blocks < coverage.blocks:
             tier = coverage.tiers[plan.blocks]
             if tier != HOST and estimates.wants_probe(tier):  # now and then, though not worth it
@@ -303,8 +304,8 @@ def probe(store: StoreParts) -> None:
     for namespace, key in requested:
         with store.table.lock:
             row = store.table.index.find(namespace, key)
-            promotions = store.ladder.reserve(namespace, [row] if row >= 0 else [])
-        for read_batch in store.ladder.start_reads(namespace, promotions):
+            promotions = store.mover.reserve(namespace, [row] if row >= 0 else [])
+        for read_batch in store.mover.start_reads(namespace, promotions):
             read_batch.reading.add_done_callback(lambda _: store.estimates.update_fits())
 
 

@@ -131,6 +131,15 @@ class PendingHints:
         self._pins = {chain: pin for chain, pin in self._pins.items() if pin.until_s > now_s}
         return self._claimed_bytes + sum(pin.nbytes for pin in self._pins.values())
 
+    def forget_domain(self, domain: bytes) -> None:
+        """Forget the sessions, queued prestages and pins of a domain whose leases have ended."""
+        for name in [name for name in self._sessions if name[0] == domain]:
+            self.forget(*name)
+        self._waiting = [each for each in self._waiting if each[2].chain.namespace.domain != domain]
+        heapq.heapify(self._waiting)
+        self._waiting_bytes = sum(len(staging.chain.keys) for _, _, staging in self._waiting)
+        self._pins = {chain: pin for chain, pin in self._pins.items() if chain[0].domain != domain}
+
     def status(self, now_s: float) -> dict[str, int]:
         """Return how many sessions are followed, contexts wait, and bytes are pinned."""
         return {

@@ -25,6 +25,7 @@ from holdfast.store.block_table import HOST, BlockTable, InflightRead
 from holdfast.store.estimates import Estimates
 from holdfast.store.evict import reserve_slots
 from holdfast.store.rewrite import rewrite_misplaced
+from holdfast.store.verify import verify_record
 from holdfast.store.write_behind import WriteBehind
 from holdfast.tiers.base import Place, SharedTier, TierGet
 
@@ -34,8 +35,6 @@ BATCH_BYTES = 8 * MIB
 BATCH_S = 0.00125
 """Longest time of a read batch while other domains read from the tier (at least one block):
 a batch in progress delays every other domain."""
-
-_CLOSE_WRITE_S = 60.0
 
 _log = logging.getLogger("holdfast.store")
 
@@ -193,7 +192,7 @@ class BlockMover:
         for write_behind in self._writers:
             write_behind.wake()
 
-    def close(self, write_s: float = _CLOSE_WRITE_S) -> None:
+    def close(self, write_s: float) -> None:
         """Write queued blocks for at most `write_s`, then stop the threads."""
         until = time.monotonic() + write_s
         for write_behind in self._writers:
@@ -235,7 +234,7 @@ class BlockMover:
             found = lower.read(batch)
             reach("promotion_read")
             outcomes = [
-                table.sealing.check_and_open(get.into, get.key, namespace)
+                verify_record(table, get.into, get.key, namespace, tier)
                 if outcome is Outcome.OK
                 else outcome
                 for get, outcome in zip(batch, found, strict=True)
@@ -254,13 +253,15 @@ class BlockMover:
             arrived = outcomes.count(Outcome.OK) * size
             self._estimates.arrived(tier, arrived, namespace.domain, of=len(read_batch) * size)
             promoted = self._land(namespace, read_batch, outcomes)
+        ended_ns = time.time_ns()
+        # Before the read ends, so that the next write of these blocks from here replaces them.
         if bad and isinstance(lower, SharedTier) and not table.sealing.is_away(namespace.domain):
             lower.delete_corrupt(bad)
         good = [get.key for get, o in zip(batch, outcomes, strict=True) if o is Outcome.OK]
         if rewrite_misplaced(table, tier, namespace, good) or promoted:
             self.wake()
         asked, nbytes = len(read_batch), len(good) * size
-        return TierRead(lower.name, asked, len(good), nbytes, began_ns, time.time_ns())
+        return TierRead(lower.name, asked, len(good), nbytes, began_ns, ended_ns)
 
     def _land(
         self, namespace: Namespace, read_batch: Sequence[Promotion], outcomes: Sequence[Outcome]

@@ -1,10 +1,10 @@
 """The public domain: contexts that every domain may read and only a publisher writes.
 
 For system prompts, tool descriptions and documents that all tenants share. Its blocks are never
-evicted from memory, and are read back into it after a restart before any request. So whether a
-block is a hit does not depend on other users and reveals nothing about them. A reader gets a copy
-under its own domain's keys: the public arena is never mapped by readers, and never holds what
-users save.
+evicted from memory, and after a restart a background thread reads them back into it, whether a
+request needs them or not. So whether a block is a hit does not depend on other users and reveals
+nothing about them. A reader gets a copy under its own domain's keys: the public arena is never
+mapped by readers, and never holds what users save.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace
 from holdfast.codec.pack import payload
+from holdfast.limits import PUBLIC_BLOCKS_MAX
 from holdfast.policy.retention import Retention
 from holdfast.store import save
 from holdfast.store.block_table import HOST
@@ -22,9 +23,6 @@ from holdfast.store.core import StoreParts
 from holdfast.store.fetch import fetch, fetch_unverified
 from holdfast.store.lookup import cover
 from holdfast.tiers.base import NOWHERE
-
-BLOCKS_MAX = 512
-"""Leading blocks of a chain looked up in the public domain: 64K tokens at 128 a block."""
 
 _FETCH_S = 5.0
 _WARM_S = 60.0
@@ -37,7 +35,7 @@ def has_public_copies(
     index, public = store.table.index, _public(store, namespace)
     with store.table.lock:
         own = index.cover(namespace, keys).blocks
-        if own >= min(len(common), BLOCKS_MAX):
+        if own >= min(len(common), PUBLIC_BLOCKS_MAX):
             return False
         theirs = index.cover(public, common[: own + 1])
     return theirs.blocks > own and theirs.tiers[own] == HOST
@@ -51,7 +49,7 @@ def copy_public(
     `keys` names the chain in the reader's domain, `common` the same blocks in the public one.
     """
     own = cover(store, namespace, keys).blocks
-    fetched = fetch(store, _public(store, namespace), common[:BLOCKS_MAX], _FETCH_S)
+    fetched = fetch(store, _public(store, namespace), common[:PUBLIC_BLOCKS_MAX], _FETCH_S)
     try:
         theirs = fetched.places[own : len(keys)]
         reservation = _copy(store, namespace, keys[: own + len(theirs)], theirs) if theirs else None
@@ -94,10 +92,11 @@ def warm(store: StoreParts) -> int:
         return 0
     index = store.table.index
     namespaces: dict[Namespace, list[tuple[int, bytes]]] = defaultdict(list)
-    with store.table.lock:
-        for row in store.table.rows_where(lambda namespace: namespace.domain == store.table.public):
-            block = index.depths[row], index.keys[row] or b""
-            namespaces[index.namespace(row)].append(block)
+
+    def note(row: int) -> None:
+        namespaces[index.namespace(row)].append((index.depths[row], index.keys[row] or b""))
+
+    store.table.for_each_row(lambda namespace: namespace.domain == store.table.public, note)
     blocks = 0
     for namespace, named in namespaces.items():
         leased = fetch_unverified(store, namespace, [key for _, key in sorted(named)], _WARM_S)

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from itertools import compress, groupby
 from typing import NamedTuple
 
-from holdfast.blocks.envelope import HEADER_BYTES, SEAL_NONE, Header
+from holdfast.blocks.envelope import HEADER_BYTES, SEAL_NONE, Header, header_of_record
 from holdfast.blocks.namespace import Namespace, namespace_of
-from holdfast.codec.pack import is_announced
 from holdfast.errors import Outcome
 from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.core import StoreParts
@@ -75,7 +74,7 @@ def receive_slots(store: StoreParts, headers: Sequence[Header]) -> list[ReceiveS
                     headers[i], namespace, place, erase_generation, slot, is_held
                 )
     if any(each.slot is None and not each.held for each in receive_slots.values()):
-        store.ladder.wake()  # write blocks below, so that they become evictable
+        store.mover.wake()  # write blocks below, so that they become evictable
     return [receive_slots[i] for i in range(len(headers))]
 
 
@@ -84,10 +83,11 @@ def publish_received(
 ) -> list[Outcome]:
     """Publish completely filled slots: OK (now held), FULL (it had no slot), or CORRUPT.
 
-    A record is CORRUPT if it does not begin with its announced header, or if this node seals its
-    domain and cannot open it. `announced` holds all headers as received; if the records begin with
-    the same bytes, their headers are not compared one by one. A message that the receive budget
-    turned away has no slots at all; its call counts as FULL.
+    A record is CORRUPT if it does not begin with its announced header, if this node seals its
+    domain and cannot open it, or if its domain was erased since its slot was reserved. `announced`
+    holds all headers as received; if the records begin with the same bytes, their headers are not
+    compared one by one. A message that the receive budget turned away has no slots at all; its call
+    counts as FULL.
     """
     table, index, began_s = store.table, store.table.index, store.clock.now()
     begun = b"".join(each.slot[:HEADER_BYTES] for each in receive_slots if each.slot is not None)
@@ -96,7 +96,7 @@ def publish_received(
     for each in receive_slots:
         if each.slot is None:
             outcome = Outcome.OK if each.held else Outcome.FULL
-        elif not (headers_match or is_announced(each.slot, each.header)):
+        elif not (headers_match or header_of_record(each.slot) == each.header):
             outcome = Outcome.CORRUPT
         elif table.sealing.must_open(each.header):
             landed = table.sealing.check_and_open(each.slot, each.header.key, each.namespace)
@@ -120,7 +120,7 @@ def publish_received(
                 outcomes[i] = Outcome.CORRUPT
             if outcomes[i] is Outcome.OK and _replaces(table, namespace, header, row):
                 # This one replaces a doubted record on every tier.
-                table.quarantine(row, HOST, Outcome.CORRUPT)
+                table.remove_copies(row)
                 table.unverified_records.unmark(namespace, header.key)
                 row = index.find(namespace, header.key)
             in_memory = row >= 0 and (index.places[HOST][row] >= 0 or row in table.reads)
@@ -142,7 +142,7 @@ def publish_received(
                 for row in here:
                     table.queues.enqueue(row)
     if entered and table.lower:
-        store.ladder.wake()
+        store.mover.wake()
     if_all_ok = Outcome.OK if receive_slots else Outcome.FULL
     worst = next((each for each in outcomes if each is not Outcome.OK), if_all_ok)
     store.activity.call("receive", worst, store.clock.now() - began_s, len(entered))

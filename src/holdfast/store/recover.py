@@ -36,7 +36,10 @@ class Recovery:
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the pass; False if it still runs after `timeout_s`."""
+        """Wait for the end of the pass; False if it still runs after `timeout_s`.
+
+        Returns True at once before `start`.
+        """
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()

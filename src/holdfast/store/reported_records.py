@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from holdfast.blocks.envelope import header_of_record
 from holdfast.blocks.namespace import Namespace
 from holdfast.codec.pack import check_without_key
 from holdfast.errors import Outcome
 from holdfast.store.core import StoreParts
 from holdfast.store.verify import read_copy
-from holdfast.tiers.base import Place, header_of_record
+from holdfast.tiers.base import Place
 
 CHECK_S = 1.0
 """Longest time for which one report is checked, in seconds; the rest of it is ignored."""

@@ -31,7 +31,7 @@ FILLING_SHARE = 0.5
 
 
 class SaveSlots(NamedTuple):
-    """Slots to fill: one place per key, -1 for a block that is held already or has no room.
+    """Slots to fill: one place per key, -1 for a block that is held already or gets no slot.
 
     Only blocks of the same namespace count as held, so the answer reveals no other namespace.
     """
@@ -58,9 +58,9 @@ def reserve(
         table.pin(held)  # they must not be evicted for the blocks that follow them
         size, share = namespace.record_bytes, FILLING_SHARE if len(table.hosts) > 1 else 1.0
         fillable = table.usage.fillable(namespace.domain, size, store.host_bytes, share)
-        room = iter(reserve_slots(table, namespace, min(there.count(False), fillable)))
+        slots = iter(reserve_slots(table, namespace, min(there.count(False), fillable)))
         table.unpin(held)
-        places = [NOWHERE if is_there else next(room, NOWHERE) for is_there in there]
+        places = [NOWHERE if is_there else next(slots, NOWHERE) for is_there in there]
         full = places.count(NOWHERE) > len(held)
         erase_generation = table.erase_generation(namespace.domain)
         reservation = Reservation(
@@ -70,7 +70,7 @@ def reserve(
         number = table.leases.reserve(reservation)
     outcome = Outcome.FULL if full else Outcome.OK
     if full:
-        store.ladder.wake()
+        store.mover.wake()
     store.activity.call("reserve", outcome, store.clock.now() - began_s, len(keys))
     return SaveSlots(number, [int(place) for place in places], outcome)
 
@@ -136,17 +136,18 @@ def commit(store: StoreParts, number: int, retention: Retention = Retention.SESS
                 again = in_memory if retention is Retention.DURABLE else []
                 table.write_public([*again, *entered])
             elif retention is Retention.EPHEMERAL:
-                table.queues.do_not_admit(entered)
+                table.queues.keep_in_memory_only(entered)
                 table.eviction.expect(entered, NEVER)
             elif retention is Retention.DURABLE:
                 table.queues.write_through([*in_memory, *entered])
-            elif store.options.writes_behind:
-                for row in entered:
+            else:
+                admitted = [*table.queues.admit_ephemeral(in_memory), *entered]
+                for row in admitted if store.options.writes_behind else []:
                     table.queues.enqueue(row)
     published = len(taken)
     reach("commit_published")
-    if table.lower and (published or retention is Retention.DURABLE):
-        store.ladder.wake()
+    if table.lower and (published or retention is not Retention.EPHEMERAL):
+        store.mover.wake()
     store.activity.call("save", Outcome.OK, store.clock.now() - began_s, published)
     return published
 

@@ -44,12 +44,11 @@ class ScrubRequest(NamedTuple):
     shared: bool = True
 
 
-EVERYTHING = ScrubRequest()
-"""All of it, at once."""
+EVERY_COPY = ScrubRequest()
 
 
 def scrub(
-    store: StoreParts, request: ScrubRequest = EVERYTHING, stop: threading.Event | None = None
+    store: StoreParts, request: ScrubRequest = EVERY_COPY, stop: threading.Event | None = None
 ) -> dict[str, Any]:
     """Read and verify stored copies; remove failing ones from the index. Serving continues.
 

@@ -8,6 +8,7 @@ one. A record of a foreign domain is kept as received; its reader verifies it.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from array import array
 from collections import Counter
@@ -25,13 +26,16 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import aligned_buffer
 from holdfast.clock import Clock
 from holdfast.codec.pack import matches
-from holdfast.codec.seal import Sealer
+from holdfast.codec.seal import DataKey, Sealer
 from holdfast.errors import FormatError, Outcome
 from holdfast.keys.keyring import KeyRing
 from holdfast.keys.keyring_watch import KeyRingWatch
 
 UNREADABLE_LOG_S = 60.0
 """Shortest time between two log lines about unreadable records of one domain, in seconds."""
+
+LOOK_AGAIN_S = 1.0
+"""Shortest time between two readings of the ring's file for one missing data key, in seconds."""
 
 UNKNOWN_EPOCH = 0
 """The copy is not sealed, or another node sealed it: epochs count from 1."""
@@ -42,19 +46,21 @@ _log = logging.getLogger("holdfast.store")
 class Sealing:
     """Seals and opens the records of one store, for the domains that are enrolled on its ring.
 
-    `ours`: ids of the domains whose arenas are here. Without a `ring`, nothing is sealed.
+    `ours`: ids of the domains whose arenas are here. With an empty `ring`, nothing is sealed.
     `unreadable`: by domain, the number of whole records that could not be opened here, or are not
     trusted.
     """
 
-    def __init__(self, ours: Container[bytes], ring: KeyRing | None, clock: Clock) -> None:
+    def __init__(self, ours: Container[bytes], ring: KeyRing, clock: Clock) -> None:
         self._ours = ours
         self.unreadable = Counter[bytes]()
         self._logged_s: dict[bytes, float] = {}
+        self._looked_s: dict[tuple[bytes, int, bytes], float] = {}
+        """The last missing data key for which the ring's file was read, and when."""
         self._clock = clock
         self.ring = ring
-        self.watch = KeyRingWatch(ring, self._clock) if ring else None
-        self._sealed = frozenset(ring.enrolled() if ring else ())
+        self.watch = KeyRingWatch(ring, clock)
+        self._sealed = frozenset(ring.enrolled())
 
     def seals(self, domain: bytes) -> bool:
         """Return whether blocks of a domain leave this host sealed."""
@@ -62,14 +68,14 @@ class Sealing:
 
     def is_away(self, domain: bytes) -> bool:
         """Return whether a domain's keys are unavailable: its blocks are not served or judged."""
-        return domain in self._sealed and self.ring is not None and self.ring.is_away(domain)
+        return domain in self._sealed and self.ring.is_away(domain)
 
     def sealer(self, record: memoryview, domain: bytes) -> Sealer | Outcome:
         """Return the sealer of a plain record: CORRUPT for a damaged header, GONE without a key.
 
         A caller that seals several records makes all sealers first.
         """
-        key = self.ring.current(domain) if self.ring else None
+        key = self.ring.current(domain)
         if key is None:
             return Outcome.GONE
         return key.sealer(record, secrets.token_bytes(NONCE_BYTES)) or Outcome.CORRUPT
@@ -108,17 +114,27 @@ class Sealing:
             return Outcome.CORRUPT
         if namespace.domain not in self._ours:
             return Outcome.OK
-        if self.ring is None or self.watch is None:
+        if not self._sealed:
             return self._note_unreadable(header, "sealed, and this host has no key ring")
-        data_key = self.ring.find(header.domain, header.epoch, header.key_id)
-        if data_key is None:
-            self.watch.glance()  # another node may just have begun this epoch
-            data_key = self.ring.find(header.domain, header.epoch, header.key_id)
+        data_key = self._find_key(header)
         if data_key is None:
             name = f"epoch {header.epoch}, key id {header.key_id.hex()}"
             why = f"sealed with a data key ({name}) that is not on this host's key ring"
             return self._note_unreadable(header, why)
         return data_key.open(record)
+
+    def _find_key(self, header: Header) -> DataKey | None:
+        """Return the data key that a header names, reading the ring's file for one that is missing.
+
+        The file is read for a key at most once in `LOOK_AGAIN_S`.
+        """
+        named, now_s = (header.domain, header.epoch, header.key_id), self._clock.now()
+        found = self.ring.find(*named)
+        if found is None and now_s >= self._looked_s.get(named, -math.inf) + LOOK_AGAIN_S:
+            self.watch.look_briefly()  # another node may just have begun this epoch
+            self._looked_s = {named: now_s}  # the latest only, because a record may name any key
+            found = self.ring.find(*named)
+        return found
 
     def _note_unreadable(self, header: Header, why: str) -> Outcome:
         """Count a whole record that cannot be used here, and log it at most once in a while."""
@@ -127,7 +143,7 @@ class Sealing:
         last_s = self._logged_s.get(domain)
         if last_s is None or now_s >= last_s + UNREADABLE_LOG_S:
             self._logged_s[domain] = now_s
-            name = self.ring.name(domain) if self.ring and self.seals(domain) else ""
+            name = self.ring.name(domain) if self.seals(domain) else ""
             _log.warning(
                 "records of domain %s are misses here, %d so far: %s; shared tiers keep them, the "
                 "places of a disk are reused. Give all hosts that share a tier the same `keyring` "
@@ -138,7 +154,7 @@ class Sealing:
 
     def erasures(self, domain: bytes) -> int:
         """Return how many erasures of a domain the ring has recorded."""
-        return self.ring.erasures(domain) if self.ring else 0
+        return self.ring.erasures.seen.get(domain, 0)
 
     def must_open(self, header: Header) -> bool:
         """Return whether a received record must be opened: it or its domain is sealed, and ours."""
@@ -151,7 +167,7 @@ class Sealing:
 
         False while the ring is unavailable, and for epoch 0, which no key has.
         """
-        if not epoch or self.ring is None or self.ring.is_away(domain):
+        if not epoch or self.ring.is_away(domain):
             return False
         return not self.ring.opens(domain, epoch)
 
@@ -165,8 +181,7 @@ class Sealing:
             return True
         if header.seal == SEAL_NONE:
             return not self.seals(header.domain)
-        key = self.ring and self.ring.find(header.domain, header.epoch, header.key_id)
-        return key is not None
+        return self.ring.find(header.domain, header.epoch, header.key_id) is not None
 
 
 class CopyEpochs:

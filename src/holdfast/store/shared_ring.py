@@ -31,9 +31,9 @@ class SharedRing:
         """Read the ring's file and apply its changes."""
         sealing = self._store.table.sealing
         ring, watch = sealing.ring, sealing.watch
-        if ring is None or watch is None or ring.path is None:
+        if ring.path is None:
             return
-        watch.glance()
+        watch.look_briefly()
         stale = self._store.clock.now() - watch.read_at >= RING_STALE_S
         if stale and not self.lost:
             self._suspend(ring, watch.why or "it was not read in time, the file system may hang")
@@ -41,7 +41,7 @@ class SharedRing:
             self._store.audit.record("ring", state="back")
             self.lost = False
             self._on_back()
-        pending = ring.erased() or ring.retired()
+        pending = ring.erasures.pending() or ring.retirements.pending()
         if pending and self._store.erasing.acquire(blocking=False):  # else another thread does it
             try:
                 self._apply(ring)
@@ -56,18 +56,17 @@ class SharedRing:
         )
         self.lost = True
         self._store.audit.record("ring", state="lost", why=why)
-        for name in self._store.domain_names():
-            domain = self._store.domain(name)[1]
+        for domain in self._store.domain_ids.values():
             if self._store.table.sealing.seals(domain):
                 leave_memory(self._store, domain)
 
     def _apply(self, ring: KeyRing) -> None:
         """Forget the blocks of domains that other nodes erased, or whose keys they retired."""
         store = self._store
-        for domain in ring.erased():
+        for domain in ring.erasures.pending():
             blocks = forget_erased(store, ring, domain).blocks
             store.audit.record("erased elsewhere", domain=ring.name(domain), blocks=blocks)
-        for domain in ring.retired():
+        for domain in ring.retirements.pending():
             if ring.is_away(domain):
                 continue
             found = sweep_retired(store, ring, domain).as_data()

@@ -13,7 +13,6 @@ import logging
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -22,14 +21,13 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import NotFollowed, Outcome, StoreClosedError
-from holdfast.fairness.fair_queue import Priority
+from holdfast.fairness.fair_queue import Priority, WorkItem
 from holdfast.policy.retention import Retention
 from holdfast.session import Session
 from holdfast.store import domains as domain_keys
 from holdfast.store import fetch as fetch_path
-from holdfast.store import hints, public_domain, reported_records
+from holdfast.store import hints, lookup, public_domain, reported_records
 from holdfast.store import inspect as inspection
-from holdfast.store import lookup as coverage
 from holdfast.store import receive as receiving
 from holdfast.store import save as save_path
 from holdfast.store import scrub as scrubbing
@@ -52,7 +50,7 @@ from holdfast.tiers.base import NOWHERE, Lockable, Tier
 
 _HOUSEKEEPING_S = 0.5
 _CHECK_S = 0.05
-_KEEP_ESTIMATES_S = 30.0
+_SAVE_ESTIMATES_S = 30.0
 
 CLOSE_WRITE_S = 10.0
 """Longest time that `close`, also at exit, writes blocks that wait to be written."""
@@ -99,7 +97,7 @@ class Store(StoreParts):
         self._public_is_cold = False
         """Whether the public domain's blocks must be promoted to memory."""
         self._probed_tiers = set[int]()
-        self._keep_at = self.clock.now() + _KEEP_ESTIMATES_S
+        self._save_estimates_at = self.clock.now() + _SAVE_ESTIMATES_S
         self._prefault = ArenaPrefault(self.table)
         self._close_asked: SimpleQueue[float] = SimpleQueue()
         self._torn_down = self._is_over = False
@@ -117,21 +115,21 @@ class Store(StoreParts):
         self._prefault.start()
         self.recovery.start()
         if self.table.lower:
-            self.ladder.start()
+            self.mover.start()
         self._promote_public()
         self._housekeeper.start()
         self.scrubber.start()
-        _open_stores[id(self)] = weakref.ref(self)
+        _open_stores.add(self)
 
     def session(self, fingerprint: Fingerprint, domain: str = "default") -> Session:
         """Return the store in terms of tokens and blocks, for one fingerprint in one domain."""
         self._check_open()
         return Session(EmbeddedSession(self, fingerprint, domain))
 
-    cover = _while_open(coverage.cover)
-    look = _while_open(coverage.look)
-    asks = _while_open(coverage.asks)
-    plan_fetch = _while_open(coverage.plan_fetch)
+    cover = _while_open(lookup.cover)
+    look = _while_open(lookup.look)
+    asks = _while_open(lookup.asks)
+    plan_fetch = _while_open(lookup.plan_fetch)
 
     @_while_open
     def learn(
@@ -157,7 +155,7 @@ class Store(StoreParts):
         for number, why, first_token_s in not_followed:
             self.plan_log.not_followed(engine, number, why, first_token_s)
         self.estimates.update_fits()
-        coverage.probe(self)
+        lookup.probe(self)
 
     def fetch(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> FetchResult:
         """Bring blocks into the arena, verified and leased; see `holdfast.store.fetch`."""
@@ -183,20 +181,16 @@ class Store(StoreParts):
         segment: bytes = b"",
     ) -> SaveSlots:
         """Reserve slots to fill; see `holdfast.store.save`."""
-        if self.gone:
-            return SaveSlots(0, [int(NOWHERE)] * len(keys), Outcome.GONE)
         handle: CallHandle[SaveSlots] = CallHandle(
             lambda reserved: save_path.abort(self, reserved.ticket)
         )
         work = partial(save_path.reserve, self, namespace, keys, parent, depth, segment)
-        self.calls.run(work, handle)
-        return handle.given.pop()
+        closed = SaveSlots(0, [int(NOWHERE)] * len(keys), Outcome.GONE)
+        return self._call(work, handle) or closed
 
     def commit(self, reservation: int, retention: Retention = Retention.SESSION) -> int:
         """Pack and publish filled slots; return how many blocks are new."""
-        if self.gone:
-            return 0
-        return self.calls.run(partial(save_path.commit, self, reservation, retention))
+        return self._call(partial(save_path.commit, self, reservation, retention)) or 0
 
     has_public_copies = _while_open(public_domain.has_public_copies)
     copy_public = _while_open(public_domain.copy_public)
@@ -208,12 +202,11 @@ class Store(StoreParts):
 
     def abort(self, reservation: int, *, rest_s: float = 0.0) -> None:
         """Free a reservation's slots, after a delay if its writer may still be alive."""
-        if not self.gone:
-            self.calls.run(partial(save_path.abort, self, reservation, rest_s=rest_s))
+        self._call(partial(save_path.abort, self, reservation, rest_s=rest_s))
 
     def release(self, lease: int) -> bool:
         """End a lease; False: it had ended before, and what was copied under it is not valid."""
-        return not self.gone and self.calls.run(partial(super().release, lease))
+        return self._call(partial(super().release, lease)) or False
 
     @_while_open
     def held(self, namespace: Namespace, keys: Sequence[bytes]) -> bytes:
@@ -227,14 +220,12 @@ class Store(StoreParts):
         self, slots: Sequence[ReceiveSlot], announced: bytes = b""
     ) -> list[Outcome]:
         """Verify and publish the records received; see `holdfast.store.receive`."""
-        if self.gone:
-            return [Outcome.GONE] * len(slots)
-        return self.calls.run(partial(receiving.publish_received, self, slots, announced))
+        publish = partial(receiving.publish_received, self, slots, announced)
+        return self._call(publish) or [Outcome.GONE] * len(slots)
 
     def discard_received(self, slots: Sequence[ReceiveSlot]) -> None:
         """Free slots that were not filled, and to which the caller does not write any more."""
-        if not self.gone:
-            self.calls.run(partial(receiving.discard_received, self, slots))
+        self._call(partial(receiving.discard_received, self, slots))
 
     check_suspects = _while_open(reported_records.check_suspects)
 
@@ -321,13 +312,22 @@ class Store(StoreParts):
             raise StoreClosedError(self.gone)
 
     def _fetch(self, work: Callable[[], FetchResult]) -> FetchResult:
-        if self.gone:
-            return FetchResult(0, [], {}, Outcome.GONE, self.gone)
         handle: CallHandle[FetchResult] = CallHandle(
             lambda fetched: StoreParts.release(self, fetched.lease)
         )
-        self.calls.run(work, handle)
-        return handle.given.pop()
+        return self._call(work, handle) or FetchResult(0, [], {}, Outcome.GONE, self.gone)
+
+    def _call(self, work: Callable[[], _T], handle: CallHandle[_T] | None = None) -> _T | None:
+        """Run work on the store's threads; None, if the store is closed before it begins."""
+        if self.gone:
+            return None
+        try:
+            result = self.calls.run(work, handle)
+        except StoreClosedError:  # closed since the check
+            return None
+        if handle is not None:
+            handle.take()
+        return result
 
     def _tear_down(self, write_s: float) -> None:
         """Close every part, even if another part fails to close."""
@@ -340,21 +340,17 @@ class Store(StoreParts):
             self.recovery.close,  # the scrub waits for its end
             self.scrubber.close,
             self._prefault.close,
-            self.ladder.give_up,
+            self.mover.give_up,
             partial(self.lookups.shutdown, cancel_futures=True),
-            partial(self.background.shutdown, wait=True, cancel_futures=True),
-            partial(self.ladder.close, write_s),
+            partial(self.background.shutdown, cancel_futures=True),
+            partial(self.mover.close, write_s),
             self._estimates_file.save,
             *(tier.close for tier in lower),
             *(host.close for host in hosts),
             partial(self.audit.catch_up, whole=True),
         ]
-        for step in steps:
-            try:
-                step()
-            except Exception:  # noqa: BLE001  # the other parts must be closed too
-                _log.exception("a part of the store could not be closed")
-        _open_stores.pop(id(self), None)
+        _run_each(steps, "a part of the store could not be closed")
+        _open_stores.discard(self)
         self._is_over = True
         self._over.release()
 
@@ -362,24 +358,16 @@ class Store(StoreParts):
         while True:
             try:
                 write_s = self._close_asked.get(timeout=_HOUSEKEEPING_S)
-            except Empty:  # housekeeping is due
-                try:
-                    self._housekeep_once()
-                except Exception:  # noqa: BLE001  # without this thread no lease would ever end
-                    if self._accepts_work():
-                        _log.exception("housekeeping failed; it goes on")
+            except Empty:
+                self._housekeep_once()
             else:
                 self._tear_down(write_s)
                 return
 
-    def _accepts_work(self) -> bool:
-        """Say whether executors run new work; when a process ends, they refuse it before we close.
-
-        From the end of the main thread until its exit hooks run, the standard library's executors
-        raise RuntimeError on submit. `sys.is_finalizing` is still false then.
-        """
+    def _start_in_background(self, work: Callable[[], object]) -> bool:
+        """Run work on the background thread; False if it cannot be started, as at exit."""
         try:
-            self.background.submit(int)
+            self.background.submit(WorkItem(b""), work)
         except RuntimeError:
             return False
         return True
@@ -389,22 +377,44 @@ class Store(StoreParts):
         self._public_is_cold = True
 
     def _housekeep_once(self) -> None:
-        self.housekeep()
-        self.audit.catch_up()
-        self.shared_ring.follow()
+        """Run every part of housekeeping, even if another part fails."""
+        parts: list[Callable[[], object]] = [
+            self.housekeep,
+            self.audit.catch_up,
+            self.shared_ring.follow,
+            self._warm_public,
+            partial(hints.start_prestages, self),
+            self._probe_tiers,
+            self._save_estimates,
+        ]
+        _run_each(parts, "housekeeping failed in part; it goes on")
+
+    def _warm_public(self) -> None:
         if self._public_is_cold and self.recovery.seconds is not None:
-            self._public_is_cold = False
-            self.background.submit(public_domain.warm, self)
-        hints.bring_up(self)
+            warm = partial(public_domain.warm, self)
+            self._public_is_cold = not self._start_in_background(warm)
+
+    def _probe_tiers(self) -> None:
         for number in set(unmeasured_tiers(self)) - self._probed_tiers:
-            self._probed_tiers.add(number)
-            self.background.submit(probe_tier, self, number)
-        if self.clock.now() >= self._keep_at:
+            if self._start_in_background(partial(probe_tier, self, number)):
+                self._probed_tiers.add(number)
+
+    def _save_estimates(self) -> None:
+        if self.clock.now() >= self._save_estimates_at:
             self._estimates_file.save()
-            self._keep_at = self.clock.now() + _KEEP_ESTIMATES_S
+            self._save_estimates_at = self.clock.now() + _SAVE_ESTIMATES_S
 
 
-_open_stores: dict[int, weakref.ref[Store]] = {}
+def _run_each(parts: Sequence[Callable[[], object]], failure: str) -> None:
+    """Run every part, and log `failure` for each that raises."""
+    for part in parts:
+        try:
+            part()
+        except Exception:  # noqa: BLE001  # the other parts must run too
+            _log.exception(failure)
+
+
+_open_stores = set[Store]()
 """Open stores of this process: closed at exit, and given up in a forked child.
 
 The exit hook runs for `sys.exit`, an exception and the end of the main program, not for signals
@@ -413,15 +423,13 @@ that end the process at once, `os._exit` or SIGKILL.
 
 
 def _close_all() -> None:
-    for known in list(_open_stores.values()):
-        if (store := known()) is not None:
-            store.close()
+    for store in list(_open_stores):
+        store.close()
 
 
 def _give_up_copies() -> None:
-    for known in list(_open_stores.values()):
-        if (store := known()) is not None:
-            store.give_up_copy()
+    for store in list(_open_stores):
+        store.give_up_copy()
     _open_stores.clear()
 
 

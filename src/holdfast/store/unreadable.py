@@ -7,7 +7,7 @@ newest key.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -62,11 +62,6 @@ class UnreadableCount:
         return {"blocks": self.blocks, "lost": self.lost, "tiers": self.tiers()}
 
 
-def uncounted(table: BlockTable) -> list[str]:
-    """Return the shared tiers: what other nodes wrote there with these keys is unknown here."""
-    return [tier.name for tier in table.shared.values()]
-
-
 def visit_domain(store: StoreParts, domain: bytes, visit: Callable[[int], None]) -> None:
     """Call `visit` under the lock, which is released now and then, with each row of a domain."""
     store.table.for_each_row(lambda namespace: namespace.domain == domain, visit)
@@ -75,14 +70,15 @@ def visit_domain(store: StoreParts, domain: bytes, visit: Callable[[int], None])
 def held_elsewhere(store: StoreParts, domain: bytes) -> dict[SharedTier, list[TierGet]]:
     """Return what shared tiers are known to hold of a domain, up to a limit."""
     table = store.table
-    with table.lock:
-        rows = table.rows_where(lambda namespace: namespace.domain == domain)
-        return {
-            tier: [
-                _named(table, row, number) for row in rows if table.index.places[number][row] >= 0
-            ][:DELETES_MAX]
-            for number, tier in table.shared.items()
-        }
+    elsewhere: dict[SharedTier, list[TierGet]] = defaultdict(list)
+
+    def note(row: int) -> None:
+        for number, tier in table.shared.items():
+            if table.is_on(row, number) and len(elsewhere[tier]) < DELETES_MAX:
+                elsewhere[tier].append(_named(table, row, number))
+
+    visit_domain(store, domain, note)
+    return elsewhere
 
 
 def count_copies(
@@ -108,7 +104,7 @@ def sweep_retired(store: StoreParts, ring: KeyRing, domain: bytes) -> Unreadable
     """
     table, result = store.table, UnreadableCount(store.table)
     again: list[tuple[Namespace, bytes, list[int]]] = []
-    elsewhere: dict[SharedTier, list[TierGet]] = {}
+    elsewhere: dict[SharedTier, list[TierGet]] = defaultdict(list)
     retired = partial(table.sealing.is_retired, domain)
 
     def forget(row: int) -> None:
@@ -125,19 +121,17 @@ def sweep_retired(store: StoreParts, ring: KeyRing, domain: bytes) -> Unreadable
             again.append((table.index.namespace(row), table.index.keys[row] or b"", tiers))
         for number in tiers:
             if (tier := table.shared.get(number)) is not None:
-                if epochs[number] != UNKNOWN_EPOCH:
-                    names = elsewhere.setdefault(tier, [])
-                    if len(names) < DELETES_MAX:
-                        names.append(_named(table, row, number))
+                if epochs[number] != UNKNOWN_EPOCH and len(elsewhere[tier]) < DELETES_MAX:
+                    elsewhere[tier].append(_named(table, row, number))
                 table.remote_lookups.forget(row)
         for number in tiers:
             table.remove_copy(row, number)
 
-    retirements = ring.retired().get(domain, 0)
+    retirements = ring.retirements.pending().get(domain, 0)
     if not retirements:
         return result
     visit_domain(store, domain, forget)
-    ring.swept(domain, retirements)
+    ring.retirements.done(domain, retirements)
     delete_elsewhere(store, elsewhere)
     for at in range(0, len(again), ROWS_AT_ONCE):
         with table.lock:
@@ -146,7 +140,7 @@ def sweep_retired(store: StoreParts, ring: KeyRing, domain: bytes) -> Unreadable
                 if row >= 0 and table.is_on(row, HOST):
                     table.queues.enqueue(row, tiers)
     if again:
-        store.ladder.wake()
+        store.mover.wake()
     return result
 
 

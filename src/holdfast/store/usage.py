@@ -97,7 +97,8 @@ class DomainUsage:
 
     def add(self, tier: int, domain: bytes, nbytes: int) -> None:
         """Add bytes to a domain's usage."""
-        self.used[tier][domain] += nbytes
+        if nbytes:  # a peer may name any domain, so a domain without blocks leaves no entry
+            self.used[tier][domain] += nbytes
 
     def subtract(self, tier: int, domain: bytes, nbytes: int, row: int = -1) -> None:
         """Subtract bytes from a domain's usage; on a lower tier, those of the block in a row."""

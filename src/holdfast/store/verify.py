@@ -2,12 +2,11 @@
 
 Records in the arenas of this store's domains are plain, so their checksum is verified in place.
 Every other record may be sealed or may belong to a domain without a key here;
-`holdfast.store.sealing` checks and opens it.
+`holdfast.store.sealing` checks and opens it. `holdfast.store.receive` has it do so for records that
+are not stored yet.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import aligned_buffer
@@ -15,13 +14,6 @@ from holdfast.codec.pack import verify
 from holdfast.errors import Outcome
 from holdfast.store.block_table import HOST, BlockTable
 from holdfast.tiers.base import NOWHERE, Place, TierGet
-
-
-class VerifiedCopy(NamedTuple):
-    """The place of a host copy and the outcome of its check; MISS and NOWHERE without a copy."""
-
-    place: Place
-    outcome: Outcome
 
 
 def read_copy(table: BlockTable, row: int, tier: int, place: Place) -> tuple[Outcome, memoryview]:
@@ -45,20 +37,22 @@ def verify_record(
     return table.sealing.check_and_open(record, key, namespace)
 
 
-def verify_in_memory(table: BlockTable, row: int) -> VerifiedCopy:
+def verify_in_memory(table: BlockTable, row: int) -> Place:
     """Verify the host copy of a leased or pinned row; quarantine it if the check fails.
 
-    Takes the lock only to quarantine. If the lease expires during the check, the slot may hold
-    another block: then nothing is quarantined, and the place does not match the row's any more.
+    Returns its place; NOWHERE if there is no copy, or if the check failed. Takes the lock only to
+    quarantine. If the lease expires during the check, the slot may hold another block: then nothing
+    is quarantined, and the place does not match the row's any more.
     """
     place, key = Place(table.index.places[HOST][row]), table.index.keys[row]
     if place < 0 or key is None:
-        return VerifiedCopy(NOWHERE, Outcome.MISS)
+        return NOWHERE
     namespace = table.index.namespace(row)
     record = table.host(namespace).view(place, namespace.record_bytes)
     outcome = verify_record(table, record, key, namespace, HOST)
-    if outcome is not Outcome.OK:
-        with table.lock:
-            if table.index.places[HOST][row] == place and table.index.keys[row] == key:
-                table.quarantine(row, HOST, outcome)
-    return VerifiedCopy(place, outcome)
+    if outcome is Outcome.OK:
+        return place
+    with table.lock:
+        if table.index.places[HOST][row] == place and table.index.keys[row] == key:
+            table.quarantine(row, HOST, outcome)
+    return NOWHERE

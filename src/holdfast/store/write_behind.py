@@ -78,20 +78,17 @@ _log = logging.getLogger("holdfast.store")
 
 
 class _Load(NamedTuple):
-    """One block to be written from its slot; `erase_generation` is its domain's at the start."""
+    """One block to be written from its slot; `erase_generation` is its domain's at the start.
+
+    `sealer`: OK if the block needs no seal, another outcome if it cannot be sealed.
+    """
 
     row: int
     slot: int
     put: TierPut
     domain: bytes
     erase_generation: int
-
-
-class _Sealed(NamedTuple):
-    """A block to write and its sealer; OK if it needs no seal, else why it cannot be sealed."""
-
-    load: _Load
-    sealer: Sealer | Outcome
+    sealer: Sealer | Outcome = Outcome.OK
 
 
 class WriteBehind:
@@ -110,7 +107,8 @@ class WriteBehind:
         self._parallel = SHARED_SEAL if isinstance(self._tier, SharedTier) else LOCAL_SEAL
         self._sealers: ThreadPoolExecutor | None = None
         self._work_slots = threading.BoundedSemaphore(self._parallel.sealed_at_once)
-        self._stages = [aligned_buffer(0) for _ in range(self._parallel.groups)]
+        # One for each sealing thread, and one for the writer, if the pool takes no more work.
+        self._stages = [aligned_buffer(0) for _ in range(self._parallel.groups + 1)]
 
     def start(self) -> None:
         """Start the writer thread."""
@@ -172,17 +170,25 @@ class WriteBehind:
             _log.exception("writing failed tier=%s", self._tier.name)
             sent = [(Outcome.GONE, UNKNOWN_EPOCH)] * len(batch)
             self._free([load.put.place for load in batch])
+        try:
+            self._publish(batch, sent)
+        finally:
+            with table.lock:
+                table.queues.set_writing(number, 0)
+                table.unpin(rows)
+
+    def _publish(self, batch: Sequence[_Load], sent: Sequence[tuple[Outcome, int]]) -> None:
+        """Publish the blocks that were written, defer or do not admit the others."""
+        table, number = self._table, self._number
         reach("write_behind_written")
         # If kept, a block that is corrupt in memory counts as held and cannot be saved again.
         damaged = {
             load.row
             for load, (outcome, _) in zip(batch, sent, strict=True)
-            if outcome is Outcome.CORRUPT
-            and verify_in_memory(table, load.row).outcome is not Outcome.OK
+            if outcome is Outcome.CORRUPT and verify_in_memory(table, load.row) == NOWHERE
         }
         away = is_away(self._tier)
         with table.lock:
-            table.queues.set_writing(number, 0)
             for load, (outcome, epoch) in zip(batch, sent, strict=True):
                 row, place = load.row, load.put.place
                 if row in damaged:
@@ -206,7 +212,6 @@ class WriteBehind:
                     table.queues.defer(row, number)
                 else:
                     table.queues.do_not_admit([row])
-            table.unpin(rows)
 
     def _send(self, batch: Sequence[_Load]) -> list[tuple[Outcome, int]]:
         """Write what the tier lacks: directly if no block is sealed, else in parallel groups.
@@ -227,22 +232,19 @@ class WriteBehind:
                     if not self._closing:  # no new threads at interpreter exit: seal in this one
                         raise
             nbytes = sum(len(load.put.record) for load in new)
-            sealed = [
-                _Sealed(
-                    load,
-                    sealing.sealer(load.put.record, load.domain)
-                    if sealing.seals(load.domain)
-                    else Outcome.OK,
-                )
+            new = [
+                load._replace(sealer=sealing.sealer(load.put.record, load.domain))
+                if sealing.seals(load.domain)
+                else load
                 for load in new
             ]
-            groups = _groups(sealed, self._parallel.group_bytes(nbytes))
+            groups = _groups(new, self._parallel.group_bytes(nbytes))
             sent = [submit_or_run(self._sealers, self._send_sealed, group) for group in groups]
             wait(sent)  # a slot must not be reused while it is read
             outcomes = [outcome for each in sent for outcome in each.result()]
             written = [
-                (outcome, one.sealer.epoch if isinstance(one.sealer, Sealer) else UNKNOWN_EPOCH)
-                for outcome, one in zip(outcomes, sealed, strict=True)
+                (outcome, load.sealer.epoch if isinstance(load.sealer, Sealer) else UNKNOWN_EPOCH)
+                for outcome, load in zip(outcomes, new, strict=True)
             ]
         elif new:
             outcomes = self._tier.write([load.put for load in new])
@@ -250,20 +252,20 @@ class WriteBehind:
         rest = iter(written)
         return [(Outcome.OK, UNKNOWN_EPOCH) if there else next(rest) for there in known]
 
-    def _send_sealed(self, group: Sequence[_Sealed]) -> list[Outcome]:
+    def _send_sealed(self, group: Sequence[_Load]) -> list[Outcome]:
         """Seal a group into this thread's staging buffer, then write it.
 
         Frees the places of blocks that cannot be sealed.
         """
-        size = sum(len(one.load.put.record) for one in group)
+        size = sum(len(load.put.record) for load in group)
         stage = self._stages.pop()
         try:
             if len(stage) < size:
                 stage = aligned_buffer(size)
             memory, pairs = stage, list[tuple[TierPut, Outcome]]()
             with self._work_slots:
-                for load, sealer in group:
-                    put = load.put
+                for load in group:
+                    put, sealer = load.put, load.sealer
                     if isinstance(sealer, Outcome):
                         pairs.append((put, sealer))
                         continue
@@ -332,13 +334,13 @@ class WriteBehind:
             self._local.free(places)
 
 
-def _groups(batch: Sequence[_Sealed], group_bytes: int) -> Iterator[list[_Sealed]]:
+def _groups(batch: Sequence[_Load], group_bytes: int) -> Iterator[list[_Load]]:
     """Split a batch into groups; a group ends when it has at least `group_bytes`."""
-    group: list[_Sealed] = []
+    group: list[_Load] = []
     nbytes = 0
-    for one in batch:
-        group.append(one)
-        nbytes += len(one.load.put.record)
+    for load in batch:
+        group.append(load)
+        nbytes += len(load.put.record)
         if nbytes >= group_bytes:
             yield group
             group, nbytes = [], 0

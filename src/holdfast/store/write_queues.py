@@ -23,6 +23,7 @@ class WriteQueues:
         self._queues: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(tiers)]
         self._deferred: list[set[int]] = [set() for _ in range(tiers)]
         self._not_admitted: set[int] = set()
+        self._ephemeral: set[int] = set()
         self._writing = [0] * tiers
 
     def __len__(self) -> int:
@@ -55,7 +56,7 @@ class WriteQueues:
             if row not in queue and self._index.places[tier][row] < 0:
                 if not self._rules.admits(row, tier):
                     continue
-                queue[row] = None
+                self._queue(row, tier)
             wanted = True
         return wanted
 
@@ -68,11 +69,11 @@ class WriteQueues:
             for tier, queue in enumerate(self._queues, start=1):
                 missing = row not in queue and self._index.places[tier][row] < 0
                 if missing and tier not in skipped and self._rules.affords(row, tier):
-                    queue[row] = None
+                    self._queue(row, tier)
 
     def rewrite(self, row: int, tier: int) -> None:
         """Queue a block for a tier that admitted it before."""
-        self._queues[tier - 1][row] = None
+        self._queue(row, tier)
 
     def pop(self, tier: int) -> int:
         """Remove the oldest block from a tier's queue and return it; -1 if the queue is empty."""
@@ -92,8 +93,7 @@ class WriteQueues:
     def defer(self, row: int, tier: int) -> None:
         """Write a block when its tier answers again; until then it may be evicted."""
         self._deferred[tier - 1].add(row)
-        if not self.is_queued(row):
-            self._not_admitted.add(row)
+        self.do_not_admit([row])
 
     def deferred(self, tier: int) -> int:
         """Return how many blocks wait until a tier answers again."""
@@ -102,13 +102,24 @@ class WriteQueues:
     def resume(self, tier: int) -> None:
         """Queue the deferred blocks of a tier."""
         for row in self._deferred[tier - 1]:
-            self._not_admitted.discard(row)
-            self._queues[tier - 1][row] = None
+            self._queue(row, tier)
         self._deferred[tier - 1].clear()
 
     def do_not_admit(self, rows: Iterable[int]) -> None:
-        """Let blocks be evicted without having been saved."""
+        """Let blocks that are queued for no tier be evicted without having been saved."""
+        self._not_admitted.update(row for row in rows if not self.is_queued(row))
+
+    def keep_in_memory_only(self, rows: Iterable[int]) -> None:
+        """Write blocks to no lower tier, until `admit_ephemeral` or a queue takes them."""
+        self._ephemeral.update(rows)
         self._not_admitted.update(rows)
+
+    def admit_ephemeral(self, rows: Iterable[int]) -> list[int]:
+        """Return those of some blocks that were to stay in memory only; they no longer are."""
+        found = [row for row in rows if row in self._ephemeral]
+        self._ephemeral.difference_update(found)
+        self._not_admitted.difference_update(found)
+        return found
 
     def left_memory(self, row: int) -> None:
         """Remove a block that left memory from all queues.
@@ -116,7 +127,14 @@ class WriteQueues:
         A stalled tier must not let the queues grow without bound.
         """
         self._not_admitted.discard(row)
+        self._ephemeral.discard(row)
         for queue in self._queues:
             queue.pop(row, None)
         for rows in self._deferred:
             rows.discard(row)
+
+    def _queue(self, row: int, tier: int) -> None:
+        """Queue a block for a tier; it must now be saved before it is evicted."""
+        self._queues[tier - 1][row] = None
+        self._not_admitted.discard(row)
+        self._ephemeral.discard(row)

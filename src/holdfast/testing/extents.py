@@ -1,4 +1,4 @@
-"""A medium in memory for tests of the disk tier: log every write, fail on demand."""
+"""A disk tier on a medium in memory, for tests: the medium logs every write, fails on demand."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import errno
 import random
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from holdfast.clock import Clock
 from holdfast.testing.payloads import key_of
+from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.region import SUPERBLOCKS, RegionGeometry, Superblock, pack_superblock
+from holdfast.tiers.disk.tier import DiskTier
 
 Fails = Callable[[str, int, int], bool]
 """Returns whether a "read" or "write", of an offset and a number of bytes, fails with EIO."""
@@ -68,6 +71,16 @@ class MemoryExtents:
             raise OSError(errno.EIO, f"{offset + nbytes} is past the end at {self.size}")
         if self.fails and self.fails(what, offset, nbytes):
             raise OSError(errno.EIO, "injected")
+
+
+def tier_on(
+    medium: MemoryExtents,
+    clock: Clock | None = None,
+    **options: Any,  # noqa: ANN401  # fields of DiskConfig have several types
+) -> DiskTier:
+    """Open a disk tier on a formatted medium; `options` are fields of `DiskConfig`."""
+    config = DiskConfig(path="memory", capacity_bytes=medium.size, **options)
+    return DiskTier(config, clock, lambda _: medium)
 
 
 def crash_image(

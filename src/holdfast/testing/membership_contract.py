@@ -110,7 +110,9 @@ class MembershipContract:
     def test_the_whole_list_is_told_at_first(
         self, source: MembershipSource, heard: ReportedViews
     ) -> None:
-        assert len(heard.lists[0]) == len({member.id for member in heard.lists[0]})
+        first = heard.lists[0]
+        assert self.facts(first) == self.facts([self.member(1), self.member(2)])
+        assert len(first) == len({member.id for member in first})
         assert source.trouble() == ""
 
     def test_a_change_is_told_as_the_whole_list(
@@ -135,7 +137,7 @@ class MembershipContract:
         self, source: MembershipSource, heard: ReportedViews
     ) -> None:
         self.spoil()
-        assert len(wait_for_trouble(source)) > len("x")
+        wait_for_trouble(source)
         assert self.facts(heard.lists[-1]) == self.facts([self.member(1), self.member(2)])
         self.publish([self.member(2), self.member(3)])
         self.expect(heard, 2, 3)

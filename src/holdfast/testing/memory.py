@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
+from holdfast.blocks.envelope import header_of_record
 from holdfast.blocks.namespace import Namespace, namespace_of
 from holdfast.errors import Outcome
 from holdfast.tiers.base import (
@@ -18,7 +19,6 @@ from holdfast.tiers.base import (
     TierGet,
     TierPut,
     TierUsage,
-    header_of_record,
 )
 from holdfast.tiers.transfer_counts import TransferCounts
 from holdfast.tiers.unverified_records import UnverifiedRecords, check_again
@@ -54,7 +54,7 @@ class MemoryTier:
             places = list[Place]()
             dropped = list[DroppedBlock]()
             for size in sizes:
-                if size > self._capacity_bytes:  # eviction would not help
+                if not 0 < size <= self._capacity_bytes:  # eviction would not help
                     places.append(NOWHERE)
                     continue
                 while self._records and sum(self._sizes.values()) + size > self._capacity_bytes:
@@ -96,8 +96,9 @@ class MemoryTier:
                 yield SurvivingRecord(header, place)
 
     def usage(self) -> TierUsage:
-        used = sum(self._sizes.values())
-        return TierUsage(self._capacity_bytes, used, len(self._records))
+        with self._lock:
+            used = sum(self._sizes.values())
+            return TierUsage(self._capacity_bytes, used, len(self._records))
 
     def close(self) -> None:
         """Return GONE from every later call."""

@@ -12,6 +12,7 @@ from holdfast.blocks.envelope import Header, record_bytes
 from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import align_up, aligned_buffer
 from holdfast.codec import pack
+from holdfast.errors import Outcome
 
 _TILE_BYTES = 64 << 10
 _STEP = 0x9E37_79B9_7F4A_7C15
@@ -38,6 +39,13 @@ def payload_of(key: bytes, nbytes: int) -> memoryview:
     tiles = -(-nbytes // _TILE_BYTES)
     counters = np.arange(1, tiles + 1, dtype=np.uint64) * np.uint64(_STEP)
     return (tile[None, :] ^ counters[:, None]).reshape(-1).view(np.uint8)[:nbytes].data
+
+
+def is_payload_of(key: bytes, found: memoryview) -> bool:
+    """Whether these bytes are the payload of `key`."""
+    right = np.frombuffer(payload_of(key, len(found)), np.uint8)
+    # memoryview == compares item by item, which is slow.
+    return np.array_equal(np.frombuffer(found, np.uint8), right)
 
 
 def header_of(
@@ -75,11 +83,9 @@ def record_of(
 def is_right(record: memoryview, namespace: Namespace, key: bytes) -> bool:
     """Return whether `record` verifies for `key`; raise AssertionError if its payload is wrong."""
     outcome = pack.verify(record, key, namespace.fingerprint, namespace.payload_bytes)
-    if outcome != "ok":
+    if outcome is not Outcome.OK:
         return False
-    found = np.frombuffer(pack.payload(record, namespace.payload_bytes), np.uint8)
-    # Memoryviews would be compared item by item.
-    if not np.array_equal(found, np.frombuffer(payload_of(key, namespace.payload_bytes), np.uint8)):
+    if not is_payload_of(key, pack.payload(record, namespace.payload_bytes)):
         raise AssertionError(f"block {key.hex()} verifies, but its payload is wrong")
     return True
 

@@ -16,7 +16,7 @@ block by block from the end; it must return the same victims in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Collection, Iterator, Mapping
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -208,6 +208,7 @@ class EvictionContract:
         for turn in range(50):
             self._churn(policy, turn)
         before = _items(policy)
+        assert before > 0, "the policy refers to no container"
         for turn in range(50, 500):
             self._churn(policy, turn)
         assert _items(policy) <= 2 * before + 2_000
@@ -253,16 +254,24 @@ def take(policy: EvictionPolicy, count: int, now_s: float = 0.0) -> list[int]:
     return taken
 
 
-def _items(value: object) -> int:
-    """Return the number of items in all containers that an object refers to."""
-    held = [getattr(value, name) for name in getattr(value, "__dict__", ())]
-    if isinstance(value, dict):
-        held += [*value.values()]
-    elif isinstance(value, list | tuple):
-        held += value
-    own = len(value) if isinstance(value, Sized) and not isinstance(value, str | bytes) else 0
-    return own + sum(_items(each) for each in held if hasattr(each, "__dict__") or _holds(each))
+def _items(policy: object) -> int:
+    """Return the number of items in all containers that an object refers to, through any object."""
+    items, found, left = 0, dict[int, object](), [policy]
+    while left:
+        value = left.pop()
+        if id(value) in found or isinstance(value, str | bytes | type):
+            continue
+        found[id(value)] = value  # kept, so that no other object gets its id
+        if isinstance(value, Collection):
+            items += len(value)
+            left += value.values() if isinstance(value, Mapping) else value
+        left += (getattr(value, name) for name in _attributes(value) if hasattr(value, name))
+    return items
 
 
-def _holds(value: object) -> bool:
-    return isinstance(value, Sized) and not isinstance(value, str | bytes | tuple)
+def _attributes(value: object) -> Iterator[str]:
+    """Yield the names of an object's attributes, those in slots of its classes too."""
+    yield from getattr(value, "__dict__", ())
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        yield from [slots] if isinstance(slots, str) else slots

@@ -262,8 +262,6 @@ class SharedTierContract:
         assert tier.held(blocks.namespace, keys, start) == 12  # noqa: PLR2004  # as saved
         assert tier.held(blocks.namespace, keys, SEGMENT_BLOCKS + 2) == 6  # noqa: PLR2004  # the rest
 
-    # Threads.
-
     def test_blocks_that_were_not_written_are_not_known(
         self, tier: SharedTier, remote_side: RemoteSide
     ) -> None:
@@ -279,6 +277,8 @@ class SharedTierContract:
             begun_s = time.monotonic()
             assert not any(tier.known(puts))
             assert watch.since(begun_s) <= self.deadline_s + self.slack_s
+
+    # Threads.
 
     def test_many_use_it_at_once(self, tier: SharedTier) -> None:
         blocks = ChainedBlocks(65_000)

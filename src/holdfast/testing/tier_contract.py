@@ -138,6 +138,9 @@ class TierContract:
         assert found.places[0] == NOWHERE
         assert found.places[1] != NOWHERE
 
+    def test_a_size_of_nothing_gets_nowhere(self, tier: LocalTier) -> None:
+        assert tier.reserve([0]) == ReservedPlaces([NOWHERE], [])
+
     def test_a_size_it_can_never_hold_drops_nothing(self, tier: LocalTier) -> None:
         blocks = Blocks(65_000)
         places = blocks.save(tier, range(4))

@@ -2,8 +2,9 @@
 
 A tier stores *records* (envelope header, payload, tag, padding to 4 KiB) at *places* it chooses. It
 reads only the 128-byte header and leaves the choice of records to the store.
-`holdfast.testing.tier_contract` tests every promise below; a vendor certifies a tier with one
-subclass of it.
+`holdfast.testing.tier_contract` tests the promises of `LocalTier`, and `shared_tier_contract` those
+of `SharedTier`, `AnsweringTier`, `Reachable` and `Queryable`; a vendor certifies a tier with one
+subclass of either. The tests of Holdfast's own tiers cover the other protocols.
 
 Ownership: the caller keeps the buffers it passes. A tier neither uses nor changes a buffer after
 the call returns, except that `write` may update the 16-byte mark of the records it is given.
@@ -18,10 +19,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, NewType, Protocol, runtim
 
 import msgspec
 
-from holdfast.blocks.envelope import Header, read_header
+from holdfast.blocks.envelope import Header
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace
-from holdfast.errors import FormatError, Outcome
+from holdfast.errors import Outcome
 
 Place = NewType("Place", int)
 """Location of a record on a tier: a number >= 0 with a meaning to this tier only."""
@@ -127,8 +128,8 @@ class LocalTier(Tier, Protocol):
     def reserve(self, sizes: Sequence[int]) -> ReservedPlaces:
         """Allocate places for records of these sizes (bytes, multiples of 4 KiB).
 
-        Does no I/O, so the store may call it under its lock. A size that the tier cannot hold, now
-        or ever, gets NOWHERE. A reserved place holds nothing until it is written.
+        Does no I/O, so the store may call it under its lock. A size of 0, and one that the tier
+        cannot hold, now or ever, gets NOWHERE. A reserved place holds nothing until it is written.
         """
         ...
 
@@ -302,14 +303,6 @@ class HealthReporting(Protocol):
     def member_health(self) -> list[dict[str, Any]]:
         """Return each member's `target`, breaker `phase`, `ejected` and `latency_s`; no I/O."""
         ...
-
-
-def header_of_record(record: memoryview | bytes) -> Header | None:
-    """Return a record's header; None if this build cannot parse it."""
-    try:
-        return read_header(record)[0]
-    except FormatError:
-        return None
 
 
 def is_away(tier: Tier) -> bool:

@@ -5,9 +5,9 @@
       └──────────(probes succeeded)──────────────┼────────────────────┘   │
                                                  └──────(a probe failed)──┘
 
-A stall is time spent waiting since the last progress, summed over all requests, cancelled ones
-included; time without requests does not count. A stall opens the breaker before any deadline
-passes: without it, a target that never answers would be detected only after several deadlines.
+A stall is the time since the last progress in which at least one request was outstanding; requests
+that are cancelled later count, too. A stall opens the breaker before any deadline passes: without
+it, a target that never answers would be detected only after several deadlines.
 """
 
 from __future__ import annotations

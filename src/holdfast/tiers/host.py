@@ -23,12 +23,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from holdfast.buffers import (
+    PrivateMapping,
     SharedMapping,
     align_up,
     keep_from_dumps,
     populate,
     prefer_huge_pages,
-    private_memory,
 )
 from holdfast.errors import ProtocolError
 from holdfast.limits import MIB
@@ -152,8 +152,8 @@ class PrivateArena(ArenaMemory):
     """
 
     def __init__(self, nbytes: int) -> None:
-        self._memory = private_memory(nbytes)
-        self.view = memoryview(self._memory)
+        self._memory = PrivateMapping(nbytes)
+        self.view = self._memory.view
 
     def populate(self, offset: int, nbytes: int) -> None:
         populate(self._memory, offset, nbytes)
@@ -165,12 +165,16 @@ class PrivateArena(ArenaMemory):
 class _Run:
     """Consecutive whole chunks, divided into slots of one size; slots in use may have a name."""
 
-    __slots__ = ("chunks", "first", "free", "named", "names", "registration", "slot_bytes", "used")
+    __slots__ = (
+        "base", "chunks", "first", "free", "named", "names", "registration", "slot_bytes", "used",
+    )  # fmt: skip
 
     def __init__(self, first: int, chunks: int, slot_bytes: int, chunk_bytes: int) -> None:
         slots, base = chunks * chunk_bytes // slot_bytes, first * chunk_bytes
         self.first = first
         self.chunks = chunks
+        self.base = base
+        """Offset of the first slot in the arena, in bytes."""
         self.slot_bytes = slot_bytes
         self.free = [base + slot * slot_bytes for slot in reversed(range(slots))]
         self.used = 0
@@ -178,8 +182,9 @@ class _Run:
         self.names = array("i", [NAMELESS]) * slots
         self.registration: object = None
 
-    def name(self, slot: int, number: int) -> None:
-        """Set the name of a slot, or remove it (`NAMELESS`)."""
+    def name(self, place: int, number: int) -> None:
+        """Set the name of the slot at a place, or remove it (`NAMELESS`)."""
+        slot = (place - self.base) // self.slot_bytes
         self.named += (number != NAMELESS) - (self.names[slot] != NAMELESS)
         self.names[slot] = number
 
@@ -215,18 +220,17 @@ class HostTier:
         would be pinned, and after `give_back` the card would use other pages than the arena. May
         take long, because the run's pages are faulted in and pinned.
         """
-        size = self._budget.chunk_bytes
         with self._registering:
             if self._closed:
                 raise ProtocolError("the store is closed")
             self._agent = agent
             for place in places:
                 with self._lock:
-                    run = self._runs[self._run_of(place)]
+                    run = self._run_of(place)
                 if run.registration is None:
-                    start, nbytes = run.first * size, run.chunks * size
-                    self.arena.populate(start, nbytes)  # pinned pages cannot become huge later
-                    run.registration = agent.register(self.arena.view[start : start + nbytes])
+                    nbytes = run.chunks * self._budget.chunk_bytes
+                    self.arena.populate(run.base, nbytes)  # pinned pages cannot become huge later
+                    run.registration = agent.register(self.view(Place(run.base), nbytes))
 
     def reserve(self, sizes: Sequence[int]) -> ReservedPlaces:
         """Allocate a slot for each size; evicts no block, which is up to the store."""
@@ -246,17 +250,11 @@ class HostTier:
             left %= chunks
         return slots
 
-    def name_slot(self, place: Place, number: int) -> None:
-        """Give a slot a name (a number >= 0) until it is freed, or remove the name (`NAMELESS`)."""
-        self.name_slots([place], [number])
-
     def name_slots(self, places: Sequence[Place], numbers: Sequence[int]) -> None:
-        """Name several slots; see `name_slot`."""
+        """Name slots (numbers >= 0) until they are freed, or remove their names (`NAMELESS`)."""
         with self._lock:
-            runs, chunk_bytes = self._runs, self._budget.chunk_bytes
             for place, number in zip(places, numbers, strict=True):
-                run = runs.get(place // chunk_bytes) or runs[self._run_of(place)]
-                run.name((place - run.first * chunk_bytes) // run.slot_bytes, number)
+                self._run_of(place).name(place, number)
 
     def beside(self, place: Place) -> list[int]:
         """Return the names of all slots in use in the run of a place, in order of their offset.
@@ -265,7 +263,7 @@ class HostTier:
         of any size.
         """
         with self._lock:
-            run = self._runs[self._run_of(place)]
+            run = self._run_of(place)
             if run.named < run.used:
                 return []
             return [number for number in run.names if number != NAMELESS]
@@ -280,8 +278,8 @@ class HostTier:
             for place in places:
                 if place not in self._live:
                     continue
-                run = self._runs[self._run_of(place)]
-                run.name((place - run.first * self._budget.chunk_bytes) // run.slot_bytes, NAMELESS)
+                run = self._run_of(place)
+                run.name(place, NAMELESS)
                 self._live.remove(place)
                 self._used_bytes -= run.slot_bytes
                 run.used -= 1
@@ -376,17 +374,20 @@ class HostTier:
         self._used_bytes += slot_bytes
         return Place(place)
 
-    def _run_of(self, place: int) -> int:
+    def _run_of(self, place: int) -> _Run:
         chunk = place // self._budget.chunk_bytes
-        while chunk not in self._runs:
+        while (run := self._runs.get(chunk)) is None:
             chunk -= 1
-        return chunk
+        return run
 
     def _run_lengths(self, slot_bytes: int) -> range:
-        """Return the run lengths to try, in chunks: for `_SLOTS_PER_RUN` slots down to one slot."""
+        """Return the run lengths to try, in chunks: for `_SLOTS_PER_RUN` slots down to one slot.
+
+        None for slots of 0 bytes.
+        """
         size = self._budget.chunk_bytes
         smallest, preferred = -(-slot_bytes // size), -(-slot_bytes * _SLOTS_PER_RUN // size)
-        return range(preferred, smallest - 1, -1)
+        return range(preferred, max(smallest, 1) - 1, -1)
 
     def _open_run(self, slot_bytes: int) -> bool:
         budget, in_use = self._budget, self._chunks.translate(_IN_USE)
@@ -453,10 +454,8 @@ class HostTier:
     def _close_run(self, run: _Run) -> None:
         if not self._deregister(run):
             return
-        size = self._budget.chunk_bytes
-        start, end = run.first * size, (run.first + run.chunks) * size
         del self._runs[run.first], self._with_free[run.slot_bytes][run.first]
         self._chunks[run.first : run.first + run.chunks] = bytes(run.chunks)
-        self.arena.give_back(start, end - start)
+        self.arena.give_back(run.base, run.chunks * self._budget.chunk_bytes)
         with self._budget.lock:
             self._budget.free_chunks += run.chunks

@@ -9,10 +9,10 @@ import re
 import socket
 from collections.abc import Sequence
 
+from holdfast.address import tcp_endpoint
 from holdfast.byte_size import Size
 from holdfast.errors import ConfigError
 from holdfast.finding import Finding, problem
-from holdfast.wire.address import tcp_endpoint
 
 DEADLINE_S_MAX = 60.0
 CONNECT_S = 1.0

@@ -12,12 +12,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from holdfast.blocks.envelope import SEAL_NONE, Header
+from holdfast.blocks.envelope import SEAL_NONE, Header, header_of_record
 from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import check_without_key
 from holdfast.errors import Outcome
-from holdfast.tiers.base import TierGet, header_of_record
+from holdfast.tiers.base import TierGet
 
 UNVERIFIED_MAX = 4_096
 """Most records marked unverified at a time."""
@@ -36,7 +36,8 @@ def may_replace(new: Header, old: Header) -> bool:
 class UnverifiedRecords:
     """Headers of unverified records by block, at most `UNVERIFIED_MAX`. Thread-safe.
 
-    The oldest mark is dropped first. A header is None if only the remote side knows it.
+    The record that was marked first is dropped first; marking it again does not renew its mark. A
+    header is None if only the remote side knows it, or if this build cannot parse it.
     """
 
     def __init__(self) -> None:

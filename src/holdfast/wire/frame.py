@@ -25,10 +25,12 @@ CONNECTION_ID = 0
 """The request id of messages that answer no request: a target's challenge, and a refusal of the
 whole connection."""
 
-WORDS_CHARS_MAX = 300
+PEER_TEXT_CHARS_MAX = 300
 """Maximum characters of a peer's text in logs and errors."""
 
-_ROOM_BYTES = 64 * KIB
+RECEIVE_BYTES = 64 * KIB
+"""Maximum size of one receive from a Unix socket."""
+
 _ENCODER = msgspec.msgpack.Encoder()
 _REQUESTS = msgspec.msgpack.Decoder(Request)
 _REPLIES = msgspec.msgpack.Decoder(Reply)
@@ -51,9 +53,9 @@ class FrameHead(NamedTuple):
     payload_bytes: int
 
 
-def read_head(data: memoryview | bytes, at: int = 0) -> FrameHead:
+def read_head(data: bytes | bytearray | memoryview) -> FrameHead:
     """Parse a frame's header; raise ProtocolError if a length exceeds its limit."""
-    head = FrameHead(*_HEADER.unpack_from(data, at))
+    head = FrameHead(*_HEADER.unpack_from(data))
     if head.body_bytes > FRAME_BODY_BYTES_MAX:
         raise ProtocolError(
             f"frame of request {head.request_id} announces {head.body_bytes} bytes, "
@@ -67,10 +69,20 @@ def read_head(data: memoryview | bytes, at: int = 0) -> FrameHead:
     return head
 
 
-def plain(words: object) -> str:
+def printable(text: object) -> str:
     """Return what a peer said as one short line without control characters, fit for a log."""
-    kept = str(words)[:WORDS_CHARS_MAX]
+    kept = str(text)[:PEER_TEXT_CHARS_MAX]
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in kept)
+
+
+def decode_body(
+    decoder: msgspec.msgpack.Decoder[M], body: bytes | bytearray | memoryview, what: str
+) -> M:
+    """Return the message in a frame's body; `what` is the subject of the ProtocolError."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"{what} cannot be decoded: {printable(error)}") from error
 
 
 def encode(request_id: int, message: msgspec.Struct, payload_bytes: int = 0) -> bytearray:
@@ -93,71 +105,39 @@ def encode(request_id: int, message: msgspec.Struct, payload_bytes: int = 0) -> 
 class FrameReader(Generic[M]):
     """Assembles received bytes into whole messages.
 
-    `room()` is where the next bytes go; `took(n)` says how many came; `next()` returns a message
-    or None while it is not whole yet. After a ProtocolError the reader is of no more use. Holds at
-    most one largest frame and 64 KiB. Not thread-safe.
+    Call `next` until it returns None before more bytes are fed: then at most one largest frame and
+    one receive are kept. After a ProtocolError the reader is of no more use. Not thread-safe.
     """
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[M]) -> None:
         self._decoder = decoder
-        self._memory = memoryview(bytearray(_ROOM_BYTES))
-        self._start = 0
-        self._end = 0
+        self._received = bytearray()
 
-    def room(self) -> memoryview:
-        """Return free memory, never empty, behind what was taken."""
-        if self._start == self._end:
-            self._start = self._end = 0
-        head = self._head()
-        wanted = HEADER_BYTES + (head.body_bytes if head else 0)
-        if self._start + wanted > len(self._memory) or self._end == len(self._memory):
-            self._move(wanted)
-        return self._memory[self._end :]
-
-    def took(self, nbytes: int) -> None:
-        """Note that `nbytes` were written to the last `room()`."""
-        self._end += nbytes
+    def feed(self, data: bytes) -> None:
+        """Add received bytes."""
+        self._received += data
 
     def next(self) -> Frame[M] | None:
-        """Return the next whole frame; raise ProtocolError for what the protocol forbids."""
-        head = self._head()
-        if head is None:
-            return None
-        begin = self._start + HEADER_BYTES
-        end = begin + head.body_bytes
-        if self._end < end:
-            return None
-        try:
-            message = self._decoder.decode(self._memory[begin:end])
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise ProtocolError(
-                f"the message of request {head.request_id} cannot be decoded: {plain(error)}"
-            ) from error
-        self._start = end
-        if self._start == self._end and len(self._memory) > _ROOM_BYTES:
-            self._move(_ROOM_BYTES)
-        return Frame(head.request_id, message)
+        """Return the next message, None if it is not complete yet.
 
-    def _head(self) -> FrameHead | None:
-        """Return the header of the frame at hand; None while it is not whole."""
-        if self._end - self._start < HEADER_BYTES:
+        Raises ProtocolError for what the protocol forbids, for lengths as soon as the header is
+        there.
+        """
+        if len(self._received) < HEADER_BYTES:
             return None
-        head = read_head(self._memory, self._start)
+        head = read_head(self._received)
         if head.payload_bytes:
             raise ProtocolError(
                 f"frame of request {head.request_id} announces a payload of {head.payload_bytes} "
                 "bytes; this connection carries none"
             )
-        return head
-
-    def _move(self, wanted: int) -> None:
-        """Bring what is at hand to the front of memory that has room for `wanted` bytes."""
-        held = bytes(self._memory[self._start : self._end])
-        size = max(_ROOM_BYTES, wanted, len(held) + HEADER_BYTES)
-        if size != len(self._memory):
-            self._memory = memoryview(bytearray(size))
-        self._memory[: len(held)] = held
-        self._start, self._end = 0, len(held)
+        end = HEADER_BYTES + head.body_bytes
+        if len(self._received) < end:
+            return None
+        body = self._received[HEADER_BYTES:end]
+        message = decode_body(self._decoder, body, f"the message of request {head.request_id}")
+        del self._received[:end]  # moves no bytes, except when the memory is halved
+        return Frame(head.request_id, message)
 
 
 def request_reader() -> FrameReader[Request]:

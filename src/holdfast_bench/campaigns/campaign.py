@@ -11,11 +11,8 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
-
-from holdfast.store.store import Store
+from typing import NamedTuple
 
 ROUNDS_A_TRY = 8
 ROUNDS_MORE = 50
@@ -27,9 +24,6 @@ FAILURES_KEPT = 20
 
 FORCED_SWITCH_S = 0.0005
 """Interpreter switch interval, the same as a node's: a thread gets the GIL soon after I/O."""
-
-OpenTarget: TypeAlias = Callable[[Store], AbstractContextManager[str]]
-"""Serves a store to other nodes while the context is entered; returns its `tcp://` address."""
 
 
 class CampaignResult:
@@ -63,19 +57,26 @@ class CampaignResult:
         self.figures[key] = max(self.figures.get(key, 0.0), seconds)
 
 
+def selects(part: str, what: str) -> bool:
+    """Whether a part such as `flips.sealed` selects the result `what`, such as `flips.sealed.disk`.
+
+    A part is the name of a result, or the beginning of one up to a dot.
+    """
+    return f"{what}.".startswith(f"{part}.")
+
+
 class CampaignBudget(NamedTuple):
     """How many tries each result gets, for how long, and from which seed.
 
-    `seconds` count from the first round of each result. `folder` is for files, `target` opens a
-    target. `on_progress` is called after each round; when `stopped` returns true, no round begins.
-    `part` selects results by name or prefix (`flips.wire`, `flips.sealed`), "" selects all; with
-    `whole`, the selected part gets all of the tries and the time instead of its share.
+    `seconds` count from the first round of each result. `folder` is for files. `on_progress` is
+    called after each round; when `stopped` returns true, no round begins. `part` selects results by
+    name or prefix (`flips.wire`, `flips.sealed`), "" selects all; with `whole`, the selected part
+    gets all of the tries and the time instead of its share.
     """
 
     tries: int
     seed: int
     folder: Path
-    target: OpenTarget
     seconds: float = float("inf")
     on_progress: Callable[[CampaignResult], None] = lambda _: None
     stopped: Callable[[], bool] = lambda: False
@@ -84,7 +85,7 @@ class CampaignBudget(NamedTuple):
 
     def wants(self, what: str) -> bool:
         """Whether `part` selects the result of this name."""
-        return not self.part or f"{what}.".startswith(f"{self.part}.")
+        return not self.part or selects(self.part, what)
 
     def rounds(self, result: CampaignResult) -> Iterator[random.Random]:
         """Yield the random generator of each round until the tries or the time are used up.
@@ -121,32 +122,84 @@ class Campaign(NamedTuple):
     """One campaign: its name, a description, and the number of tries in `make soak`.
 
     The module of that name has a function `run` that takes a `CampaignBudget` and yields each
-    result when it is complete.
+    result when it is complete. `parts`: the names of the results, without that of the campaign;
+    empty for a single result.
     """
 
     name: str
     about: str
     tries: int
     unit: str
+    parts: tuple[str, ...] = ()
+
+    def results(self) -> list[str]:
+        """Return the full names of the results, in the order in which `run` yields them."""
+        return [f"{self.name}.{part}" for part in self.parts] or [self.name]
 
 
 CAMPAIGNS = (
-    Campaign("flips", "damage to stored and sent records, on every tier", 800_000, "faults"),
+    Campaign(
+        "flips",
+        "damage to stored and sent records, on every tier",
+        800_000,
+        "faults",
+        ("host", "disk", "pool", "sealed.disk", "sealed.pool", "wire"),
+    ),
     Campaign("reopened", "damage to a disk that is opened again", 200_000, "faults"),
-    Campaign("torn", "every subset of sectors that a power cut may leave", 1_000_000, "states"),
-    Campaign("crash", "kill -9 at every failpoint and at random", 10_000, "kills"),
-    Campaign("injected", "EIO, ENOSPC, short transfers: tiers, system calls", 200_000, "faults"),
     Campaign(
-        "forged", "forged, replayed, cross-domain, other-fingerprint requests", 1_250_000, "tries"
+        "torn",
+        "every subset of sectors that a power cut may leave",
+        1_000_000,
+        "states",
+        ("every", "random", "killed"),
     ),
     Campaign(
-        "timing", "whether response times reveal what another domain holds", 80_000, "samples"
+        "crash", "kill -9 at every failpoint and at random", 10_000, "kills", ("store", "node")
     ),
     Campaign(
-        "fuzz", "mutated frames, messages, envelopes, regions and settings", 2_000_000, "inputs"
+        "injected",
+        "EIO, ENOSPC, short transfers: tiers, system calls",
+        200_000,
+        "faults",
+        ("tier", "medium", "calls"),
     ),
     Campaign(
-        "chaos", "targets of a pool killed, stopped, late, mute, cut off, lying", 900, "faults"
+        "forged",
+        "forged, replayed, cross-domain, other-fingerprint requests",
+        1_250_000,
+        "tries",
+        ("domains", "fingerprints", "tokens"),
+    ),
+    Campaign(
+        "timing",
+        "whether response times reveal what another domain holds",
+        80_000,
+        "samples",
+        ("store", "store.control", "target", "target.control"),
+    ),
+    Campaign(
+        "fuzz",
+        "mutated frames, messages, envelopes, regions and settings",
+        2_000_000,
+        "inputs",
+        (
+            "requests",
+            "replies",
+            "target.requests",
+            "target.replies",
+            "envelope",
+            "region",
+            "token",
+            "members",
+            "config",
+        ),
+    ),
+    Campaign(
+        "chaos",
+        "targets of a pool killed, stopped, late, mute, cut off, lying",
+        900,
+        "faults",
+        ("faults", "calls", "blocks"),
     ),
 )
 """Every campaign in the order they run; `holdfast_bench.campaigns.NAME` is its module."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 from holdfast.limits import TOKEN_S_MAX
@@ -115,17 +116,15 @@ def run(budget: CampaignBudget) -> Iterator[CampaignResult]:
     blocks = CampaignResult("chaos.blocks", "blocks read")
     if any(budget.wants(result.what) for result in (faults, calls, blocks)):
         budget = budget._replace(part="")  # the three results come from the same rounds
-    pool = ChaosPool(budget.folder / "chaos", TARGETS)
-    users = ChaosUsers(pool, calls, blocks, budget.seed)
-    try:
-        queue: list[ChaosFault] = []
+    queue: list[ChaosFault] = []
+    with (
+        closing(ChaosPool(budget.folder / "chaos", TARGETS)) as pool,
+        closing(ChaosUsers(pool, calls, blocks, budget.seed)) as users,
+    ):
         for rng in budget.rounds(faults):
             queue = queue or rng.sample(FAULTS, len(FAULTS))
             _one_fault(pool, users, queue.pop(), rng, faults)
             faults.tried += 1
-    finally:
-        users.close()
-        pool.end()
     hedging = pool.tier.hedged_reads.hedging
     calls.figures["hedges"] = hedging.hedges
     calls.figures["stalls"] = len(pool.stalls)

@@ -150,7 +150,7 @@ class ChaosPool:
         """Return the members that receive users' requests."""
         return {name for name in self.targets if self.tier.health.trusted(name)}
 
-    def end(self) -> None:
+    def close(self) -> None:
         self.close_unauthenticated()
         self.stalls.close()
         self.tier.close()

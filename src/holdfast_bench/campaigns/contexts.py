@@ -6,16 +6,17 @@ import hashlib
 import time
 from collections.abc import Sequence
 
-import numpy as np
-
+from holdfast.blocks.key import Chain, Tokens
 from holdfast.blocks.namespace import Namespace
 from holdfast.codec.pack import payload
+from holdfast.errors import HoldfastError
+from holdfast.limits import BLOCK_TOKENS
+from holdfast.store.block_table import HOST
 from holdfast.store.store import Store
-from holdfast.testing.payloads import payload_of
+from holdfast.testing.payloads import is_payload_of, payload_of
 from holdfast.tiers.base import NOWHERE
 
 FINGERPRINT = b"campaign-print-1"
-BLOCK_TOKENS = 128
 WAIT_S = 60.0
 """Longest wait for recovery, and for pending writes."""
 
@@ -25,15 +26,27 @@ def chain_of(name: str, blocks: int) -> list[bytes]:
     return [hashlib.blake2b(f"{name}/{i}".encode(), digest_size=16).digest() for i in range(blocks)]
 
 
+def keys_of(secret: bytes, tokens: Tokens) -> list[bytes]:
+    """Return the keys of a context in the domain with this secret."""
+    chain = Chain(secret, FINGERPRINT, BLOCK_TOKENS)
+    chain.extend(tokens)
+    return chain.keys
+
+
+def place_of(store: Store, namespace: Namespace, key: bytes, tier: int = HOST) -> int:
+    """Return the place of a block's copy on a tier of a store, by the tier's number."""
+    index = store.table.index
+    with store.table.lock:
+        return index.places[tier][index.find(namespace, key)]
+
+
 class WrongByteError(AssertionError):
     """A byte that was read differs from the byte that was saved."""
 
 
 def check_payload(key: bytes, found: memoryview) -> None:
     """Raise WrongByteError unless these are the bytes of a test block."""
-    right = np.frombuffer(payload_of(key, len(found)), np.uint8)
-    # memoryview == compares item by item, which is slow.
-    if not np.array_equal(np.frombuffer(found, np.uint8), right):
+    if not is_payload_of(key, found):
         raise WrongByteError(f"block {key.hex()} was served wrong")
 
 
@@ -47,10 +60,13 @@ class Contexts:
         self._arena = store.arena(domain_id).view
 
     def await_recovery(self) -> None:
-        """Wait until the store has recovered the records of earlier processes."""
+        """Wait until the store has recovered the records of earlier processes.
+
+        Raises HoldfastError after `WAIT_S`.
+        """
         self.store.recovery.wait(WAIT_S)
         if self.store.recovery.seconds is None:
-            raise AssertionError(f"recovery did not end within {WAIT_S:g} s")
+            raise HoldfastError(f"recovery did not end within {WAIT_S:g} s")
 
     def save(self, keys: Sequence[bytes]) -> int:
         reserved = self.store.reserve(self.namespace, keys, self.namespace.fingerprint, 0)
@@ -74,9 +90,7 @@ class Contexts:
 
     def record(self, key: bytes) -> memoryview:
         """Return a writable view of a block's record in the arena."""
-        table = self.store.table
-        with table.lock:
-            place = table.index.places[0][table.index.find(self.namespace, key)]
+        place = place_of(self.store, self.namespace, key)
         return self._arena[place : place + self.namespace.record_bytes]
 
     def leave_host(self, keys: Sequence[bytes]) -> None:
@@ -88,11 +102,12 @@ class Contexts:
                     table.remove_copy(row, 0)
 
     def wait_written(self) -> None:
+        """Wait until no write to a lower tier is pending. Raises HoldfastError after `WAIT_S`."""
         end = time.monotonic() + WAIT_S
         while self.store.table.unwritten():
             if time.monotonic() > end:
-                raise AssertionError(f"blocks are still not written after {WAIT_S:g} s")
-            self.store.ladder.wake()
+                raise HoldfastError(f"blocks are still not written after {WAIT_S:g} s")
+            self.store.mover.wake()
             time.sleep(0)
 
     def _slot(self, place: int) -> memoryview:

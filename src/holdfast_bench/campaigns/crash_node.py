@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from holdfast.address import socket_path
 from holdfast.codec.pack import payload
 from holdfast.errors import NodeGoneError, ProtocolError, RefusedError
-from holdfast.limits import MIB
+from holdfast.limits import BLOCK_TOKENS, MIB
 from holdfast.testing.payloads import payload_of
 from holdfast.tiers.base import NOWHERE
-from holdfast.wire.address import socket_path
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
 from holdfast_bench.campaigns.campaign import CampaignBudget, CampaignResult
-from holdfast_bench.campaigns.contexts import BLOCK_TOKENS, FINGERPRINT, chain_of, check_payload
+from holdfast_bench.campaigns.contexts import FINGERPRINT, chain_of, check_payload
 from holdfast_bench.harness.node import call, serve_argv
 from holdfast_bench.harness.process import start_owned
 
@@ -58,7 +58,7 @@ class WritingEngine:
         for key, place in zip(keys, reserved.places, strict=True):
             if place != NOWHERE:
                 self._slot(place)[:] = payload_of(key, PAYLOAD_BYTES)
-        self._client.call(m.Commit(reserved.ticket), _ANSWER_S)
+        call(self._client, m.Commit(reserved.ticket), m.Committed)
 
     def read(self, keys: Sequence[bytes]) -> int:
         """Fetch a chain, check every byte and release; return the number of blocks fetched."""
@@ -66,7 +66,7 @@ class WritingEngine:
         for key, place in zip(keys, fetched.places, strict=False):
             check_payload(key, self._slot(place))
         if fetched.lease:
-            self._client.call(m.Release(fetched.lease), _ANSWER_S)
+            call(self._client, m.Release(fetched.lease), m.Released)
         return len(fetched.places)
 
     def await_recovery(self) -> None:

@@ -21,17 +21,15 @@ from collections.abc import Iterator, Sequence
 
 from holdfast.blocks.envelope import Header, read_header
 from holdfast.codec import seal
-from holdfast.errors import FormatError
+from holdfast.errors import FormatError, HoldfastError
 from holdfast.keys.keyring import KeyRing
 from holdfast.limits import MIB
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
-from holdfast.testing.extents import MemoryExtents
-from holdfast.tiers.disk.file import DiskConfig
+from holdfast.testing.extents import MemoryExtents, tier_on
 from holdfast.tiers.disk.region import SECTOR, RegionGeometry
-from holdfast.tiers.disk.tier import DiskTier
-from holdfast_bench.campaigns.campaign import CampaignBudget, CampaignResult, OpenTarget
-from holdfast_bench.campaigns.contexts import Contexts, WrongByteError, chain_of
+from holdfast_bench.campaigns.campaign import CampaignBudget, CampaignResult
+from holdfast_bench.campaigns.contexts import Contexts, WrongByteError, chain_of, place_of
 from holdfast_bench.campaigns.damage import EVERY_DAMAGE, WITHOUT_GENERATION, Damage, spoil
 from holdfast_bench.campaigns.loopback import local_and_remote
 from holdfast_bench.campaigns.noisy_line import NoisyLine
@@ -95,9 +93,8 @@ class OnDisk(DamagedPlace):
         self._regions_at = RegionGeometry.of(REGION_BYTES, REGIONS).regions_at
 
     def copy(self, key: bytes) -> memoryview:
-        table, namespace = self.contexts.store.table, self.contexts.namespace
-        with table.lock:
-            place = table.index.places[1][table.index.find(namespace, key)]
+        namespace = self.contexts.namespace
+        place = place_of(self.contexts.store, namespace, key, tier=1)
         at = self._regions_at + place * SECTOR
         return memoryview(self._medium.image)[at : at + namespace.record_bytes]
 
@@ -114,10 +111,8 @@ class AtTarget(DamagedPlace):
         self._remote = remote
 
     def copy(self, key: bytes) -> memoryview:
-        table, namespace = self._remote.table, self.contexts.namespace
-        with table.lock:
-            place = table.index.places[0][table.index.find(namespace, key)]
-        return self._remote.record(namespace, place)
+        namespace = self.contexts.namespace
+        return self._remote.record(namespace, place_of(self._remote, namespace, key))
 
 
 def run(budget: CampaignBudget) -> Iterator[CampaignResult]:
@@ -128,7 +123,7 @@ def run(budget: CampaignBudget) -> Iterator[CampaignResult]:
         yield _strike("flips.host", InMemory(store), part)
     with on_disk() as disk:
         yield _strike("flips.disk", disk, part)
-    with at_target(budget.target) as remote:
+    with at_target() as remote:
         yield _strike("flips.pool", remote, part)
     yield from _sealed(part)
     yield _strike_the_wire(budget.share(10))
@@ -138,15 +133,16 @@ def _sealed(budget: CampaignBudget) -> Iterator[CampaignResult]:
     """Damage sealed records on disk and at a target, without their key."""
     why_not = seal.missing()
     if why_not:
-        result = CampaignResult("flips.sealed", "faults")
-        result.skipped = why_not
-        yield result
+        for what in ("flips.sealed.disk", "flips.sealed.pool"):
+            result = CampaignResult(what, "faults")
+            result.skipped = why_not
+            yield result
         return
     ring = KeyRing(None)
     ring.enrol("default", SECRET["default"])
     with on_disk(ring) as disk:
         yield _strike("flips.sealed.disk", disk, budget)
-    with at_target(budget.target, ring) as remote:
+    with at_target(ring) as remote:
         yield _strike("flips.sealed.pool", remote, budget)
 
 
@@ -154,17 +150,15 @@ def _sealed(budget: CampaignBudget) -> Iterator[CampaignResult]:
 def on_disk(ring: KeyRing | None = None) -> Iterator[OnDisk]:
     """Open a store over a disk tier on a medium in memory; it seals with `ring` if given."""
     medium = MemoryExtents.formatted(REGION_BYTES, REGIONS)
-    config = DiskConfig(path="memory", capacity_bytes=medium.size, region_bytes=REGION_BYTES)
-    disk = DiskTier(config, None, lambda _: medium)
-    with Store(HOST_BYTES, [disk], SECRET, StoreOptions(ring=ring)) as store:
+    with Store(HOST_BYTES, [tier_on(medium)], SECRET, StoreOptions(ring=ring)) as store:
         store.start()
         yield OnDisk(store, medium)
 
 
 @contextlib.contextmanager
-def at_target(target: OpenTarget, ring: KeyRing | None = None) -> Iterator[AtTarget]:
+def at_target(ring: KeyRing | None = None) -> Iterator[AtTarget]:
     """Open a store with one target, which has no keys of it; it seals with `ring` if given."""
-    with local_and_remote(target, PAYLOAD_BYTES, ring=ring) as both:
+    with local_and_remote(PAYLOAD_BYTES, ring=ring) as both:
         yield AtTarget(both.local.store, both.remote)
 
 
@@ -179,7 +173,7 @@ def _strike(what: str, place: DamagedPlace, budget: CampaignBudget) -> CampaignR
         try:
             if _one_fault(result, place, chain, other, kind, rng):
                 chains[at] = chain_of(f"{what}/after {number}", CHAIN_BLOCKS)
-        except (AssertionError, ValueError) as error:
+        except (AssertionError, HoldfastError, ValueError) as error:
             result.fail(f"round {number}, {kind}: {error}")
         result.counts[str(kind)] += 1
     return result
@@ -264,16 +258,14 @@ def _strike_the_wire(budget: CampaignBudget) -> CampaignResult:
     line = NoisyLine()
     with (
         contextlib.closing(line),
-        local_and_remote(
-            budget.target, PAYLOAD_BYTES, line.to, deadline_s=_WIRE_DEADLINE_S
-        ) as both,
+        local_and_remote(PAYLOAD_BYTES, line.to, deadline_s=_WIRE_DEADLINE_S) as both,
     ):
         place = AtTarget(both.local.store, both.remote)
         for number, rng in enumerate(budget.rounds(result)):
             chain = chain_of(f"wire/{number % CHAINS}", CHAIN_BLOCKS)
             try:
                 _one_burst(result, place, line, chain, rng)
-            except (AssertionError, ValueError) as error:
+            except (AssertionError, HoldfastError, ValueError) as error:
                 result.fail(f"round {number}: {error}")
             result.tried += line.struck
     return result

@@ -18,24 +18,23 @@ import msgspec
 import numpy as np
 
 from holdfast.blocks.fingerprint import Fingerprint
-from holdfast.blocks.key import Chain
 from holdfast.blocks.layout import Layout
 from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import BlockError, RefusedError
-from holdfast.limits import MIB, TOKEN_S_MAX
+from holdfast.limits import BLOCK_TOKENS, MIB, TOKEN_S_MAX
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.wire.remote import token
 from holdfast.wire.remote.client import TargetClient
 from holdfast_bench.campaigns.campaign import CampaignBudget, CampaignResult
-from holdfast_bench.campaigns.contexts import FINGERPRINT, Contexts
+from holdfast_bench.campaigns.contexts import Contexts, keys_of
+from holdfast_bench.campaigns.loopback import open_target
 
 DOMAINS = ("acme", "birch", "cedar", "default")
 CONTEXTS = 8
 SHARED_CONTEXTS = 3
 CONTEXT_BLOCKS = 8
-BLOCK_TOKENS = 128
 PAYLOAD_BYTES = 3_000
 ASKED_AT_ONCE = 64
 HOST_BYTES = 16 * MIB
@@ -57,14 +56,14 @@ class _Attacked(NamedTuple):
 
 def run(budget: CampaignBudget) -> Iterator[CampaignResult]:
     """Request across domains, with each field of a fingerprint changed, and with forged tokens."""
-    with _attacked(budget) as attacked:
+    with _attacked() as attacked:
         yield _across(attacked, budget.share(1.25))
         yield _fingerprints(attacked.store)
     yield _tokens(budget.share(5))
 
 
 @contextlib.contextmanager
-def _attacked(budget: CampaignBudget) -> Iterator[_Attacked]:
+def _attacked() -> Iterator[_Attacked]:
     secrets = {name: hashlib.blake2b(name.encode(), digest_size=32).digest() for name in DOMAINS}
     options = StoreOptions(serves_peers=True)
     with Store(HOST_BYTES, [], secrets, options) as store:
@@ -76,7 +75,7 @@ def _attacked(budget: CampaignBudget) -> Iterator[_Attacked]:
             for keys in chains[name]:
                 contexts[name].save(keys)
                 assert contexts[name].read(keys) == CONTEXT_BLOCKS
-        with budget.target(store) as address, contextlib.closing(TargetClient(address)) as target:
+        with open_target(store) as address, contextlib.closing(TargetClient(address)) as target:
             yield _Attacked(store, contexts, chains, target)
 
 
@@ -84,9 +83,8 @@ def _chain(secret: bytes, name: str, number: int) -> list[bytes]:
     """Return a context's keys; the first `SHARED_CONTEXTS` have equal tokens in each domain."""
     owner = "all" if number < SHARED_CONTEXTS else name
     seed = int.from_bytes(hashlib.blake2b(f"{owner}/{number}".encode()).digest()[:8])
-    chain = Chain(secret, FINGERPRINT, BLOCK_TOKENS)
-    chain.extend(np.random.default_rng(seed).integers(0, 50_000, CONTEXT_BLOCKS * BLOCK_TOKENS))
-    return chain.keys
+    tokens = np.random.default_rng(seed).integers(0, 50_000, CONTEXT_BLOCKS * BLOCK_TOKENS)
+    return keys_of(secret, tokens)
 
 
 def _across(attacked: _Attacked, budget: CampaignBudget) -> CampaignResult:

@@ -215,15 +215,9 @@ def _read(
     """Feed a reader in two parts, as a socket does; return whether a message was complete."""
     reader, complete = open_reader(), False
     for part in (data[: len(data) // 3], data[len(data) // 3 :]):
-        left = memoryview(part)
-        while left:
-            buffer = reader.room()
-            size = min(len(buffer), len(left))
-            buffer[:size] = left[:size]
-            reader.took(size)
-            left = left[size:]
-            while reader.next() is not None:
-                complete = True
+        reader.feed(part)
+        while reader.next() is not None:
+            complete = True
     return complete
 
 

@@ -24,7 +24,7 @@ from holdfast.clock import ManualClock
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.limits import MIB
 from holdfast.store.store import Store
-from holdfast.testing.extents import MemoryExtents
+from holdfast.testing.extents import MemoryExtents, tier_on
 from holdfast.testing.faulty import EVERY_FAULT, FaultyTier, InjectedFault
 from holdfast.testing.memory import MemoryTier
 from holdfast.tiers.disk.file import DiskConfig
@@ -152,9 +152,7 @@ def _on_a_medium(budget: CampaignBudget) -> CampaignResult:
 @contextlib.contextmanager
 def _disk_store(medium: FailingMedium) -> Iterator[Store]:
     """Open a store on a medium; the clock jumps, so that write failures are never too frequent."""
-    config = DiskConfig(path="memory", capacity_bytes=medium.size, region_bytes=REGION_BYTES)
-    tier = DiskTier(config, _JumpingClock(), lambda _: medium)
-    with Store(HOST_BYTES, [tier], SECRET) as store:
+    with Store(HOST_BYTES, [tier_on(medium, _JumpingClock())], SECRET) as store:
         store.start()
         store.recovery.wait()
         yield store

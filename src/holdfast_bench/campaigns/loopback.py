@@ -1,4 +1,4 @@
-"""A store with a pool tier and the store of its only target, connected over loopback TCP."""
+"""Stores served over loopback TCP within this process: a target, and a pool tier of one target."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from holdfast.keys.keyring import KeyRing
 from holdfast.limits import MIB
 from holdfast.membership.members import Member
 from holdfast.membership.membership import MembershipOptions
+from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
+from holdfast.node.remote.service import TargetService
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.tiers.breaker import BreakerOptions
 from holdfast.tiers.pool.health import HealthOptions
 from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
 from holdfast.wire.remote.client import TargetClient
-from holdfast_bench.campaigns.campaign import OpenTarget
 from holdfast_bench.campaigns.contexts import Contexts
 from holdfast_bench.harness.pool import ManualMembers
 
@@ -43,8 +44,17 @@ class LocalAndRemote(NamedTuple):
 
 
 @contextlib.contextmanager
+def open_target(store: Store) -> Iterator[str]:
+    """Serve a store to other nodes on a loopback address; return its `tcp://` address."""
+    listener = bind("tcp://127.0.0.1:0")
+    server = TargetServer(listener, TargetService(store), EntryRules())
+    server.start()
+    with contextlib.closing(server):
+        yield address_of(listener)
+
+
+@contextlib.contextmanager
 def local_and_remote(
-    target: OpenTarget,
     payload_bytes: int,
     reroute: Callable[[str], str] = lambda address: address,
     ring: KeyRing | None = None,
@@ -61,7 +71,7 @@ def local_and_remote(
     remote = Store(HOST_BYTES, [], REMOTE_SECRET, StoreOptions(serves_peers=True))
     with contextlib.ExitStack() as undo:
         undo.enter_context(remote).start()
-        address = reroute(undo.enter_context(target(remote)))
+        address = reroute(undo.enter_context(open_target(remote)))
         members = ManualMembers([Member(id="remote", address=address)])
         pool = PoolTier(members, lambda m: TargetClient(m.address), options, ManualClock())
         local = undo.enter_context(Store(HOST_BYTES, [pool], SECRET, StoreOptions(ring=ring)))

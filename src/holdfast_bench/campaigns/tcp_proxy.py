@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from holdfast.wire.address import HostPort, tcp_endpoint
+from holdfast.address import HostPort, tcp_endpoint
 
 
 class TcpProxy:

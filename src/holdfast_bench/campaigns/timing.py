@@ -19,19 +19,18 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.blocks.key import Chain
 from holdfast.buffers import aligned_buffer
-from holdfast.limits import MIB
+from holdfast.limits import BLOCK_TOKENS, MIB
 from holdfast.store.store import Store
 from holdfast.wire.remote.client import TargetClient
 from holdfast_bench.campaigns.campaign import CampaignBudget, CampaignResult
-from holdfast_bench.campaigns.contexts import FINGERPRINT, Contexts
+from holdfast_bench.campaigns.contexts import Contexts, keys_of
+from holdfast_bench.campaigns.loopback import open_target
 
 AUC_WITHIN = 0.02
 CONTROL_AUC_MIN = 0.75
 POOL_CONTEXTS = 64
 CONTEXT_BLOCKS = 8
-BLOCK_TOKENS = 128
 PAYLOAD_BYTES = 124_000
 """Large enough that a hit, which transfers the payload, differs from a miss on a busy machine."""
 
@@ -60,7 +59,7 @@ def run(budget: CampaignBudget) -> Iterator[CampaignResult]:
         for contexts, pool in ((victim, theirs), (curious, own)):
             for tokens in pool:
                 contexts.save(_keys(contexts, tokens))
-        with budget.target(store) as address, contextlib.closing(TargetClient(address)) as target:
+        with open_target(store) as address, contextlib.closing(TargetClient(address)) as target:
             ways = {"store": _by_cpu(curious), "target": _by_clock(curious, target)}
             part = budget.share(len(ways))
             fewer = part._replace(tries=max(SAMPLES_MIN, part.tries // 10))
@@ -89,9 +88,7 @@ def _pool(seed: int) -> list[Tokens]:
 
 def _keys(contexts: Contexts, tokens: Tokens) -> list[bytes]:
     name = next(n for n in SECRETS if contexts.store.domain(n)[1] == contexts.namespace.domain)
-    chain = Chain(SECRETS[name], FINGERPRINT, BLOCK_TOKENS)
-    chain.extend(tokens)
-    return chain.keys
+    return keys_of(SECRETS[name], tokens)
 
 
 def _by_cpu(contexts: Contexts) -> Ask:

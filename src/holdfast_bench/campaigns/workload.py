@@ -14,10 +14,9 @@ from holdfast.blocks.envelope import HEADER_BYTES, MARK_BYTES, stamp
 from holdfast.clock import ManualClock
 from holdfast.codec import pack
 from holdfast.errors import Outcome
-from holdfast.testing.extents import MemoryExtents
+from holdfast.testing.extents import MemoryExtents, tier_on
 from holdfast.testing.payloads import key_of, namespace_of, record_of
 from holdfast.tiers.base import Place, TierGet, TierPut
-from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.region import SECTOR, RegionGeometry
 from holdfast.tiers.disk.tier import DiskTier
 from holdfast_bench.campaigns.damage import covered_bytes
@@ -55,15 +54,7 @@ def open_tier(
     medium: MemoryExtents, clock: ManualClock | None = None, snapshot_s: float = 1e9
 ) -> DiskTier:
     """Open a tier with one reader and one writer thread on a medium."""
-    config = DiskConfig(
-        path="memory",
-        capacity_bytes=medium.size,
-        region_bytes=REGION_BYTES,
-        reader_threads=1,
-        writer_threads=1,
-        snapshot_s=snapshot_s,
-    )
-    return DiskTier(config, clock, lambda _: medium)
+    return tier_on(medium, clock, reader_threads=1, writer_threads=1, snapshot_s=snapshot_s)
 
 
 def live(seed: int) -> DiskLife:

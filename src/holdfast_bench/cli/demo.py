@@ -144,9 +144,7 @@ def _run(args: argparse.Namespace, console: Console, folder: Path) -> Report:
     with progress(console, "set-up: the model is made") as shown:
         setting = _setting(args, folder, shown.update)
         shown.plan(len(kind.steps))
-        steps, elapsed_s = demo_steps.follow(
-            walk(setting), lambda done: demo_steps.line(done, kind.steps[done[-1].name]), shown
-        )
+        steps, elapsed_s = demo_steps.follow(walk(setting), kind.steps, shown)
     console.print(demo_steps.table(kind.title, steps))
     console.print(demo_steps.verdict(steps, elapsed_s, kind.all_equal), soft_wrap=True)
     return Report(kind.name, [demo_steps.row(step, steps[0]) for step in steps])

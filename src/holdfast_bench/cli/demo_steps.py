@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def follow(
-    walk: Generator[DemoStep], line: Callable[[Sequence[DemoStep]], str], steps: Steps
+    walk: Generator[DemoStep], about: Mapping[str, str], steps: Steps
 ) -> tuple[list[DemoStep], float]:
     """Run every step, print the line of each when it finishes, and close the generator.
 
-    Returns the steps and the seconds they took.
+    `about` describes each step by its name. Returns the steps and the seconds they took.
     """
     started_s = time.monotonic()
     done: list[DemoStep] = []
@@ -33,7 +33,7 @@ def follow(
         steps.advance()
         for step in walk:
             done.append(step)
-            steps.console.print(line(done), soft_wrap=True)
+            steps.console.print(line(done, about[step.name]), soft_wrap=True)
             steps.advance()
     return done, time.monotonic() - started_s
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median_high
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from holdfast import report
 from holdfast.config import PRIVATE_PARENT
@@ -19,7 +21,12 @@ from holdfast.scratch import RUN, scratch_folder
 from holdfast_bench.cli.progress import Steps
 from holdfast_bench.harness import model
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 Result = TypeVar("Result")
+
+NO_VLLM = "vLLM is not installed here: `make setup` brings its CPU build; see docs/how-to/set-up.md"
 
 ROUNDS_MIN = 5
 """Fewer rounds give no reliable median on a shared machine."""
@@ -65,7 +72,12 @@ def add_folder_argument(parser: argparse.ArgumentParser, holds: str) -> None:
 
 def add_keep_argument(parser: argparse.ArgumentParser) -> None:
     """Declare `--keep FOLDER`, for `engines`."""
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep logs and store here")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FOLDER",
+        help="keep logs and store in this new or empty folder",
+    )
 
 
 def add_model_argument(parser: argparse.ArgumentParser, name: str) -> None:
@@ -95,13 +107,13 @@ def scratch(parent: Path) -> Iterator[Path]:
 def engines(keep: Path | None) -> Iterator[Path]:
     """Yield the absolute path of a folder for the logs and the store of engines.
 
-    It is `keep`, or else a scratch folder. Raises ConfigError if vLLM is not installed.
+    It is `keep`, or else a scratch folder. Raises ConfigError if vLLM is not installed, or if
+    `keep` is not empty: a run must not find the blocks of an earlier one.
     """
     if find_spec("vllm") is None:
-        raise ConfigError(
-            "vLLM is not installed here: `make setup` brings its CPU build; "
-            "see docs/how-to/set-up.md"
-        )
+        raise ConfigError(NO_VLLM)
+    if keep is not None and keep.is_dir() and any(keep.iterdir()):
+        raise ConfigError(f"--keep {keep}: the folder is not empty; name a new one, or empty it")
     with scratch(Path(PRIVATE_PARENT)) as folder:
         yield (keep or folder).absolute()
 
@@ -122,6 +134,29 @@ def print_rows(rows: Iterable[Row], steps: Steps) -> Iterator[Row]:
         about = [row.more[name] for name in ("source", "tokens") if name in row.more]
         steps.console.print(row.what, *about, report.number(row.value))
         yield row
+
+
+@contextmanager
+def rows_kept(
+    found: Report, console: Console, json_target: str | None, also: Sequence[str]
+) -> Iterator[None]:
+    """Show a report at the end of the block, which adds its rows to the list `found.rows`.
+
+    If the block raises, the rows until then are shown, and written to `FILE.part` instead of the
+    file of `--json`, so that an earlier, complete report in FILE is kept.
+    """
+    try:
+        yield
+    except BaseException:
+        if found.rows:
+            part_of_run = msgspec.structs.replace(found, broken_off=True)
+            report.show(console, part_of_run, also)
+            if json_target:
+                part = json_target if json_target == "-" else f"{json_target}.part"
+                report.write(part_of_run, part)
+                console.print(f"broken off; written until then: {part}", soft_wrap=True)
+        raise
+    report.show(console, found, also)
 
 
 def finish(found: Report, target: str | None) -> int:

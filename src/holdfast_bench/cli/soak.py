@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import signal
 import sys
@@ -13,20 +12,17 @@ from importlib import import_module
 from typing import Any, Self
 
 from holdfast import report
-from holdfast.cli import INTERRUPTED
 from holdfast.cli.options import add_json_argument
 from holdfast.cli.progress import work_progress
 from holdfast.errors import ConfigError
-from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
-from holdfast.node.remote.service import TargetService
 from holdfast.report import Report, Row
-from holdfast.store.store import Store
 from holdfast_bench.campaigns.campaign import (
     CAMPAIGNS,
     FORCED_SWITCH_S,
     Campaign,
     CampaignBudget,
     CampaignResult,
+    selects,
 )
 from holdfast_bench.cli import measuring
 
@@ -37,7 +33,6 @@ _BOUND_95 = 3.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     lines = "\n".join(f"  {c.name:<9} {c.about} ({c.tries:,} {c.unit})" for c in CAMPAIGNS)
     parser.epilog = f"campaigns, and the tries of each by default:\n{lines}\n\n{parser.epilog}"
     parser.add_argument(
@@ -63,44 +58,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the campaigns; return 0 if no result was wrong, else 1."""
+    """Run the campaigns; return 0 if no result was wrong, else 1.
+
+    The first SIGINT or SIGTERM ends the run after the current round, as an interrupt.
+    """
     chosen = _chosen(args)
     console = report.console(args.json)
     sys.setswitchinterval(FORCED_SWITCH_S)
     logging.getLogger("holdfast").setLevel(logging.CRITICAL)  # else every injected fault is logged
     rows: list[Row] = []
-    with measuring.scratch(args.folder) as scratch, _Stop() as stop:
-        every = CampaignBudget(
-            tries=args.faults or sys.maxsize,
-            seed=args.seed,
-            folder=scratch,
-            target=open_target,
-            seconds=60 * (args.minutes or float("inf")) / len(chosen),
-            stopped=lambda: stop.wanted,
-        )
-        budgets = [(campaign, _budget_of(campaign, part, every)) for campaign, part in chosen]
-        for number, (campaign, budget) in enumerate(budgets):
-            if not stop.wanted:
-                step = f"campaign {number + 1} of {len(budgets)}"
-                with work_progress(f"{campaign.unit} ({step}, {campaign.name})") as show:
-                    rows += _rows(campaign, budget, show)
-    found = Report("soak", rows, broken_off=stop.wanted)
-    report.show(console, found, also=("tried", "of"))
-    for row in rows:
-        for words in row.more.get("failures", []):  # type: ignore[attr-defined]
-            print(f"{row.what}: {words}", file=sys.stderr)
-    status = measuring.finish(found, args.json)
-    return INTERRUPTED if stop.wanted else status
-
-
-@contextlib.contextmanager
-def open_target(store: Store) -> Iterator[str]:
-    """Serve a store to other nodes on a loopback address, within this process."""
-    listener = bind("tcp://127.0.0.1:0")
-    server = TargetServer(listener, TargetService(store), EntryRules())
-    server.start()
-    with contextlib.closing(server):
-        yield address_of(listener)
+    found = Report("soak", rows)
+    try:
+        with (
+            measuring.rows_kept(found, console, args.json, ("tried", "of")),
+            measuring.scratch(args.folder) as scratch,
+            _Stop() as stop,
+        ):
+            every = CampaignBudget(
+                tries=args.faults or sys.maxsize,
+                seed=args.seed,
+                folder=scratch,
+                seconds=60 * (args.minutes or float("inf")) / len(chosen),
+                stopped=lambda: stop.wanted,
+            )
+            for row in _every_row(chosen, every):
+                rows.append(row)  # noqa: PERF402  # one by one, because the run may be interrupted
+            if stop.wanted:
+                raise KeyboardInterrupt
+    finally:
+        for row in rows:
+            for words in row.more.get("failures", []):  # type: ignore[attr-defined]
+                print(f"{row.what}: {words}", file=sys.stderr)
+    return measuring.finish(found, args.json)
 
 
 def row_of(result: CampaignResult, seed: int, seconds: float) -> Row:
@@ -138,6 +127,11 @@ def _chosen(args: argparse.Namespace) -> Sequence[tuple[Campaign, str]]:
         if name not in campaigns:
             known = ", ".join(campaigns)
             raise ConfigError(f"campaign {wanted!r} is unknown; choose from: {known}")
+        parts = campaigns[name].results()
+        if dot and not any(selects(wanted, part) for part in parts):
+            raise ConfigError(
+                f"campaign {wanted!r} is unknown; choose a part from: {', '.join(parts)}"
+            )
         chosen.append((campaigns[name], wanted if dot else ""))
     for value, option in ((args.faults, "--faults"), (args.minutes, "--minutes")):
         if value is not None and not value > 0:
@@ -145,28 +139,17 @@ def _chosen(args: argparse.Namespace) -> Sequence[tuple[Campaign, str]]:
     return chosen
 
 
-def _budget_of(campaign: Campaign, part: str, every: CampaignBudget) -> CampaignBudget:
-    """Return the budget of one campaign or part; its own number of tries if none was given.
-
-    Raises ConfigError if the campaign has no such part.
-    """
+def _every_row(chosen: Sequence[tuple[Campaign, str]], every: CampaignBudget) -> Iterator[Row]:
+    """Run the campaigns until a stop is requested; yield the row of each result."""
     given = every.tries < sys.maxsize or every.seconds < float("inf")
-    tries = every.tries if given else campaign.tries
-    budget = every._replace(tries=tries, part=part, whole=bool(part and given))
-    if part:
-        # Refuse an unknown part now, before other campaigns run for hours.
-        parts = [each.what for each in _run(campaign, budget._replace(part=f"{campaign.name}."))]
-        if not any(map(budget.wants, parts)):
-            raise ConfigError(
-                f"campaign {part!r} is unknown; choose a part from: {', '.join(parts)}"
-            )
-    return budget
-
-
-def _run(campaign: Campaign, budget: CampaignBudget) -> Iterator[CampaignResult]:
-    module = import_module(f"holdfast_bench.campaigns.{campaign.name}")
-    results: Iterator[CampaignResult] = module.run(budget)
-    return results
+    for number, (campaign, part) in enumerate(chosen, 1):
+        if every.stopped():
+            return
+        tries = every.tries if given else campaign.tries
+        budget = every._replace(tries=tries, part=part, whole=bool(part and given))
+        step = f"campaign {number} of {len(chosen)}"
+        with work_progress(f"{campaign.unit} ({step}, {campaign.name})") as show:
+            yield from _rows(campaign, budget, show)
 
 
 def _rows(
@@ -178,8 +161,10 @@ def _rows(
     def on_progress(result: CampaignResult) -> None:
         show(result.tried, total, f"{result.what}, {result.failed} wrong")
 
+    module = import_module(f"holdfast_bench.campaigns.{campaign.name}")
+    results: Iterator[CampaignResult] = module.run(budget._replace(on_progress=on_progress))
     start = time.monotonic()
-    for result in _run(campaign, budget._replace(on_progress=on_progress)):
+    for result in results:
         seconds, start = time.monotonic() - start, time.monotonic()
         if budget.wants(result.what) and (result.tried or not budget.stopped()):
             yield row_of(result, budget.seed, seconds)

@@ -92,9 +92,9 @@ def ask(
 
 
 def wait_fetching(engine: VllmServer, probe: Sequence[int]) -> None:
-    """Return once the engine fetches from its node again after the node was away.
+    """Return once the engine fetches a prompt that it has saved through its connector.
 
-    Resets the engine's own cache. `probe` is a short prompt whose first block the node holds.
+    Resets the engine's own cache. The first block of `probe` must have been saved.
     """
 
     def fetches() -> bool:

@@ -82,13 +82,14 @@ class DirectIoLimit(AbstractContextManager["DirectIoLimit"]):
         for buffer in self._buffers:
             buffer[:] = os.urandom(1 << 12) * (block_bytes >> 12)
         self._random = random.Random(SEED)  # noqa: S311  # an order, not a secret
+        self._file = -1
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_DIRECT
             self._file = os.open(self._path, flags, 0o600)
             os.posix_fallocate(self._file, 0, self._blocks * block_bytes)
             self._run(os.pwritev, list(range(self._blocks)))
         except OSError as error:
-            self._path.unlink(missing_ok=True)
+            self.close()
             why = "refuses direct I/O" if error.errno == errno.EINVAL else error.strerror
             raise HoldfastError(f"{str(folder)!r}: {why}; name a folder on a disk") from error
 
@@ -100,7 +101,8 @@ class DirectIoLimit(AbstractContextManager["DirectIoLimit"]):
 
     def close(self) -> None:
         self._pool.shutdown()
-        os.close(self._file)
+        if self._file >= 0:
+            os.close(self._file)
         self._path.unlink(missing_ok=True)
 
     def _order(self, blocks: int) -> list[int]:

@@ -6,7 +6,7 @@ import enum
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -145,7 +145,8 @@ class PoolUnderTest:
             yield
         finally:
             for target in self.targets.values():
-                resume(target.process.pid)
+                with suppress(ProcessLookupError):  # it has ended
+                    resume(target.process.pid)
             for address in addresses:
                 self._network.mend(address)
 

@@ -1,4 +1,4 @@
-"""Standard errors of medians and means, and the rule that ends sampling.
+"""Standard errors of medians and means, the rule that ends sampling, and the 99th percentile.
 
 The rule does not depend on whether a figure meets its goal, so that sampling does not continue
 until the goal is met by chance.
@@ -7,7 +7,7 @@ until the goal is met by chance.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf, sqrt
+from math import ceil, inf, sqrt
 from statistics import quantiles, stdev
 
 CONCLUSIVE_ERROR = 0.015
@@ -40,3 +40,8 @@ def is_conclusive(figure: float, standard_error: float, goal: float) -> bool:
     """Whether sampling may end: the figure is accurate, or clearly above or below its goal."""
     distance = abs(figure - goal)
     return standard_error <= CONCLUSIVE_ERROR or distance >= CONCLUSIVE_DISTANCE * standard_error
+
+
+def percentile_99(samples: Sequence[float]) -> float:
+    """Return the smallest sample that at least 99 % of the samples do not exceed."""
+    return sorted(samples)[ceil(0.99 * len(samples)) - 1]

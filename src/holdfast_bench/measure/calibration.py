@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.limits import BLOCK_TOKENS
 from holdfast.plan.cost import (
     HOST_DEFAULT,
     LOWER_DEFAULT,
@@ -29,8 +30,8 @@ from holdfast.plan.planner import BestCut
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.hardware import SimulatedHardware, resolve
 from holdfast.sim.ladder import parse_ladder
-from holdfast.sim.profile import load_profile
-from holdfast.sim.route import router
+from holdfast.sim.profile import shipped
+from holdfast.sim.route import ROUTERS
 from holdfast.sim.rules import rules_of
 from holdfast.sim.run import Simulation, SimulationSettings
 from holdfast.sim.trace import UNKNOWN, Trace
@@ -124,16 +125,16 @@ def ladder_data(
     }
 
 
-def predict(data: Mapping[str, Any], tier: str, tokens: int, tail: int, block: int) -> list[float]:
+def predict(data: Mapping[str, Any], tier: str, tokens: int, tail: int) -> list[float]:
     """Simulate one context twice with one tier of a ladder; return both times to first token.
 
-    The context has `tokens` tokens, a whole number of blocks of `block` tokens; each prompt has
+    The context has `tokens` tokens, a whole number of blocks of `BLOCK_TOKENS`; each prompt has
     `tail` more. The first request computes everything, the second fetches the context.
     """
     ladder = parse_ladder(dict(data), "calibrated")
     tiers = [each for each in ladder.tiers if each.kind == tier]
     ladder = msgspec.structs.replace(ladder, tiers=tiers)
-    return first_tokens_s(resolve(ladder, load_profile(""), block), tokens, tail)
+    return first_tokens_s(resolve(ladder, shipped(), BLOCK_TOKENS), tokens, tail)
 
 
 def first_tokens_s(hardware: SimulatedHardware, tokens: int, tail: int = 0) -> list[float]:
@@ -156,5 +157,6 @@ def first_tokens_s(hardware: SimulatedHardware, tokens: int, tail: int = 0) -> l
         ids=np.concatenate([ids, ids]),
     )
     fleet = Fleet(hardware, 1, rules_of(hardware))
-    requests = Simulation(trace, fleet, SimulationSettings(BestCut(), router("round_robin"))).run()
+    settings = SimulationSettings(BestCut(), ROUTERS["round_robin"])
+    requests = Simulation(trace, fleet, settings).run()
     return [float(first) for first in requests.first_s - requests.arrived_s]

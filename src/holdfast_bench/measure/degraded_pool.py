@@ -11,7 +11,7 @@ import itertools
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -31,7 +31,7 @@ from holdfast.wire.remote.client import HeldFlags, ReceivedRecords, TargetClient
 from holdfast_bench.harness.hardware_limits import SEED
 from holdfast_bench.harness.pause import pause, resume
 from holdfast_bench.harness.pool import ManualMembers
-from holdfast_bench.harness.standard_error import of_median
+from holdfast_bench.harness.standard_error import of_median, percentile_99
 from holdfast_bench.measure.pool import TargetUnderTest
 
 TARGETS = 4
@@ -52,6 +52,9 @@ ASKERS = 4
 MUTE_S = 10.0
 SAVE_S = 30.0
 OPENS_GOAL_S = 2.0
+OPENS_S_MAX = 60.0
+"""Longest wait until the circuit breakers of silent targets open."""
+
 MUTE_ASK_GOAL_MS = 50.0
 """5 % of one second of prefill."""
 
@@ -89,9 +92,10 @@ class DegradedPool:
         self._source = ManualMembers()
         self.targets: dict[str, LateTarget] = {}
         self.tier = PoolTier(self._source, self._connect, options)
-        self.list(listed)
+        self.announce(listed)
 
-    def list(self, count: int) -> None:
+    def announce(self, count: int) -> None:
+        """Make the first `count` targets the members."""
         self._source.publish(self._members[:count])
 
     def save(self, blocks: Sequence[ChainedBlocks]) -> None:
@@ -129,7 +133,7 @@ class DegradedPool:
             block.check(gets, outcomes)
             hits += outcomes == [Outcome.OK]
         hedged = self.tier.hedged_reads.hedging.hedges - hedges
-        p99_ms = statistics.quantiles(times_ms, n=100)[-1]
+        p99_ms = percentile_99(times_ms)
         return ReadLatency(p99_ms, hits / reads, hedged / reads)
 
     def close(self) -> None:
@@ -172,7 +176,7 @@ def _miss_share(addresses: Sequence[str], overlap_s: float) -> float:
     with closing(DegradedPool(addresses, options, TARGETS - 1)) as pool:
         blocks = _blocks(CHAINS)
         pool.save(blocks)
-        pool.list(TARGETS)
+        pool.announce(TARGETS)
         return 1.0 - sum(map(pool.read, blocks)) / len(blocks)
 
 
@@ -229,11 +233,7 @@ def _mute_rows(targets: Sequence[TargetUnderTest]) -> list[Row]:
         for target in targets:
             pause(target.process.pid)
         try:
-            begun_s = time.monotonic()
-            with ThreadPoolExecutor(ASKERS) as askers:
-                while any(map(pool.tier.health.trusted, pool.targets)):
-                    list(askers.map(pool.ask, itertools.islice(asking, ASKERS)))
-            opened_s = time.monotonic() - begun_s
+            opened_s = _opened_s(pool, asking)
             asked_ms = []
             end_s = time.monotonic() + MUTE_S
             while time.monotonic() < end_s:
@@ -247,6 +247,22 @@ def _mute_rows(targets: Sequence[TargetUnderTest]) -> list[Row]:
         at_most("pool.mute.opens", opened_s, "s", OPENS_GOAL_S, askers=ASKERS),
         at_most("pool.mute.ask", max(asked_ms), "ms", MUTE_ASK_GOAL_MS, **more),
     ]
+
+
+def _opened_s(pool: DegradedPool, asking: Iterator[ChainedBlocks]) -> float:
+    """Query until the circuit breakers of all targets are open; return the seconds it took.
+
+    Raises HoldfastError after `OPENS_S_MAX`.
+    """
+    begun_s = time.monotonic()
+    with ThreadPoolExecutor(ASKERS) as askers:
+        while trusted := [name for name in pool.targets if pool.tier.health.trusted(name)]:
+            if time.monotonic() > begun_s + OPENS_S_MAX:
+                raise HoldfastError(
+                    f"requests still go to {', '.join(trusted)}, silent for {OPENS_S_MAX:.0f} s"
+                )
+            list(askers.map(pool.ask, itertools.islice(asking, ASKERS)))
+    return time.monotonic() - begun_s
 
 
 def _blocks(count: int) -> list[ChainedBlocks]:

@@ -12,8 +12,8 @@ from holdfast.blocks.key import DOMAIN_KEY_BYTES, KEY_BYTES, Chain
 from holdfast.blocks.namespace import Namespace, domain_id
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import pack, payload
-from holdfast.errors import Outcome
-from holdfast.limits import GIB, MIB
+from holdfast.errors import HoldfastError, Outcome
+from holdfast.limits import BLOCK_TOKENS, GIB, MIB
 from holdfast.report import Row
 from holdfast.store.fetch import FetchResult
 from holdfast.store.save import SaveSlots
@@ -30,7 +30,6 @@ BATCH = 32
 PASSES = 3
 """Passes per round: one takes 30 ms, in which a shared disk's speed may vary by a tenth."""
 
-BLOCK_TOKENS = 128
 FINGERPRINT = b"holdfast-bench-0"
 SECRET = bytes(range(DOMAIN_KEY_BYTES))
 NAMESPACE = Namespace(FINGERPRINT, domain_id(SECRET), PAYLOAD_BYTES, BLOCK_TOKENS)
@@ -38,6 +37,8 @@ NAMESPACE = Namespace(FINGERPRINT, domain_id(SECRET), PAYLOAD_BYTES, BLOCK_TOKEN
 READ_GOAL = 0.90
 WRITE_GOAL = 0.85
 FETCH_S = 30.0
+WRITE_S = 60.0
+"""Longest wait until the tier below holds a context."""
 
 SEED_OFFSET = 1 << 14
 """Offset of the second store's seeds, so that two stores over one target or disk share no key."""
@@ -106,15 +107,12 @@ def _timed(call: Callable[[], list[Outcome]]) -> Speed:
 
 def _fetch_rows(tier: DiskTier, limit: DirectIoLimit, rounds: int) -> list[Row]:
     """Measure a store whose arena is much smaller than its disk, so that every fetch promotes."""
-    store = Store(8 * BATCH * PAYLOAD_BYTES, [tier], {"default": SECRET})
-    store.start()
-    try:
+    with Store(8 * BATCH * PAYLOAD_BYTES, [tier], {"default": SECRET}) as store:
+        store.start()
         bench = BenchedStore(store, SEED_OFFSET)
         bench.hold(24)
         fetched = paired(PASSES * rounds, bench.fetch, lambda: limit.read_gb_per_s(BATCH))
         return [speed_row("disk.fetch", fetched, None, verified=True)]
-    finally:
-        store.ladder.close()
 
 
 class BenchedStore:
@@ -131,7 +129,10 @@ class BenchedStore:
         self._turn = itertools.count()
 
     def write(self) -> Speed:
-        """Save a context; time from its commit until the tier below holds all of it."""
+        """Save a context; time from its commit until the tier below holds all of it.
+
+        Raises HoldfastError if that takes longer than `WRITE_S`.
+        """
         store, keys = self._store, chain_of(next(self._numbers), BATCH).keys
         reserved = self._reserve(keys)
         arena = store.arena(NAMESPACE.domain).view
@@ -143,7 +144,12 @@ class BenchedStore:
         def commit() -> None:
             if store.commit(reserved.ticket) != BATCH:
                 raise RuntimeError("a block got no slot in memory")
+            end_s = time.monotonic() + WRITE_S
             while store.table.unwritten():
+                if time.monotonic() > end_s:
+                    raise HoldfastError(
+                        f"{self._tier} does not hold {BATCH} blocks after {WRITE_S:.0f} s"
+                    )
                 time.sleep(0.0005)
 
         return timed(BATCH * PAYLOAD_BYTES, commit)

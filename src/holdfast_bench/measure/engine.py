@@ -17,7 +17,7 @@ from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS
 from holdfast_bench.harness.noise_filter import OtherProcesses, least_disturbed
 from holdfast_bench.harness.standard_error import of_median
-from holdfast_bench.measure.engine_pair import TAIL_TOKENS, EnginePair, EnginePairPlan
+from holdfast_bench.measure.engine_pair import EnginePair, EnginePairSettings
 
 COLD = "cold"
 PLACES = ("disk", "host")
@@ -44,32 +44,31 @@ the machine that other processes used; one sample of each kind per round."""
 
 
 class EngineMeasurement(NamedTuple):
-    """Seconds to the first token by tokens of the context; each prompt adds `tail` tokens to it.
+    """Seconds to the first token by tokens of the context; each prompt has `TAIL_TOKENS` more.
 
     `cold`: all tokens computed; `warm[tier]`: the context fetched from that tier, the tail
     computed. `token_bytes`: bytes of KV state per token.
     """
 
     token_bytes: float
-    tail: int
     cold: dict[int, float]
     warm: dict[str, dict[int, float]]
 
 
-def measure(bench: EnginePair, plan_of_runs: EnginePairPlan) -> EngineMeasurement:
+def measure(bench: EnginePair, settings: EnginePairSettings) -> EngineMeasurement:
     """Save contexts of each length and measure them in rounds until all medians are conclusive.
 
     Raises HoldfastError if a standard error stays too large, or too few fetches are complete.
     """
     times: dict[str, dict[int, list[tuple[float, float]]]] = {
-        what: {n: [] for n in plan_of_runs.lengths} for what in (COLD, *PLACES)
+        what: {n: [] for n in settings.lengths} for what in (COLD, *PLACES)
     }
     for number in range(NODES_MAX):
-        _measure_node(bench, plan_of_runs, f"node {number + 1} of up to {NODES_MAX}", times)
+        _measure_node(bench, settings, f"node {number + 1} of up to {NODES_MAX}", times)
         if all(_is_conclusive(each) for by_length in times.values() for each in by_length.values()):
             break
     found = medians(times)
-    return EngineMeasurement(bench.node.token_bytes(), TAIL_TOKENS, found.pop(COLD), found)
+    return EngineMeasurement(bench.node.token_bytes(), found.pop(COLD), found)
 
 
 def medians(times: Times) -> dict[str, dict[int, float]]:
@@ -82,21 +81,21 @@ def medians(times: Times) -> dict[str, dict[int, float]]:
 
 def _measure_node(
     bench: EnginePair,
-    plan_of_runs: EnginePairPlan,
+    settings: EnginePairSettings,
     node: str,
     times: Mapping[str, Mapping[int, list[tuple[float, float]]]],
 ) -> None:
     """Save contexts, restart the node, and append the samples of all rounds to `times`."""
-    texts = {n: [bench.text(n) for _ in range(plan_of_runs.rounds)] for n in plan_of_runs.lengths}
-    plan_of_runs.tell(f"{node}: every context is saved")
+    texts = {n: [bench.text(n) for _ in range(settings.rounds)] for n in settings.lengths}
+    settings.tell(f"{node}: every context is saved")
     bench.drop_contexts()
     for prompts in texts.values():
         bench.save(prompts)
     bench.restart_node("disk", "held")
     others = OtherProcesses()
-    for turn in range(plan_of_runs.rounds):
+    for turn in range(settings.rounds):
         for length, prompts in texts.items():
-            plan_of_runs.tell(f"{node}: {length} tokens, round {turn + 1} of {plan_of_runs.rounds}")
+            settings.tell(f"{node}: {length} tokens, round {turn + 1} of {settings.rounds}")
             others.share()
             for what, seconds in _round(bench, prompts[turn], length):
                 times[what][length].append((seconds, others.share()))

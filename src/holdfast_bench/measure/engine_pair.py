@@ -62,7 +62,7 @@ HOST_BYTES = 3 * GIB
 DISK_BYTES = 8 * GIB
 
 
-class EnginePairPlan(NamedTuple):
+class EnginePairSettings(NamedTuple):
     """Settings of a bench: the model's name and folder, context lengths in tokens, and rounds."""
 
     model: str
@@ -88,10 +88,10 @@ class EnginePair:
     `disk_node` is the node whose disk receives saved blocks: the node itself, or its target.
     """
 
-    def __init__(self, stack: ExitStack, folder: Path, plan_of_runs: EnginePairPlan) -> None:
+    def __init__(self, stack: ExitStack, folder: Path, settings: EnginePairSettings) -> None:
         self._stack = stack
         self._folder = folder
-        self._plan_of_runs = plan_of_runs
+        self._settings = settings
         self._rng = random.Random(folder.name)  # noqa: S311  # prompts, not secrets
         self._slow_bytes_per_s = 0
         self._cooldown = EngineCooldown()
@@ -104,7 +104,7 @@ class EnginePair:
 
     def text(self, tokens: int) -> list[int]:
         """Return a new random prompt: a context of `tokens` tokens and a tail of `TAIL_TOKENS`."""
-        vocabulary = range(16, SHAPES[self._plan_of_runs.model].vocabulary - 16)
+        vocabulary = range(16, SHAPES[self._settings.model].vocabulary - 16)
         return self._rng.choices(vocabulary, k=tokens + TAIL_TOKENS)
 
     def ttft_s(
@@ -213,8 +213,9 @@ class EnginePair:
         wait_until(self.behind.process, node_has_planned, CONNECT_TIMEOUT_S, "asking its node")
 
     def _start_engines(self) -> tuple[VllmServer, VllmServer]:
-        plan = self._plan_of_runs
-        options = VllmServerOptions(model=plan.made, model_tokens_max=max(plan.lengths) + 1024)
+        options = VllmServerOptions(
+            model=self._settings.made, model_tokens_max=max(self._settings.lengths) + 1024
+        )
         flags = {"alone": {}, "behind": holdfast_kv_transfer(self.node.address)}
         alone, behind = start_servers(self._stack, self._folder, options, flags)
         return alone, behind

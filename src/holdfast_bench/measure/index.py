@@ -10,13 +10,13 @@ import tracemalloc
 from holdfast.blocks.key import DOMAIN_KEY_BYTES, KEY_BYTES, Chain
 from holdfast.blocks.namespace import Namespace
 from holdfast.index.residency import Residency
+from holdfast.limits import BLOCK_TOKENS
 from holdfast.plan.cost import PrefillCost, TierEstimate
 from holdfast.plan.planner import BestCut, PlanQuestion
 from holdfast.policy.cost_aware import CostAware
 from holdfast.report import Row, at_most
 
 TOKENS = 131_072
-BLOCK_TOKENS = 128
 COVERAGE_GOAL_MS = 3.0
 PLAN_BLOCKS = 1024
 PLAN_GOAL_US = 200.0

@@ -21,7 +21,7 @@ from holdfast.buffers import aligned_buffer
 from holdfast.devices.base import Move, Pages
 from holdfast.devices.host import THREADS, HostDevice
 from holdfast.errors import HoldfastError
-from holdfast.limits import GIB, MIB
+from holdfast.limits import BLOCK_TOKENS, GIB, MIB
 from holdfast.report import Row, at_least, at_most, share
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
@@ -41,7 +41,6 @@ LAYERS = 16
 PAGE_BYTES = PAYLOAD_BYTES // LAYERS
 BATCH = 32
 PAGE_BLOCKS = 8 * BATCH
-BLOCK_TOKENS = 128
 FINGERPRINT = b"holdfast-bench-1"
 CONTEXTS = 24
 HOST_BYTES = 1 * GIB
@@ -103,7 +102,7 @@ class BenchSession:
         fetched = call(self.client, m.Fetch(chain.packed(), ANSWER_S), m.Fetched)
         first = next(self._turn) * BATCH % (PAGE_BLOCKS - BATCH)
         moves = [Move(place + HEADER_BYTES, [first + i]) for i, place in enumerate(fetched.places)]
-        moved = self.device.scatter(self.arena, moves).wait()
+        moved = self.device.scatter(self.arena, moves).result()
         released = call(self.client, m.Release(fetched.lease), m.Released)
         if not moved or not released.valid or len(fetched.places) != len(chain):
             raise HoldfastError(f"fetched {len(fetched.places)} of {len(chain)}: {fetched.reason}")
@@ -120,7 +119,7 @@ class BenchSession:
             raise HoldfastError(f"expected {len(chain)} blocks from disk, got {sources}")
 
     def scatter(self, moves: Sequence[Move]) -> None:
-        if not self.device.scatter(self.arena, moves).wait():
+        if not self.device.scatter(self.arena, moves).result():
             raise HoldfastError("the copy was incomplete")
 
     def close(self) -> None:
@@ -153,13 +152,14 @@ def _cover_row(address: str, rounds: int) -> Row:
     hello = m.Hello(m.PROTOCOL, "bench", fingerprint, payload_bytes, BLOCK_TOKENS)
     with closing(Client(address, hello, ANSWER_S)) as client:
         chain = Chain(client.welcome.domain_key, fingerprint, BLOCK_TOKENS)
-        chain.extend([7] * (COVERED_BLOCKS * BLOCK_TOKENS))
+        prompt_tokens = COVERED_BLOCKS * BLOCK_TOKENS
+        chain.extend([7] * prompt_tokens)
         reserve = m.Reserve(chain.packed(), fingerprint, 0)
-        client.call(m.Commit(call(client, reserve, m.Reserved).ticket), ANSWER_S)
+        call(client, m.Commit(call(client, reserve, m.Reserved).ticket), m.Committed)
         times_ms = []
         for _ in range(20 * rounds):
             start_s = time.perf_counter()
-            covered = call(client, m.Cover(chain.packed()), m.Covered)
+            covered = call(client, m.Cover(chain.packed(), prompt_tokens), m.Covered)
             times_ms.append(1e3 * (time.perf_counter() - start_s))
             if covered.blocks != COVERED_BLOCKS:
                 raise HoldfastError(f"{covered.blocks} of {COVERED_BLOCKS} blocks covered")
@@ -191,7 +191,7 @@ def _host_rows(engine: BenchSession, copy: CopyLimit, rounds: int) -> list[Row]:
     idle = paired(rounds, scatter, lambda: copy.gb_per_s(BATCH))
     with busy_thread():
         busy = median_speed([scatter() for _ in range(rounds)])
-    engine.client.call(m.Release(leased.lease), ANSWER_S)
+    call(engine.client, m.Release(leased.lease), m.Released)
     return [
         speed_row("host.fetch", idle, HOST_GOAL),
         _busy_row("host.fetch.busy", busy, idle.ours.gb_per_s),

@@ -20,8 +20,8 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import pack
 from holdfast.errors import HoldfastError
-from holdfast.limits import GIB, KIB, MIB
-from holdfast.report import Row, at_least
+from holdfast.limits import BLOCK_TOKENS, GIB, MIB
+from holdfast.report import Row, at_least, not_measured
 from holdfast.testing.payloads import header_of
 from holdfast.tiers.mooncake.kind import MooncakeOptions
 from holdfast.tiers.mooncake.tier import MooncakeTier
@@ -29,32 +29,33 @@ from holdfast.tiers.valkey.kind import ValkeyOptions
 from holdfast.tiers.valkey.tier import ValkeyTier
 from holdfast_bench.harness.hardware_limits import GB, SEED
 from holdfast_bench.harness.paired_runs import Speed, median_speed, timed
-from holdfast_bench.measure.pool import check_record, label
+from holdfast_bench.measure.pool import (
+    ANSWER_S,
+    BATCH,
+    EXIST_KEYS,
+    SINGLES_PER_ROUND,
+    SIZES,
+    check_record,
+    label,
+)
 from holdfast_bench.peers import lmcache_server, mooncake_server, valkey_server
 from holdfast_bench.peers.mooncake_server import MooncakeServers
 from holdfast_bench.peers.peers import MeasuredPeer, MooncakePeer, RedisPeer, TierPeer
+from holdfast_bench.peers.plain_sockets import PlainPool
 from holdfast_bench.peers.valkey_server import ValkeyServers
 
-SIZES = (64 * KIB, 512 * KIB, 2 * MIB, 8 * MIB)
-BATCH = 32
-POOL_BYTES = 1 * GIB
 LEASED_BYTES = 2 * GIB
-EXIST_KEYS = 1_000
-SINGLES = 20
-CALL_S = 30.0
-
 BESIDE_BYTES = 2 * MIB
 BESIDE_GOALS = {"mooncake": 3.0, "redis": 6.0}
 """How many times their GB/s ours has to be, 32 blocks of 2 MiB a call."""
 
 
 class RecordRing:
-    """Packed records that fill one buffer, and a second buffer of the same size to receive them."""
+    """Packed records that fill one buffer, and a pool of the same size to receive them."""
 
     def __init__(self) -> None:
-        self.records = aligned_buffer(POOL_BYTES)
-        self.into = aligned_buffer(POOL_BYTES)
-        self.into[:] = b"\1" * POOL_BYTES
+        self.pool = PlainPool()
+        self.records = aligned_buffer(len(self.pool.memory))
         self.keys: list[bytes] = []
         self.namespace = _namespace(SIZES[0])
         self._random = random.Random(SEED)  # noqa: S311  # an order, not a secret
@@ -62,7 +63,7 @@ class RecordRing:
     def fill(self, nbytes: int) -> None:
         """Pack records with payloads of `nbytes`, all of one segment."""
         self.namespace = _namespace(nbytes)
-        count = POOL_BYTES // self.namespace.record_bytes
+        count = len(self.records) // self.namespace.record_bytes
         segment = nbytes.to_bytes(SEGMENT_BYTES, "little")
         self.keys = [
             segment + n.to_bytes(KEY_BYTES - SEGMENT_BYTES, "little") for n in range(count)
@@ -74,10 +75,6 @@ class RecordRing:
     def record(self, number: int) -> memoryview:
         size = self.namespace.record_bytes
         return self.records[number * size : (number + 1) * size]
-
-    def place(self, number: int) -> memoryview:
-        size = self.namespace.record_bytes
-        return self.into[number * size : (number + 1) * size]
 
     def draw(self, count: int) -> list[int]:
         """Return `count` different random record numbers."""
@@ -103,13 +100,13 @@ def peer_rows(folder: Path, rounds: int, tell: Callable[[str], None]) -> list[Ro
     ]
     for name, opener, why_not in stores:
         if why_not:
-            missing.append(_row_without_value(f"peer.{name}", why_not))
+            missing.append(not_measured(f"peer.{name}", why_not))
             continue
         with ExitStack() as stack:
             try:
                 peers = opener(folder, ring, stack)
             except Exception as error:  # noqa: BLE001  # code of another project, in our process
-                missing.append(_row_without_value(f"peer.{name}", str(error) or repr(error)))
+                missing.append(not_measured(f"peer.{name}", str(error) or repr(error)))
                 continue
             for nbytes in SIZES:
                 tell(f"{', '.join(peers)}: {label(nbytes)}")
@@ -138,14 +135,10 @@ def beside_rows(rows: Sequence[Row]) -> Iterator[Row]:
             if theirs is None or not theirs.value:
                 failed = found.get(f"peer.{peer}")
                 why = failed.more.get("why") if failed else None
-                yield _row_without_value(what, str(why or f"this run has no peer.{peer}.{way}"))
+                yield not_measured(what, str(why or f"this run has no peer.{peer}.{way}"))
                 continue
             plain = ours.limit / theirs.value
             yield at_least(what, ours.value / theirs.value, "x", goal, plain=plain)
-
-
-def _row_without_value(what: str, why: str) -> Row:
-    return Row(what=what, value=None, unit="", more={"why": why})
 
 
 def _why_no_redis() -> str:
@@ -162,7 +155,7 @@ def _redis(folder: Path, ring: RecordRing, stack: ExitStack) -> dict[str, Measur
     servers.start()
     port = servers.endpoints[0].port
     redis = stack.enter_context(closing(RedisPeer(port, lambda: ring.namespace)))
-    options = ValkeyOptions(address=list(servers.addresses), deadline_s=CALL_S, ask_s=CALL_S)
+    options = ValkeyOptions(address=list(servers.addresses), deadline_s=ANSWER_S, ask_s=ANSWER_S)
     tier = TierPeer(ValkeyTier(options), lambda: ring.namespace, redis)
     return {"peer.redis": redis, "tier.valkey": stack.enter_context(closing(tier))}
 
@@ -170,9 +163,10 @@ def _redis(folder: Path, ring: RecordRing, stack: ExitStack) -> dict[str, Measur
 def _mooncake(folder: Path, ring: RecordRing, stack: ExitStack) -> dict[str, MeasuredPeer]:
     servers = stack.enter_context(closing(MooncakeServers(folder / "mooncake", LEASED_BYTES)))
     servers.start()
-    mooncake = MooncakePeer(servers.master, [ring.records, ring.into], lambda: ring.namespace)
+    memories = [ring.records, ring.pool.memory]
+    mooncake = MooncakePeer(servers.master, memories, lambda: ring.namespace)
     stack.callback(mooncake.close)
-    options = MooncakeOptions(master=servers.address, deadline_s=CALL_S, ask_s=CALL_S)
+    options = MooncakeOptions(master=servers.address, deadline_s=ANSWER_S, ask_s=ANSWER_S)
     tier = TierPeer(MooncakeTier(options), lambda: ring.namespace, mooncake)
     return {"peer.mooncake": mooncake, "tier.mooncake": stack.enter_context(closing(tier))}
 
@@ -198,7 +192,7 @@ def _size_rows(
             what = f"{name}.{verb}.{label(nbytes)}"
             trip(peer, ring, BATCH)
             batches = [trip(peer, ring, BATCH) for _ in range(rounds)]
-            singles = [trip(peer, ring, 1) for _ in range(rounds * SINGLES)]
+            singles = [trip(peer, ring, 1) for _ in range(rounds * SINGLES_PER_ROUND)]
             local_s = statistics.fmean(each.cpu_s_per_gb for each in batches)
             speed, single = median_speed(batches).gb_per_s, median_speed(singles).gb_per_s
             more: dict[str, object] = {"local_cpu_s_per_gb": local_s}
@@ -210,7 +204,7 @@ def _size_rows(
 
 def _get(peer: MeasuredPeer, ring: RecordRing, count: int) -> Speed:
     keys = [ring.keys[number] for number in ring.draw(count)]
-    into = [ring.place(number) for number in ring.draw(count)]
+    into = ring.pool.pick(ring.namespace.record_bytes, count)
     speed = timed(count * ring.namespace.payload_bytes, lambda: peer.get(keys, into))
     for key, record in zip(keys, into, strict=True):
         check_record(ring.namespace, key, record)
@@ -227,7 +221,7 @@ def _put(peer: MeasuredPeer, ring: RecordRing, count: int) -> Speed:
 
 def _exist_row(name: str, peer: MeasuredPeer, ring: RecordRing, rounds: int) -> Row:
     times_s = []
-    for _ in range(rounds * SINGLES):
+    for _ in range(rounds * SINGLES_PER_ROUND):
         keys = ring.keys[:1] + [ring.keys[number] for number in ring.draw(EXIST_KEYS - 1)]
         start_s = time.perf_counter()
         found = peer.exist(keys)
@@ -239,4 +233,4 @@ def _exist_row(name: str, peer: MeasuredPeer, ring: RecordRing, rounds: int) -> 
 
 
 def _namespace(nbytes: int) -> Namespace:
-    return Namespace(b"holdfast-bench-p", b"holdfast-bench-d", nbytes, 128)
+    return Namespace(b"holdfast-bench-p", b"holdfast-bench-d", nbytes, BLOCK_TOKENS)

@@ -10,24 +10,23 @@ import hashlib
 import random
 import secrets
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-from holdfast.blocks.key import KEY_BYTES, SEGMENT_BYTES, Chain
+from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace
-from holdfast.codec.pack import payload
 from holdfast.errors import HoldfastError
-from holdfast.limits import KIB, MIB, SEGMENT_BLOCKS
+from holdfast.limits import BLOCK_TOKENS, KIB, MIB, SEGMENT_BLOCKS
 from holdfast.membership.members import Member
 from holdfast.membership.placement import Placement
 from holdfast.report import Row, at_least, at_most
 from holdfast.store.store import Store
 from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
 from holdfast.wire.remote.client import HeldFlags, ReceivedRecords, TargetClient
+from holdfast_bench.campaigns.contexts import Contexts, keys_of
 from holdfast_bench.harness.hardware_limits import SEED
 from holdfast_bench.harness.pool import ManualMembers
 from holdfast_bench.measure.pool import TargetUnderTest
@@ -45,8 +44,6 @@ CROWD_READS_GOAL = 2
 DEADLINE_S = 30.0
 """Long, because the threads share a few cores and the figure counts reads, not time."""
 
-_FINGERPRINT = b"holdfast-bench-c"
-_BLOCK_TOKENS = 128
 _PAYLOAD_BYTES = 64 * KIB
 _HOST_BYTES = 16 * MIB
 
@@ -114,12 +111,15 @@ def _lost_row() -> Row:
 def _crowd_row(folder: Path) -> Row:
     """Fetch one segment with 1,000 concurrent threads of a host; count the reads of its blocks."""
     secret = secrets.token_bytes(32)
+    keys = keys_of(secret, [1] * (CROWD_BLOCKS * BLOCK_TOKENS))
     with TargetUnderTest(folder) as target:
         with closing(_store(CountedTarget(target.peer_address), secret)) as writer:
-            keys = _save(writer)
+            contexts = Contexts(writer, _PAYLOAD_BYTES)
+            contexts.save(keys)
+            contexts.wait_written()
         counted = CountedTarget(target.peer_address)
         with closing(_store(counted, secret)) as store:
-            came = _ask_at_once(store, keys)
+            came = _ask_at_once(Contexts(store, _PAYLOAD_BYTES), keys)
     if came != {CROWD_BLOCKS}:
         raise HoldfastError(f"fetches returned {sorted(came)} of {CROWD_BLOCKS} blocks")
     most = float(max(counted.reads.values()))
@@ -136,28 +136,9 @@ def _store(target: TargetClient, secret: bytes) -> Store:
     return store
 
 
-def _save(store: Store) -> list[bytes]:
-    """Save a context and wait until the pool holds it; return its keys."""
-    name_key, domain = store.domain("default")
-    chain = Chain(name_key, _FINGERPRINT, _BLOCK_TOKENS)
-    chain.extend([1] * (CROWD_BLOCKS * _BLOCK_TOKENS))
-    reserved = store.reserve(_namespace(domain), chain.keys, _FINGERPRINT, 0)
-    arena = store.arena(domain).view
-    for key, place in zip(chain.keys, reserved.places, strict=True):
-        payload(arena[place:], _PAYLOAD_BYTES)[:] = key * (_PAYLOAD_BYTES // KEY_BYTES)
-    store.commit(reserved.ticket)
-    end_s = time.monotonic() + DEADLINE_S
-    while store.table.unwritten():
-        if time.monotonic() > end_s:
-            raise HoldfastError(f"a context was not written to a target within {DEADLINE_S:.0f} s")
-        store.ladder.wake()
-    return chain.keys
-
-
-def _ask_at_once(store: Store, keys: list[bytes]) -> set[int]:
+def _ask_at_once(contexts: Contexts, keys: list[bytes]) -> set[int]:
     """Look up and fetch a context in `CROWD` threads; return the set of block counts fetched."""
-    _, domain = store.domain("default")
-    namespace, begin = _namespace(domain), threading.Barrier(CROWD)
+    store, namespace, begin = contexts.store, contexts.namespace, threading.Barrier(CROWD)
 
     def ask(_: int) -> int:
         begin.wait()
@@ -168,10 +149,6 @@ def _ask_at_once(store: Store, keys: list[bytes]) -> set[int]:
 
     with ThreadPoolExecutor(CROWD) as crowd:
         return set(crowd.map(ask, range(CROWD)))
-
-
-def _namespace(domain: bytes) -> Namespace:
-    return Namespace(_FINGERPRINT, domain, _PAYLOAD_BYTES, _BLOCK_TOKENS)
 
 
 def _members(count: int) -> list[Member]:

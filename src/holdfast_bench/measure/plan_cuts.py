@@ -21,7 +21,7 @@ from holdfast.limits import BLOCK_TOKENS
 from holdfast.report import Row, at_most
 from holdfast_bench.harness.noise_filter import OtherProcesses, least_disturbed
 from holdfast_bench.harness.standard_error import is_conclusive, of_mean, of_median
-from holdfast_bench.measure.engine_pair import TAIL_TOKENS, EnginePair, EnginePairPlan
+from holdfast_bench.measure.engine_pair import TAIL_TOKENS, EnginePair, EnginePairSettings
 
 GOAL = 1.10
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -77,16 +77,16 @@ class HeldContext(NamedTuple):
     blocks: int
 
 
-def against_cuts(bench: EnginePair, place: str, length: int, plan_of_runs: EnginePairPlan) -> Row:
+def against_cuts(bench: EnginePair, place: str, length: int, settings: EnginePairSettings) -> Row:
     """Find the best cut; compare it with the plan's own cut of contexts held completely."""
-    rounds = max(plan_of_runs.rounds_at(length) // 2, SEARCH_ROUNDS_MIN)
-    times = _search(bench, place, length, plan_of_runs, rounds)
+    rounds = max(settings.rounds_at(length) // 2, SEARCH_ROUNDS_MIN)
+    times = _search(bench, place, length, settings, rounds)
     best = min(times, key=lambda cut: times[cut])
-    plan_of_runs.tell(f"{place}: {length} tokens, the plan beside a cut after {best} blocks")
-    beside = _behind_the_same(bench, place, length, best, plan_of_runs)
+    settings.tell(f"{place}: {length} tokens, the plan beside a cut after {best} blocks")
+    beside = _behind_the_same(bench, place, length, best, settings)
     together = beside is not None
     if beside is None:
-        beside = _behind_their_own(bench, place, length, best, plan_of_runs)
+        beside = _behind_their_own(bench, place, length, best, settings)
     more = {
         "source": place,
         "tokens": length,
@@ -104,11 +104,11 @@ def against_cuts(bench: EnginePair, place: str, length: int, plan_of_runs: Engin
 
 
 def _search(
-    bench: EnginePair, place: str, length: int, plan_of_runs: EnginePairPlan, rounds: int
+    bench: EnginePair, place: str, length: int, settings: EnginePairSettings, rounds: int
 ) -> dict[int, float]:
     """Return the median seconds of each cut, by the number of blocks fetched."""
     cuts = sorted({round(share * length / BLOCK_TOKENS) for share in SHARES})
-    plan_of_runs.tell(f"{place}: {length} tokens, cut after {', '.join(map(str, cuts))} blocks")
+    settings.tell(f"{place}: {length} tokens, cut after {', '.join(map(str, cuts))} blocks")
     searched = [HeldContext(bench.text(length), cut) for _ in range(rounds) for cut in cuts]
     found: dict[int, list[Sample]] = {cut: [] for cut in cuts}
     for (_, cut), asked in zip(searched, _asked(bench, place, "held", searched), strict=True):
@@ -117,10 +117,10 @@ def _search(
 
 
 def _behind_the_same(
-    bench: EnginePair, place: str, length: int, best: int, plan_of_runs: EnginePairPlan
+    bench: EnginePair, place: str, length: int, best: int, settings: EnginePairSettings
 ) -> CutComparison | None:
     """Compare complete and cut contexts behind one node; None if plans fetch few cut ones whole."""
-    order = ORDER * (plan_of_runs.rounds_at(length) // 2)
+    order = ORDER * (settings.rounds_at(length) // 2)
     held = {"whole": length // BLOCK_TOKENS, "cut": best}
     found: list[tuple[CutTimes, float]] = []
     for node in range(1, NODES_MAX + 1):
@@ -130,7 +130,7 @@ def _behind_the_same(
             times = CutTimes(**{kind: answer for kind, (answer, _) in two})
             if times.cut[1] == best * BLOCK_TOKENS:
                 found.append((times, max(share for _, (_, share) in two)))
-        if len(found) <= node * plan_of_runs.rounds_at(length) // 2:
+        if len(found) <= node * settings.rounds_at(length) // 2:
             return None
         pairs = least_disturbed(found, len(found) // 2)
         ratios = [whole_s / cut_s for (whole_s, _), (cut_s, _) in pairs]
@@ -144,13 +144,13 @@ def _behind_the_same(
 
 
 def _behind_their_own(
-    bench: EnginePair, place: str, length: int, best: int, plan_of_runs: EnginePairPlan
+    bench: EnginePair, place: str, length: int, best: int, settings: EnginePairSettings
 ) -> CutComparison:
     """Compare the plan's own cut with the best cut, behind different nodes.
 
     Contexts are held completely for the plan, and up to the best cut for that.
     """
-    each = max(plan_of_runs.rounds_at(length) // 4, TURN_ROUNDS_MIN)
+    each = max(settings.rounds_at(length) // 4, TURN_ROUNDS_MIN)
     held = {"held": best, "best": length // BLOCK_TOKENS}
     turns: dict[str, list[list[Sample]]] = {"held": [], "best": []}
     for _ in range(TIMES_MAX):

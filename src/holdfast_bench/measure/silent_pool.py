@@ -51,7 +51,7 @@ AGAIN = 2
 """Largest number of measured pairs, as a multiple of the requested rounds."""
 
 
-class SilentPoolPlan(NamedTuple):
+class SilentPoolSettings(NamedTuple):
     """Settings: the model's folder and vocabulary, rounds, and the receiver of progress texts."""
 
     made: Path
@@ -91,17 +91,17 @@ class SilentPoolBench:
         engines: SilentPoolEngines,
         node: NodeUnderTest,
         pool: PoolUnderTest,
-        plan_of_runs: SilentPoolPlan,
+        settings: SilentPoolSettings,
     ) -> None:
         self._engines, self._node, self._pool = engines, node, pool
-        self._plan_of_runs = plan_of_runs
+        self._settings = settings
         self._rng = random.Random(SEED)  # noqa: S311  # prompts, not secrets
         self._others = OtherProcesses()
 
     def rows(self) -> Iterator[Row]:
         """Warm up, then measure every way in which the targets can become silent."""
         before = sum(self._pool.blocks().values())
-        self._plan_of_runs.tell("both engines warm up, and the pool is written to")
+        self._settings.tell("both engines warm up, and the pool is written to")
         for engine in self._engines:
             self._ttft_s(engine, self._prompt())
         self._pool.wait_holding(before + PROMPT_TOKENS // BLOCK_TOKENS)
@@ -111,14 +111,14 @@ class SilentPoolBench:
             yield _ttft_row(silence, falls)
 
     def _fall(self, silence: SilentTargets, number: int) -> SilenceResult:
-        plan_of_runs, name = self._plan_of_runs, f"all targets {silence}, {number + 1} of {FALLS}"
+        settings, name = self._settings, f"all targets {silence}, {number + 1} of {FALLS}"
         process, members = self._node.process, self._node.members
         wait_until(
             process, lambda: self._asked() == len(members()), RECOVERED_S, "sure of its pool"
         )
-        rounds = plan_of_runs.rounds // FALLS + (number < plan_of_runs.rounds % FALLS)
+        rounds = settings.rounds // FALLS + (number < settings.rounds % FALLS)
         with self._pool.silent(silence):
-            plan_of_runs.tell(f"{name}: the first request that meets them")
+            settings.tell(f"{name}: the first request that meets them")
             prompt = self._prompt()
             before_s = self._ttft_s(self._engines.alone, prompt)
             first_s = self._ttft_s(self._engines.behind, prompt)
@@ -134,7 +134,7 @@ class SilentPoolBench:
         found: list[tuple[SilentPoolPair, float]] = []
         left = rounds
         while left and len(found) < AGAIN * rounds:
-            self._plan_of_runs.tell(f"{name}: round {rounds - left + 1} of {rounds}")
+            self._settings.tell(f"{name}: round {rounds - left + 1} of {rounds}")
             prompt, times = self._prompt(), {}
             self._others.share()
             for which in (0, 1) if (number + len(found)) % 2 == 0 else (1, 0):
@@ -150,7 +150,7 @@ class SilentPoolBench:
         return complete(engine, prompt, 1).ttft_s
 
     def _prompt(self, tokens: int = PROMPT_TOKENS) -> list[int]:
-        return [self._rng.randrange(2, self._plan_of_runs.vocabulary) for _ in range(tokens)]
+        return [self._rng.randrange(2, self._settings.vocabulary) for _ in range(tokens)]
 
     def _asked(self) -> int:
         """Return the number of members that users' requests go to: breaker closed, not ejected."""
@@ -164,20 +164,20 @@ class SilentPoolBench:
         return not self._asked()
 
 
-def mute_rows(folder: Path, plan_of_runs: SilentPoolPlan) -> Iterator[Row]:
+def mute_rows(folder: Path, settings: SilentPoolSettings) -> Iterator[Row]:
     """Start network, pool and engines, and measure; all of them end with the iteration."""
     with ExitStack() as stack:
         network = stack.enter_context(open_network(folder / "network.log"))
         pool = PoolUnderTest(stack, folder, network)
-        plan_of_runs.tell(f"{TARGETS} targets, a host and two engines start, on {network.kind}")
+        settings.tell(f"{TARGETS} targets, a host and two engines start, on {network.kind}")
         pool.start_targets(TARGETS)
         node = pool.start_host("host")
         options = VllmServerOptions(
-            model=plan_of_runs.made, model_tokens_max=PROMPT_TOKENS + BLOCK_TOKENS
+            model=settings.made, model_tokens_max=PROMPT_TOKENS + BLOCK_TOKENS
         )
         flags = {"alone": {}, "behind": holdfast_kv_transfer(node.address)}
         engines = SilentPoolEngines(*start_servers(stack, folder, options, flags))
-        yield from SilentPoolBench(engines, node, pool, plan_of_runs).rows()
+        yield from SilentPoolBench(engines, node, pool, settings).rows()
 
 
 def _first_row(silence: SilentTargets, falls: Sequence[SilenceResult]) -> Row:

@@ -8,8 +8,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from holdfast.address import TCP
 from holdfast.probe import free_port
-from holdfast.wire.address import TCP
 from holdfast_bench.harness.process import ChildProcess, ServerProcesses, listens, wait_until
 
 HOST = "127.0.0.1"

@@ -15,11 +15,11 @@ import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from holdfast.address import HostPort
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import HoldfastError
 from holdfast.limits import GIB, MIB
 from holdfast.probe import free_port
-from holdfast.wire.address import HostPort
 from holdfast.wire.remote.credentials import TlsFiles, client_context, server_context
 from holdfast.wire.remote.stream import tune
 from holdfast_bench.harness.process import ChildProcess, wait_until
@@ -58,7 +58,7 @@ class PlainPeer(AbstractContextManager["PlainPeer"]):
         self._pool = pool
         endpoint = HostPort(HOST, free_port())
         argv = [sys.executable, "-m", "holdfast_bench.peers.plain_sockets", str(endpoint.port)]
-        argv += list(tls) if tls else []
+        argv += [tls.cert, tls.key, tls.ca] if tls else []
         self.process = ChildProcess("the plain peer", argv, folder / "plain.log", {})
         try:
             wait_until(self.process, lambda: self._dial(endpoint, tls), READY_S)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+from holdfast.address import TCP, HostPort
 from holdfast.errors import HoldfastError
 from holdfast.probe import free_port
 from holdfast.tiers.valkey.resp import Reply, RespLogin, command, log_in
-from holdfast.wire.address import TCP, HostPort
 from holdfast.wire.remote.credentials import TlsFiles
 from holdfast.wire.remote.stream import Deadline
 from holdfast_bench.harness.process import ChildProcess, ServerProcesses, wait_until

@@ -32,7 +32,7 @@ QUESTION_TOKENS_MAX = 40
 FOLLOW_UP_TOKENS_MAX = 48
 ANSWER_TOKENS = 16
 
-COVER_DEADLINE_MS = 10_000
+DEMO_COVER_DEADLINE_MS = 10_000
 """Longest wait for the node's answer, long enough that a busy or stalled machine does not make the
 engine compute. A dead node is noticed at once by its closed socket."""
 
@@ -162,7 +162,7 @@ def walk(setting: DemoSettings) -> Generator[DemoStep]:
         node = stack.enter_context(
             NodeUnderTest(setting.folder / "node", settings={"plan": setting.plan})
         )
-        kv_transfer = holdfast_kv_transfer(node.address, COVER_DEADLINE_MS)
+        kv_transfer = holdfast_kv_transfer(node.address, DEMO_COVER_DEADLINE_MS)
         [engine] = start_engines(stack, setting, {"engine-a": kv_transfer})
         # An engine's first long prompt is slower than its later ones: do not measure it.
         _ask(engine, prompts.unrelated)

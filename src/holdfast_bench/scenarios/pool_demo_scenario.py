@@ -22,6 +22,7 @@ from holdfast_bench.harness.server import holdfast_kv_transfer
 from holdfast_bench.scenarios import document
 from holdfast_bench.scenarios.demo_scenario import (
     ANSWER_TOKENS,
+    DEMO_COVER_DEADLINE_MS,
     DemoSettings,
     DemoStep,
     Prompts,
@@ -94,9 +95,10 @@ class _PoolDemo:
         self._tokens = len(self._first[0].context)
         self._right: list[CompletionAnswer] = []
         self._owners: list[str] = []
+        nodes = {name: pool.start_host(name, setting.plan) for name in ("host-a", "host-b")}
         kv_transfers = {
-            f"{name}-engine": holdfast_kv_transfer(pool.start_host(name, setting.plan).address)
-            for name in ("host-a", "host-b")
+            f"{name}-engine": holdfast_kv_transfer(node.address, DEMO_COVER_DEADLINE_MS)
+            for name, node in nodes.items()
         }
         self._a, self._b = start_engines(stack, setting, kv_transfers)
 

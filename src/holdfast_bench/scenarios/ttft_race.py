@@ -81,7 +81,9 @@ def race(
 
     Raises HoldfastError if an answer of vLLM or of Holdfast differs from the first one.
     """
-    times, right, probe = _warm_up(track, prompt)
+    # A short saved prompt: `wait_asking` sends it until the engine asks its node for a plan again.
+    probe = prompt[:PROBE_TOKENS][::-1]
+    times, right = RaceTimes(), _warm_up(track, prompt, probe)
     for number in range(rounds):
         tell(f"{len(prompt)} tokens, round {number + 1} of {rounds} ...")
         runs: list[tuple[list[float], Callable[[], CompletionAnswer]]] = [
@@ -99,15 +101,8 @@ def race(
     return times
 
 
-def _warm_up(
-    track: RaceTrack, prompt: Sequence[int]
-) -> tuple[RaceTimes, CompletionAnswer, list[int]]:
-    """Save the context on every engine; return empty times, the right answer, and a probe.
-
-    The probe is a short saved prompt: `wait_asking` sends it until the engine asks its node for a
-    plan again.
-    """
-    probe = list(reversed(prompt[:PROBE_TOKENS]))
+def _warm_up(track: RaceTrack, prompt: Sequence[int], probe: Sequence[int]) -> CompletionAnswer:
+    """Save the context on every engine, and the probe; return the right answer to the prompt."""
     blocks = track.node.blocks_on_disk() + len(prompt) // BLOCK_TOKENS + len(probe) // BLOCK_TOKENS
     right = _cold(track, prompt)
     track.rest.wait_others(track.behind)
@@ -118,7 +113,7 @@ def _warm_up(
         track.rest.wait_others(track.lmcache)
         ask(track.lmcache, prompt, ANSWER_TOKENS)
         wait_fetching(track.lmcache, prompt)
-    return RaceTimes(), right, probe
+    return right
 
 
 def _cold(track: RaceTrack, prompt: Sequence[int]) -> CompletionAnswer:

@@ -12,7 +12,7 @@ from holdfast_bench.campaigns.campaign import CampaignBudget, CampaignResult
 
 @pytest.fixture
 def budget(tmp_path):
-    return CampaignBudget(tries=6, seed=1, folder=tmp_path, target=None)
+    return CampaignBudget(tries=6, seed=1, folder=tmp_path)
 
 
 def test_a_node_that_the_campaign_killed_died_at_no_failpoint(budget):

@@ -5,12 +5,11 @@ import pytest
 from holdfast.wire.remote import token
 from holdfast_bench.campaigns import forged
 from holdfast_bench.campaigns.campaign import CampaignBudget
-from holdfast_bench.cli.soak import open_target
 
 
 @pytest.fixture
 def budget(tmp_path):
-    return CampaignBudget(tries=600, seed=1, folder=tmp_path, target=None)
+    return CampaignBudget(tries=600, seed=1, folder=tmp_path)
 
 
 def test_every_kind_of_forgery_is_tried(budget):
@@ -50,8 +49,8 @@ def test_a_limit_that_is_not_kept_is_found_out(budget, monkeypatch, limit, kind)
 
 
 def test_only_names_that_were_asked_for_count(budget):
-    budget = budget._replace(tries=6_000, target=open_target)
-    with forged._attacked(budget) as attacked:
+    budget = budget._replace(tries=6_000)
+    with forged._attacked() as attacked:
         result = forged._across(attacked, budget)
     fetches = result.counts.pop("own contexts read")
     assert fetches > 2

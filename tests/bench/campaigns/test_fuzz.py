@@ -83,7 +83,7 @@ def test_a_parser_that_never_understands_is_found_out(tmp_path):
     def refuse(data):
         raise ValueError
 
-    budget = CampaignBudget(tries=fuzz.PROVEN_AT, seed=1, folder=tmp_path, target=None)
+    budget = CampaignBudget(tries=fuzz.PROVEN_AT, seed=1, folder=tmp_path)
     result = fuzz._feed(
         "fuzz.nothing", fuzz.FuzzSubject([b"a seed"], refuse, (ValueError,)), budget
     )

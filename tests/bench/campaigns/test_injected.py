@@ -17,7 +17,7 @@ from holdfast_bench.campaigns.campaign import CampaignBudget
 
 @pytest.fixture
 def budget(tmp_path):
-    return CampaignBudget(tries=4, seed=1, folder=tmp_path, target=None)
+    return CampaignBudget(tries=4, seed=1, folder=tmp_path)
 
 
 @pytest.fixture

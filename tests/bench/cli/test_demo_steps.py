@@ -21,21 +21,25 @@ FINE, WRONG = Step("fine"), Step("wrong", equal=False, ok=False)
 MISSED = Step("missed", ok=False, cause="the connector: late [again]")
 
 
-def test_every_step_is_told_when_it_is_done(capsys):
+ABOUT = {"fine": "is right", "missed": "is late"}
+
+
+def test_every_step_is_told_when_it_is_done(capsys, monkeypatch):
     def walk():
         yield FINE
-        assert capsys.readouterr().out == "fine 1\n"
+        assert capsys.readouterr().out == "fine 1 is right\n"
         yield MISSED
 
-    steps, elapsed_s = demo_steps.follow(
-        walk(), lambda done: f"{done[-1].name} {len(done)}", Steps(Console(), None)
+    monkeypatch.setattr(
+        demo_steps, "line", lambda done, about: f"{done[-1].name} {len(done)} {about}"
     )
-    assert capsys.readouterr().out == "missed 2\n"
+    steps, elapsed_s = demo_steps.follow(walk(), ABOUT, Steps(Console(), None))
+    assert capsys.readouterr().out == "missed 2 is late\n"
     assert steps == [FINE, MISSED]
     assert elapsed_s >= 0
 
 
-def test_what_walks_ends_when_telling_fails():
+def test_what_walks_ends_when_telling_fails(monkeypatch):
     ended = []
 
     def walk():
@@ -44,11 +48,12 @@ def test_what_walks_ends_when_telling_fails():
         finally:
             ended.append(True)
 
-    def breaks(_):
+    def breaks(*_):
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(demo_steps, "line", breaks)
     with pytest.raises(KeyboardInterrupt):
-        demo_steps.follow(walk(), breaks, Steps(Console(), None))
+        demo_steps.follow(walk(), ABOUT, Steps(Console(), None))
     assert ended
 
 

@@ -1,8 +1,13 @@
-"""Progress is a line for each step where there is no terminal."""
+"""Progress is a line for each step where there is no terminal; a kept folder is used once."""
 
 import re
 import subprocess
 import sys
+
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast_bench.cli import measuring
 
 
 def test_a_bench_on_a_pipe_says_what_it_does(tmp_path):
@@ -12,3 +17,16 @@ def test_a_bench_on_a_pipe_says_what_it_does(tmp_path):
     assert steps[0] == "set-up ..."
     assert len(steps) > 1
     assert done.stdout.startswith("{"), "progress must not come between the JSON"
+
+
+def test_a_folder_with_the_blocks_of_an_earlier_run_is_refused(tmp_path, engine_is_here):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    with measuring.engines(kept) as folder:
+        assert folder == kept
+        (kept / "node").mkdir()
+    with (
+        pytest.raises(ConfigError, match=f"--keep {kept}: the folder is not empty; name a new"),
+        measuring.engines(kept),
+    ):
+        pass

@@ -1,5 +1,6 @@
 """`holdfast soak`: what it runs, for how long, and what it says of it."""
 
+import json
 import logging
 import signal
 import sys
@@ -22,6 +23,9 @@ def _as_it_was():
     log.setLevel(level)
 
 
+PARTS = ("up", "of.wood", "of.stone")
+
+
 @pytest.fixture
 def campaign(monkeypatch):
     """Put one campaign in the place of all: it fails as often as its seed says."""
@@ -37,7 +41,7 @@ def campaign(monkeypatch):
                     result.expect(not wrong, f"try {result.tried} was wrong")
                 yield result
 
-    monkeypatch.setattr(soak, "CAMPAIGNS", (Campaign("made", "up", 8, "tries"),))
+    monkeypatch.setattr(soak, "CAMPAIGNS", (Campaign("made", "up", 8, "tries", PARTS),))
     monkeypatch.setattr(soak, "import_module", lambda name: Module)
 
 
@@ -57,7 +61,7 @@ def test_one_verdict_of_many_samples_bounds_no_rate():
 
 
 def test_rounds_that_come_to_nothing_end(campaign, tmp_path):
-    order = CampaignBudget(tries=2, seed=1, folder=tmp_path, target=None)
+    order = CampaignBudget(tries=2, seed=1, folder=tmp_path)
     result = CampaignResult("made.up", "tries")
     rounds = len(list(order.rounds(result)))
     assert (rounds, result.failures) == (66, ["66 rounds made only 0 tries"])
@@ -73,9 +77,9 @@ def test_minutes_bound_it(campaign, tmp_path):
 
 
 def test_an_interrupt_ends_it_after_the_round_and_what_was_done_is_told(
-    campaign, tmp_path, reported, monkeypatch, capsys
+    campaign, tmp_path, monkeypatch, capsys
 ):
-    """Hours of a campaign are not lost with Ctrl-C."""
+    """Hours of a campaign are not lost with Ctrl-C, and neither is the report of an earlier run."""
     rounds = CampaignBudget.rounds
 
     def interrupted(self, result):
@@ -86,10 +90,40 @@ def test_an_interrupt_ends_it_after_the_round_and_what_was_done_is_told(
 
     monkeypatch.setattr(CampaignBudget, "rounds", interrupted)
     before = signal.getsignal(signal.SIGINT)
-    status, (row,) = reported("soak", "--seed", "0", "--folder", tmp_path)
-    assert (status, row["tried"]) == (130, 3)
-    assert "stops after this round" in capsys.readouterr().err
+    target = tmp_path / "soak.json"
+    target.write_text("the report of an earlier run")
+    options = ["--seed", "1", "--folder", str(tmp_path), "--json", str(target)]
+    assert main(["soak", *options]) == 130
+    document = json.loads((tmp_path / "soak.json.part").read_text())
+    assert document["broken_off"] is True
+    assert [(row["what"], row["tried"]) for row in document["rows"]] == [("soak.made.up", 3)]
+    assert target.read_text() == "the report of an earlier run"
+    said = capsys.readouterr().err
+    assert "stops after this round" in said
+    assert "soak.made.up: try 1 was wrong" in said
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(OSError(28, "No space"), 1), (KeyboardInterrupt, 130)]
+)
+def test_rows_before_an_error_or_a_second_interrupt_are_kept(
+    campaign, tmp_path, monkeypatch, error, status
+):
+    rounds = CampaignBudget.rounds
+
+    def broken(self, result):
+        yield from rounds(self, result)
+        if result.what == "made.of.wood":
+            raise error
+
+    monkeypatch.setattr(CampaignBudget, "rounds", broken)
+    target = tmp_path / "soak.json"
+    options = ["--seed", "0", "--folder", str(tmp_path), "--json", str(target)]
+    assert main(["soak", *options]) == status
+    document = json.loads((tmp_path / "soak.json.part").read_text())
+    assert [row["what"] for row in document["rows"]] == ["soak.made.up"]
+    assert not target.exists()
 
 
 @pytest.mark.parametrize(
@@ -115,7 +149,10 @@ def test_a_part_does_its_share_or_as_much_as_it_is_told(
 
 
 @pytest.mark.parametrize("part", ["made.of.iron", "made.o", "made.", "made.up.there"])
-def test_an_unknown_part_is_told_before_anything_is_done(campaign, tmp_path, capsys, part):
+def test_an_unknown_part_is_told_before_anything_is_done(
+    campaign, tmp_path, monkeypatch, capsys, part
+):
+    monkeypatch.setattr(soak, "import_module", None)
     assert main(["soak", "made.up", part, "--seed", "1", "--folder", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert f"campaign '{part}' is unknown" in said

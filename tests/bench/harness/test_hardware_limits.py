@@ -1,5 +1,7 @@
 """The limits are measured with real bytes and leave nothing behind."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,21 @@ def test_direct_io_reads_every_block_into_memory_of_its_own(tmp_path):
             buffer[:] = untouched
         limit.read_gb_per_s(7)
         assert [bytes(buffer) == untouched for buffer in limit._buffers] == [False] * 7 + [True]
+
+
+def test_a_disk_without_space_leaves_no_file_and_no_descriptor(tmp_path, monkeypatch):
+    opened = []
+
+    def full(descriptor, *_):
+        opened.append(descriptor)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(HoldfastError, match="No space left on device; name a folder on a disk"):
+        DirectIoLimit(tmp_path, 4 * MIB, 512 * KIB, 4)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_does_not_exist_is_named():

@@ -12,6 +12,7 @@ from holdfast_bench.harness.standard_error import (
     is_conclusive,
     of_mean,
     of_median,
+    percentile_99,
 )
 
 
@@ -40,3 +41,8 @@ def test_a_figure_is_conclusive_where_it_is_well_known_or_far_from_its_goal_on_e
     for side in (-1, 1):
         assert is_conclusive(1.05 + side * 1.01 * CONCLUSIVE_DISTANCE * 0.03, 0.03, 1.05)
         assert not is_conclusive(1.05 + side * 0.99 * CONCLUSIVE_DISTANCE * 0.03, 0.03, 1.05)
+
+
+def test_the_99th_percentile_is_exceeded_by_one_sample_of_a_hundred():
+    assert percentile_99([*range(100, 0, -1)]) == 99
+    assert percentile_99([3.0, 1.0]) == 3.0

@@ -31,7 +31,7 @@ def data():
 
 
 def test_a_length_that_was_not_measured_is_predicted(data):
-    cold, warm = calibration.predict(data, "disk", 4096, TAIL, 128)
+    cold, warm = calibration.predict(data, "disk", 4096, TAIL)
     assert cold == pytest.approx(cold_s(4096), rel=0.05)
     assert warm == pytest.approx(warm_s(4096), rel=0.10)
 
@@ -67,7 +67,7 @@ def test_a_tier_slower_than_computing_is_left_alone():
     prefill = calibration.prefill_of({n: cold_s(n) for n in LENGTHS}, TAIL)
     slow = {"disk": TierEstimate(0.1, 1e7)}
     data = calibration.ladder_data(prefill, slow, TOKEN_BYTES, {"disk": 8 * GIB})
-    cold, warm = calibration.predict(data, "disk", 2048, TAIL, 128)
+    cold, warm = calibration.predict(data, "disk", 2048, TAIL)
     assert warm == pytest.approx(cold)
 
 

@@ -1,7 +1,10 @@
 """The measurements of a pool in trouble, small: each row is there and says what it is about."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from holdfast.errors import HoldfastError
 from holdfast_bench.measure import degraded_pool, pool
 from holdfast_bench.measure.degraded_pool import trouble_rows
 
@@ -23,3 +26,12 @@ def test_a_join_a_late_target_and_mute_ones_have_their_rows(tmp_path):
     assert 0 < join.more["dip_without_two_epochs"] < 0.6
     assert rows["pool.late.p99"].more["without_ms"] > 100
     assert rows["pool.mute.ask"].more["asked"] > 0
+
+
+def test_circuit_breakers_that_do_not_open_are_an_error(monkeypatch):
+    monkeypatch.setattr(degraded_pool, "OPENS_S_MAX", 0.0)
+    health = SimpleNamespace(trusted=lambda name: name == "t1")
+    tier = SimpleNamespace(health=health)
+    silent = SimpleNamespace(tier=tier, targets=["t0", "t1"], ask=lambda _: 0.0)
+    with pytest.raises(HoldfastError, match="requests still go to t1, silent for 0 s"):
+        degraded_pool._opened_s(silent, iter(()))

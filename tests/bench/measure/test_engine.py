@@ -12,7 +12,7 @@ from holdfast.limits import BLOCK_TOKENS
 from holdfast.plan.cost import PrefillCost, TierEstimate
 from holdfast_bench.cli.bench import calibrate
 from holdfast_bench.measure import engine
-from holdfast_bench.measure.engine_pair import TAIL_TOKENS, EnginePairPlan
+from holdfast_bench.measure.engine_pair import TAIL_TOKENS, EnginePairSettings
 
 PREFILL = PrefillCost(0.02, 4e-4, 6e-8)
 TIERS = {"host": TierEstimate(0.05, 1.6e9), "disk": TierEstimate(0.06, 0.9e9)}
@@ -69,7 +69,7 @@ class FakeBench:
 def measured(disturbed, holes=0):
     bench = FakeBench(disturbed, holes)
     return engine.measure(
-        bench, EnginePairPlan("demo", Path(), LENGTHS, (), ROUNDS, lambda _: None)
+        bench, EnginePairSettings("demo", Path(), LENGTHS, (), ROUNDS, lambda _: None)
     ), bench
 
 
@@ -172,7 +172,7 @@ def test_a_length_that_was_disturbed_in_every_round_is_refused():
 
 
 def test_a_refused_calibration_writes_no_ladder(tmp_path, monkeypatch, capsys):
-    def refuse(bench, plan_of_runs):
+    def refuse(bench, settings):
         raise HoldfastError("512 tokens, host: the fastest")
 
     monkeypatch.setattr(calibrate.engine, "measure", refuse)

@@ -14,7 +14,7 @@ from holdfast_bench.measure.engine_pair import (
     SAVED_S,
     TAIL_TOKENS,
     EnginePair,
-    EnginePairPlan,
+    EnginePairSettings,
 )
 
 PROMPTS = [[7] * (2 * BLOCK_TOKENS + TAIL_TOKENS), [8] * (BLOCK_TOKENS + TAIL_TOKENS)]
@@ -71,8 +71,8 @@ def test_contexts_that_are_given_up_every_time_end_the_run(save):
 def test_long_contexts_get_fewer_rounds_and_short_ones_more():
     lengths = (128, 256, 512, 1024, 2048, 8192)
     for rounds, expected in ((3, [16, 6, 6, 4, 4, 4]), (7, [36, 14, 14, 8, 8, 4])):
-        plan_of_runs = EnginePairPlan("small", Path(), (), (), rounds, print)
-        assert [plan_of_runs.rounds_at(n) for n in lengths] == expected
+        settings = EnginePairSettings("small", Path(), (), (), rounds, print)
+        assert [settings.rounds_at(n) for n in lengths] == expected
 
 
 class PlacedBench(EnginePair):

@@ -9,7 +9,7 @@ from holdfast_bench.cli.bench import plan
 from holdfast_bench.cli.bench.plan import COUPLES, NOWHERE, PARTS, PLACES, TIMES_MAX
 from holdfast_bench.harness.completion import NO_HINT
 from holdfast_bench.harness.standard_error import CONCLUSIVE_ERROR
-from holdfast_bench.measure.engine_pair import BYPASS, TAIL_TOKENS, EnginePairPlan
+from holdfast_bench.measure.engine_pair import BYPASS, TAIL_TOKENS, EnginePairSettings
 
 
 class SpinBench:
@@ -58,17 +58,17 @@ def test_an_engine_that_still_spins_is_held_against_one_that_does(rounds):
     """One way first and the other first by turns would be 10 % off, whichever came first."""
     for planned in (1.0, 1.04):
         bench = SpinBench(1.2, planned=planned)
-        plan_of_runs = EnginePairPlan("small", Path(), [128], (), rounds, lambda _: None)
-        row = plan._against_recompute(bench, "host", 128, plan_of_runs)
+        settings = EnginePairSettings("small", Path(), [128], (), rounds, lambda _: None)
+        row = plan._against_recompute(bench, "host", 128, settings)
         assert row.value == pytest.approx(planned), "not the engine's own share of 1.2"
-        assert row.more["rounds"] == len(bench.asked) / 2 == plan_of_runs.rounds_at(128)
+        assert row.more["rounds"] == len(bench.asked) / 2 == settings.rounds_at(128)
         assert sorted(set(bench.asked)) == sorted(bench.asked), "each once both ways"
         assert {way for _, way in bench.asked} == {"planned", "bypass"}
 
 
 def test_what_a_connector_costs_is_the_mean_of_several_couples():
     bench = SpinBench(1.01, 1.0, 1.02, 9.0, planned=9.0)
-    row = plan._connector_row(bench, EnginePairPlan("small", Path(), (), (), 4, lambda _: None))
+    row = plan._connector_row(bench, EnginePairSettings("small", Path(), (), (), 4, lambda _: None))
     assert row.more["couples"] == pytest.approx([1.01, 1.0, 1.02])
     assert row.value == pytest.approx(1.01)
     assert len(bench.asked) == 2 * 3 * row.more["rounds"]
@@ -76,7 +76,7 @@ def test_what_a_connector_costs_is_the_mean_of_several_couples():
 
 def test_couples_that_disagree_are_followed_by_others_up_to_a_limit():
     bench = SpinBench(*[1.2, 0.9] * 20)
-    row = plan._connector_row(bench, EnginePairPlan("small", Path(), (), (), 4, lambda _: None))
+    row = plan._connector_row(bench, EnginePairSettings("small", Path(), (), (), 4, lambda _: None))
     assert len(row.more["couples"]) == COUPLES[1]
     assert row.more["standard_error"] == pytest.approx(0.15 / 7**0.5)
 
@@ -90,26 +90,28 @@ def test_contexts_are_asked_for_until_their_ratio_is_known():
             return seconds * rng.lognormvariate(0, 0.1), tokens
 
     rng = random.Random(1)
-    plan_of_runs = EnginePairPlan("small", Path(), (), (), 8, lambda _: None)
-    unknown = plan._against_recompute(Noisy(planned=1.05), "host", 1024, plan_of_runs)
-    assert unknown.more["rounds"] == TIMES_MAX * plan_of_runs.rounds_at(1024)
+    settings = EnginePairSettings("small", Path(), (), (), 8, lambda _: None)
+    unknown = plan._against_recompute(Noisy(planned=1.05), "host", 1024, settings)
+    assert unknown.more["rounds"] == TIMES_MAX * settings.rounds_at(1024)
     assert unknown.more["standard_error"] > CONCLUSIVE_ERROR
-    known = plan._against_recompute(Noisy(planned=0.3), "host", 1024, plan_of_runs)
-    assert known.more["rounds"] == plan_of_runs.rounds_at(1024)
+    known = plan._against_recompute(Noisy(planned=0.3), "host", 1024, settings)
+    assert known.more["rounds"] == settings.rounds_at(1024)
 
 
 def test_pairs_that_others_disturb_are_left_out_but_not_more_than_half(shares):
-    plan_of_runs = EnginePairPlan("small", Path(), (), (), 8, lambda _: None)
+    settings = EnginePairSettings("small", Path(), (), (), 8, lambda _: None)
     for busy, left in (([0.0, 0.5], 8), ([0.4, 0.5], 8), ([0.01, 0.04], 16)):
         shares[:] = [share for each in busy * 4 for share in (0.0, each)]
-        row = plan._against_recompute(SpinBench(planned=0.3), "host", 256, plan_of_runs)
+        row = plan._against_recompute(SpinBench(planned=0.3), "host", 256, settings)
         assert (row.more["rounds"], row.more["disturbed"]) == (left, 16 - left)
 
 
 @pytest.mark.parametrize(("place", "held"), [*((each, 8) for each in PLACES), (NOWHERE, 0)])
 def test_contexts_are_where_they_are_said_to_be_and_alone_there(place, held):
     bench = SpinBench()
-    plan._against_recompute(bench, place, 1024, EnginePairPlan("small", Path(), (), (), 8, print))
+    plan._against_recompute(
+        bench, place, 1024, EnginePairSettings("small", Path(), (), (), 8, print)
+    )
     assert bench.did == ["clear", f"{held} {'disk' if place == NOWHERE else place}"]
 
 
@@ -119,10 +121,10 @@ def test_only_the_parts_that_were_named_are_measured(monkeypatch):
     monkeypatch.setattr(plan, "_against_recompute", lambda _, place, n, __: f"{place} {n}")
     monkeypatch.setattr(plan, "against_cuts", lambda _, place, n, __: f"{place} cut {n}")
     monkeypatch.setattr(plan, "_connector_row", lambda *_: "connector")
-    plan_of_runs = EnginePairPlan("small", Path(), (128, 512), (512,), 5, print)
+    settings = EnginePairSettings("small", Path(), (128, 512), (512,), 5, print)
 
     def rows(*parts):
-        return list(plan.plan_rows(None, Path(), plan_of_runs, parts))
+        return list(plan.plan_rows(None, Path(), settings, parts))
 
     assert rows("slow", "connector") == ["slow 128", "slow 512", "slow cut 512", "connector"]
     assert bench.did == ["meet slow"]

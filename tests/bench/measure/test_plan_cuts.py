@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.limits import BLOCK_TOKENS
 from holdfast_bench.cli.bench.plan import PLACES
-from holdfast_bench.measure.engine_pair import TAIL_TOKENS, EnginePairPlan
+from holdfast_bench.measure.engine_pair import TAIL_TOKENS, EnginePairSettings
 from holdfast_bench.measure.plan_cuts import TURNS, against_cuts
 
 
@@ -50,8 +50,8 @@ def best_of(plan, held):
 
 def cut_row(takes, noise, drift=0.0, place="disk", rounds=5):
     bench = CutBench(takes, noise, drift)
-    plan_of_runs = EnginePairPlan("small", Path(), (), (), rounds, lambda _: None)
-    return against_cuts(bench, place, 512, plan_of_runs), bench
+    settings = EnginePairSettings("small", Path(), (), (), rounds, lambda _: None)
+    return against_cuts(bench, place, 512, settings), bench
 
 
 def test_a_plan_that_takes_one_of_equal_cuts_is_not_worse_than_the_luckiest():
@@ -60,8 +60,8 @@ def test_a_plan_that_takes_one_of_equal_cuts_is_not_worse_than_the_luckiest():
     for seed in range(40):
         bench = CutBench(lambda plan, held: (held, 0.06), noise=0.2)
         bench.rng.seed(seed)
-        plan_of_runs = EnginePairPlan("small", Path(), (), (), 5, lambda _: None)
-        row = against_cuts(bench, "disk", 512, plan_of_runs)
+        settings = EnginePairSettings("small", Path(), (), (), 5, lambda _: None)
+        row = against_cuts(bench, "disk", 512, settings)
         ratios.append(row.value)
         lucky.append(row.more["planned_s"] / min(row.more["cuts_s"].values()))
     assert median(ratios) == pytest.approx(1.0, abs=0.04)
@@ -130,8 +130,8 @@ def test_memory_that_gets_slower_as_it_fills_is_not_in_the_comparison(place):
             return seconds * (1.0 if filled < 1 else 1.5), tokens
 
     bench = Filling(best_of, noise=0.0)
-    plan_of_runs = EnginePairPlan("small", Path(), (), (), 5, lambda _: None)
-    row = against_cuts(bench, place, 512, plan_of_runs)
+    settings = EnginePairSettings("small", Path(), (), (), 5, lambda _: None)
+    row = against_cuts(bench, place, 512, settings)
     assert row.value == pytest.approx(1.0)
     assert row.more["planned_s"] > best_of("best", 4)[1], "most of both were slower"
     assert row.more["beside"] == 10
@@ -150,8 +150,8 @@ def test_a_cut_that_others_disturb_is_not_the_worse_for_it(shares):
 
     bench = CutBench(best_of, 0.0)
     bench.ttft_s = disturbed.__get__(bench)
-    plan_of_runs = EnginePairPlan("small", Path(), (), (), 1, lambda _: None)
-    row = against_cuts(bench, "disk", 512, plan_of_runs)
+    settings = EnginePairSettings("small", Path(), (), (), 1, lambda _: None)
+    row = against_cuts(bench, "disk", 512, settings)
     assert row.more["rounds"] == rounds
     assert row.value == pytest.approx(1.0)
 

@@ -9,6 +9,7 @@ from holdfast.blocks.envelope import read_header
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import HoldfastError, Outcome
 from holdfast.limits import KIB, MIB
+from holdfast_bench.measure import pool
 from holdfast_bench.measure.pool import BATCH, SINGLES_PER_ROUND, PoolBench, RecordBatch
 
 NBYTES = 64 * KIB
@@ -58,6 +59,22 @@ def records(target):
 def test_single_transfers_have_a_row_each_way(bench, records):
     rows = bench.singles(records, NBYTES)
     assert [row.what for row in rows] == ["pool.get.64KiB", "pool.put.64KiB"]
+
+
+def test_every_key_that_a_get_may_name_was_put(bench, target):
+    """Records get new keys when all were used, which may be between two single puts."""
+    records = RecordBatch(NBYTES, aligned_buffer(40 * (NBYTES + 4 * KIB)))
+    records.fill(target)
+    for _ in range(3):
+        bench.singles(records, NBYTES)
+    assert set(records._held) <= target.records.keys()
+
+
+def test_without_nixl_there_is_a_row_that_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr(pool.TransferBuffers, "wait", lambda *_: None)
+    [row] = pool.nixl_rows(tmp_path, 1)
+    assert (row.what, row.value) == ("pool.nixl", None)
+    assert "NIXL is not installed" in row.more["why"]
 
 
 @pytest.mark.parametrize("number", [1, 2, SINGLES_PER_ROUND])

@@ -14,7 +14,7 @@ from holdfast_bench.measure.silent_pool import (
     PROMPT_TOKENS,
     SilentPoolBench,
     SilentPoolEngines,
-    SilentPoolPlan,
+    SilentPoolSettings,
 )
 
 LEFT_OUT = 4
@@ -71,7 +71,7 @@ def bench(monkeypatch):
         )
         engines = SilentPoolEngines(SimpleNamespace(name="alone"), SimpleNamespace(name="behind"))
         return SilentPoolBench(
-            engines, node, pool, SilentPoolPlan(None, 1000, 4, lambda _: None)
+            engines, node, pool, SilentPoolSettings(None, 1000, 4, lambda _: None)
         ), asked
 
     return make

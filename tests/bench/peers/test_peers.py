@@ -9,14 +9,14 @@ from holdfast.errors import HoldfastError
 from holdfast.report import Row, share
 from holdfast_bench.measure import peers
 from holdfast_bench.measure.peers import RecordRing, beside_rows, peer_rows
-from holdfast_bench.peers import lmcache_server, mooncake_server, valkey_server
+from holdfast_bench.peers import lmcache_server, mooncake_server, plain_sockets, valkey_server
 
 KIB = 1 << 10
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr(peers, "POOL_BYTES", 4 << 20)
+    monkeypatch.setattr(plain_sockets, "POOL_BYTES", 4 << 20)
     monkeypatch.setattr(peers, "LEASED_BYTES", 64 << 20)
     monkeypatch.setattr(peers, "SIZES", (4 * KIB, 64 * KIB))
     monkeypatch.setattr(peers, "EXIST_KEYS", 100)

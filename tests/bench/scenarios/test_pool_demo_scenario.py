@@ -4,6 +4,7 @@ import hashlib
 import os
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from holdfast_bench.harness import server
 from holdfast_bench.harness.completion import CompletionAnswer, MeasuredCompletion, TokenSources
 from holdfast_bench.harness.process import ChildProcess
 from holdfast_bench.scenarios import pool_demo_scenario
-from holdfast_bench.scenarios.demo_scenario import DemoSettings, Prompts
+from holdfast_bench.scenarios.demo_scenario import DEMO_COVER_DEADLINE_MS, DemoSettings, Prompts
 from holdfast_bench.scenarios.pool_demo_scenario import (
     CONTEXTS,
     PoolStep,
@@ -61,7 +62,7 @@ class FakeEngine:
         ]
         fetched = {}
         local = sum(key in self.own for key in keys) * BLOCK_TOKENS
-        if not local and self.client.call(m.Cover(b"".join(keys)), 60).blocks:
+        if not local and self.client.call(m.Cover(b"".join(keys)), m.Covered, 60).blocks:
             fetched = self.fetch(keys)
         landed = sum(fetched.values())
         self.save(keys[landed // BLOCK_TOKENS :], FINGERPRINT if not landed else keys[0])
@@ -73,23 +74,23 @@ class FakeEngine:
         )
 
     def fetch(self, keys):
-        fetched = self.client.call(m.Fetch(b"".join(keys), 60.0), 60)
+        fetched = self.client.call(m.Fetch(b"".join(keys), 60.0), m.Fetched, 60)
         for key, place in zip(keys, fetched.places, strict=False):
             start = place + HEADER_BYTES
             assert self.client.arena.view[start : start + PAYLOAD_BYTES] == payload_of(key)
         if fetched.lease:
-            self.client.call(m.Release(fetched.lease), 60)
+            self.client.call(m.Release(fetched.lease), m.Released, 60)
         return {tier: BLOCK_TOKENS * blocks for tier, blocks in fetched.sources.items()}
 
     def save(self, keys, parent):
         if not keys:
             return
-        reserved = self.client.call(m.Reserve(b"".join(keys), parent, 0), 60)
+        reserved = self.client.call(m.Reserve(b"".join(keys), parent, 0), m.Reserved, 60)
         for key, place in zip(keys, reserved.places, strict=True):
             if place >= 0:
                 start = place + HEADER_BYTES
                 self.client.arena.view[start : start + PAYLOAD_BYTES] = payload_of(key)
-        self.client.call(m.Commit(reserved.ticket), 60)
+        self.client.call(m.Commit(reserved.ticket), m.Committed, 60)
 
 
 @pytest.fixture
@@ -155,6 +156,20 @@ def test_without_root_too_it_runs_and_its_processes_end_with_the_iteration(setti
         assert members.count("tcp://127.0.0.1:") == 3
         assert all(each.process.running for each in started)
     assert not any(each.process.running for each in started)
+
+
+def test_its_engines_wait_for_their_nodes_as_long_as_those_of_the_demo(setting, monkeypatch):
+    started = []
+    monkeypatch.setattr(
+        pool_demo_scenario,
+        "start_engines",
+        lambda _stack, _setting, kv_transfers: started.extend(kv_transfers.values()) or (1, 2),
+    )
+    hosts = SimpleNamespace(start_host=lambda name, _: SimpleNamespace(address=name))
+    pool_demo_scenario._PoolDemo(None, setting, hosts)
+    extra = [kv_transfer["kv_connector_extra_config"] for kv_transfer in started]
+    assert [each["holdfast"] for each in extra] == ["host-a", "host-b"]
+    assert {each["cover_deadline_ms"] for each in extra} == {DEMO_COVER_DEADLINE_MS}
 
 
 def test_targets_that_hold_less_than_they_were_given_are_an_error(tmp_path, monkeypatch):

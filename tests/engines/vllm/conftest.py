@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from holdfast.blocks.key import Chain
-from holdfast.errors import NodeGoneError
-from holdfast.wire.frame import encode, request_reader
+from holdfast.errors import NodeGoneError, ProtocolError
+from holdfast.wire.frame import RECEIVE_BYTES, encode, request_reader
 from holdfast.wire.local.client import Client
 from holdfast.wire.local.messages import (
     PROTOCOL,
@@ -26,6 +26,7 @@ from holdfast.wire.local.messages import (
     Hello,
     List,
     Observed,
+    ReportReply,
     Welcome,
 )
 
@@ -99,8 +100,11 @@ class FakeClient:
         self.expected.append(request_id)
         return self.poll(request_id)
 
-    def call(self, message, timeout_s):
-        return self.wait(self.send(message), timeout_s)
+    def call(self, message, kind, timeout_s):
+        reply = self.wait(self.send(message), timeout_s)
+        if not isinstance(reply, kind):
+            raise ProtocolError(f"{reply}, not {kind.__name__}")
+        return reply
 
     def wait(self, request_id, timeout_s):
         reply = self.poll(request_id)
@@ -331,7 +335,8 @@ def forks():
 def arena(node):
     """Lend the memory that engines and a node share, of the one namespace that has blocks there."""
     with contextlib.closing(Client(node.address, Hello(PROTOCOL, "test"), 5.0)) as client:
-        (namespace,) = [w for w in client.call(List(), 5.0).data["blocks"] if w["blocks"]]
+        listing = client.call(List(), ReportReply, 5.0).data["blocks"]
+    (namespace,) = [each for each in listing if each["blocks"]]
     fingerprint = bytes.fromhex(namespace["fingerprint"])
     hello = Hello(
         PROTOCOL, "test", fingerprint, namespace["payload_bytes"], namespace["block_tokens"]
@@ -368,8 +373,8 @@ class Between:
     def _requests(self, engine, node):
         reader = request_reader()
         with engine, node, contextlib.suppress(OSError):
-            while nbytes := engine.recv_into(reader.room()):
-                reader.took(nbytes)
+            while data := engine.recv(RECEIVE_BYTES):
+                reader.feed(data)
                 while frame := reader.next():
                     if self.passes is None or self.passes(frame.message):
                         node.sendall(encode(frame.request_id, frame.message))

@@ -31,6 +31,10 @@ def connector(role, policy="recompute", groups=1, **extra):
     return HoldfastConnector(config, role, cache)
 
 
+def fail_without_space(*_):
+    raise OSError(28, "No space left on device")
+
+
 @pytest.fixture
 def scheduler():
     return connector(KVConnectorRole.SCHEDULER)
@@ -56,14 +60,30 @@ def test_a_policy_that_fails_requests_is_pointed_out_once(caplog):
 
 def test_a_machine_that_lacks_something_costs_the_cache_and_not_the_engine(caplog, monkeypatch):
     worker = connector(KVConnectorRole.WORKER)
-
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("holdfast.engines.vllm.connector.only_group", fail)
+    monkeypatch.setattr("holdfast.engines.vllm.connector.only_group", fail_without_space)
     worker.register_kv_caches({"layer": torch.zeros(4)})
     assert "Holdfast is off for this engine: [Errno 28] No space left" in caplog.text
     assert worker.get_handshake_metadata().refusal
+
+
+def test_a_node_that_cannot_be_started_leaves_no_device_open(monkeypatch):
+    closed = []
+    layout = SimpleNamespace(pages_per_block=1, payload_bytes=64, block_tokens=8, page_tokens=8)
+    fingerprint = SimpleNamespace(layout=layout, digest=lambda: b"f" * 16)
+    parts = {
+        "only_group": lambda *_: SimpleNamespace(layers=("layer",)),
+        "geometry_of": lambda *_: SimpleNamespace(pages_of=lambda _: None),
+        "fingerprint_of": lambda *_: fingerprint,
+        "HostDevice": lambda *_, keep: SimpleNamespace(close=lambda: closed.append(len(keep))),
+        "HoldfastConnector._connect": fail_without_space,
+    }
+    for name, part in parts.items():
+        monkeypatch.setattr(f"holdfast.engines.vllm.connector.{name}", part)
+    monkeypatch.setattr("vllm.distributed.parallel_state.get_tensor_model_parallel_rank", lambda: 0)
+    worker = connector(KVConnectorRole.WORKER)
+    worker.register_kv_caches({"layer": torch.zeros(4)})
+    assert closed == [1]
+    assert "No space left" in worker.get_handshake_metadata().refusal
 
 
 def test_a_model_that_is_not_handled_is_left_alone_with_one_warning(caplog, scheduler, fakes):

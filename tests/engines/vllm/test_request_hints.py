@@ -53,13 +53,18 @@ def test_a_hint_of_any_shape_costs_one_line_in_the_log(fakes, client, side, capl
 
 
 @pytest.mark.parametrize(
-    "said", [{"bypass": True}, {"bypass": True, "sessions": "chat-7"}, {"bypass": "yes"}]
+    ("said", "counted"),
+    [
+        ({"bypass": True}, {}),
+        ({"bypass": True, "sessions": "chat-7"}, {"bad_hints": 1}),
+        ({"bypass": "yes"}, {"bad_hints": 1}),
+    ],
 )
-def test_a_request_that_wants_to_be_left_alone_is(fakes, client, side, said):
+def test_a_request_that_wants_to_be_left_alone_is(fakes, client, side, said, counted):
     """Even where the rest of its hint makes no sense: it may be there to keep a secret."""
     assert asked(fakes, side, {**said, "pin_s": 5}) == []
     assert client.sent == []
-    assert side.counts.data == {"declined_requests/bypass": 1}
+    assert side.counts.data == {"declined_requests/bypass": 1, **counted}
 
 
 @pytest.mark.parametrize("said", [{"bypass": False}, {"bypass": False, "sessions": "chat-7"}])
@@ -129,7 +134,7 @@ def test_a_hint_that_makes_no_sense_is_logged_counted_and_ignored(
 
 def test_other_connectors_params_are_not_ours(fakes):
     request = fakes.Request(kv_transfer_params={"do_remote_prefill": True})
-    assert hint_of(request) == NO_HINT
+    assert hint_of(request) == (NO_HINT, True)
 
 
 def test_pins_need_blocks_and_returns_a_session():

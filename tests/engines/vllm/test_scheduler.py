@@ -70,6 +70,13 @@ def test_an_answer_is_given_a_moment_only_where_nobody_else_would_wait_for_it(ha
     assert harness.client.expected == [1, 2]
 
 
+def test_of_several_ranks_one_answer_is_given_a_moment(fakes):
+    harness = fakes.SchedulerRig(fakes, ranks=3)
+    harness.clients[1].answer = harness.clients[2].answer = lambda _: None
+    assert harness.side.matched_tokens(harness.request(20), 0) == (None, False)
+    assert [client.expected for client in harness.clients] == [[1], [1], []]
+
+
 def test_after_the_deadline_it_is_a_miss(harness):
     harness.answering, harness.held = False, 2
     request = harness.request(20)

@@ -45,6 +45,17 @@ def test_a_node_that_is_gone_hears_nothing_and_the_next_one_does(fakes):
     assert (gone.sent, client.sent) == ([], REPORTS[:2])
 
 
+def test_a_prompt_is_counted_by_the_first_node_that_is_there(fakes):
+    gone, first, second = (fakes.Client(lambda _: Done()) for _ in range(3))
+    gone.gone = True
+    links = [fakes.Link(None), *map(fakes.Link, (gone, first, second))]
+    reporter = TimingReporter(links, delay_s=0.0)
+    report = Observed([], prompts=[(300, 0, {})])
+    reporter.put(report)
+    reporter.close()
+    assert (first.sent, second.sent) == ([report], [Observed([])])
+
+
 def test_what_goes_wrong_once_ends_nothing(fakes, caplog):
     class Broken(fakes.Link):
         def client(self):

@@ -328,6 +328,17 @@ def test_a_refusal_costs_the_save_only(harness):
     assert harness.side.counts.data["calls/save/refused"] == 1
 
 
+def test_a_refused_commit_is_counted_and_its_reason_is_logged(harness, caplog):
+    answer = harness.client.answer
+    harness.client.answer = lambda message: (
+        RefusedError("the domain was erased") if isinstance(message, Commit) else answer(message)
+    )
+    harness.side.save(harness.saving([9, 3], KEYS[:1]))
+    harness.side.begin(StepWork())
+    assert harness.side.counts.data == {"calls/save/refused": 1}
+    assert "blocks not saved: the domain was erased" in caplog.text
+
+
 @pytest.mark.parametrize("when", ["before", "reserving", "committing"])
 def test_a_node_that_dies_costs_the_save_only(harness, when):
     if when == "before":
@@ -354,7 +365,7 @@ def test_slots_asked_for_long_ago_are_asked_for_again(harness):
 
 def test_pages_that_could_not_be_copied_are_not_published(harness, monkeypatch):
     work = harness.saving([9, 3], KEYS[:1])
-    monkeypatch.setattr(harness.side._device, "_copy", lambda _plan: False)
+    monkeypatch.setattr("holdfast.devices.host._copy_batched", lambda _plan: False)
     harness.side.save(work)
     harness.side.begin(StepWork())
     assert harness.node.committed == []
@@ -377,9 +388,9 @@ class Deferred:
     def done(self):
         return self.arrives
 
-    def wait(self):
+    def result(self):
         self.arrives = True
-        return self._device.gather(*self._plan).wait()
+        return self._device.gather(*self._plan).result()
 
 
 def test_blocks_that_arrive_while_the_engine_computes_nothing_are_published(harness):

@@ -37,7 +37,22 @@ async def events():
     return Answer(HTTPStatus.OK, parts(), "text/event-stream")
 
 
-PATHS = {"/": hello, "/large": large, "/broken": broken, "/events": events, "/open": hello}
+async def torn():
+    async def parts():
+        yield b"data: 1\n\n"
+        raise ValueError("a fault of the stream")
+
+    return Answer(HTTPStatus.OK, parts(), "text/event-stream")
+
+
+PATHS = {
+    "/": hello,
+    "/large": large,
+    "/broken": broken,
+    "/events": events,
+    "/torn": torn,
+    "/open": hello,
+}
 
 
 @pytest.fixture
@@ -115,6 +130,12 @@ def test_what_cannot_be_answered_is_refused_and_others_are_answered(serve, reque
     connect = serve()
     assert answer_to(connect(request_bytes))[0].startswith(f"HTTP/1.1 {code} ")
     assert answer_to(connect(get()))[0] == "HTTP/1.1 200 OK"
+
+
+def test_a_stream_that_fails_ends_without_another_answer(serve):
+    status, rest = answer_to(serve()(b"GET /torn HTTP/1.1\r\n\r\n"))
+    assert status == "HTTP/1.1 200 OK"
+    assert rest.endswith(b"\r\n\r\ndata: 1\n\n")
 
 
 def test_a_request_that_does_not_end_is_cut(serve):

@@ -76,7 +76,7 @@ def test_an_engine_that_tells_without_end_is_not_listened_to(slow, engine):
         contextlib.closing(Client(slow.address, m.Hello(m.PROTOCOL, "test"), 10)) as looking,
         pytest.raises(RefusedError, match="named no namespace"),  # whose steps would they be?
     ):
-        looking.call(m.Observed([step]), 10)
+        looking.call(m.Observed([step]), m.Done, 10)
     assert one.call(m.Plans()).data["engines"][0]["steps"] == OBSERVED_MAX
     assert f"length <= {OBSERVED_MAX}" in slow.said()
 
@@ -86,11 +86,11 @@ def test_a_plan_that_was_not_carried_out_is_marked_and_not_counted(slow, engine,
     one, looking = engine(slow.address), engine(slow.address)
     one.until(lambda _: one.call(m.Plans()).data["tiers"][1]["reads"])
     one.call(m.Observed(STEPS))
-    had, ended, aborted, newer = (ask(one, keys).plan for _ in range(4))
+    had, ended, loaded, aborted, newer = (ask(one, keys).plan for _ in range(5))
     one.call(
         m.Observed(
             [],
-            [(ended, 0.0, 0.13)],
+            [(ended, 0.0, 0.13), (loaded, 0.01, 0.0)],
             [
                 (had, "engine_had_it", 0.01),
                 (aborted, "request_ended", 0.0),
@@ -111,6 +111,7 @@ def test_a_plan_that_was_not_carried_out_is_marked_and_not_counted(slow, engine,
     assert marks() == {
         had: "engine_had_it",
         ended: None,
+        loaded: None,
         aborted: "request_ended",
         newer: "other",
         open_plan: "engine_gone",

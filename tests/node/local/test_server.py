@@ -13,7 +13,7 @@ import pytest
 from holdfast.errors import BlockError, NodeGoneError, RefusedError
 from holdfast.limits import IN_FLIGHT_MAX
 from holdfast.node.local.server import NodeServer
-from holdfast.wire.frame import encode, reply_reader
+from holdfast.wire.frame import RECEIVE_BYTES, encode, reply_reader
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
 from holdfast.wire.local.peer_check import ConnectedPeer
@@ -178,7 +178,7 @@ def test_garbage_is_cut_off_and_logged_and_harms_nobody(running, caplog, data, a
         raw.sendall(data)
         assert closed(raw)
     assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
-    assert good.call(m.Release(3), 5) == m.Committed(3)
+    assert good.call(m.Release(3), m.Committed, 5) == m.Committed(3)
     until(lambda: server.server.connections == 1)
     good.close()
 
@@ -190,7 +190,7 @@ def test_who_does_not_say_hello_in_time_is_closed(running, said):
         raw.sendall(bytes(encode(1, HELLO))[:said])
         reader = reply_reader()
         while (frame := reader.next()) is None:
-            reader.took(raw.recv_into(reader.room()))
+            reader.feed(raw.recv(RECEIVE_BYTES))
         assert frame.message == m.Refused("no hello arrived within 0.2 s; connect again")
         assert closed(raw)
     until(lambda: server.server.connections == 0)
@@ -213,7 +213,7 @@ def test_a_hello_sent_in_time_counts_though_the_node_was_too_busy_to_read_it(run
         resumed.set()
         reader = reply_reader()
         while (frame := reader.next()) is None:
-            reader.took(raw.recv_into(reader.room()))
+            reader.feed(raw.recv(RECEIVE_BYTES))
         assert frame.message == server.sessions[0].welcome
 
 
@@ -223,7 +223,7 @@ def test_half_a_frame_after_hello_waits_and_its_end_tells_the_session(running):
         raw.sendall(encode(1, HELLO) + encode(2, m.Release(5))[:-1])
         reader = reply_reader()
         while (frame := reader.next()) is None:
-            reader.took(raw.recv_into(reader.room()))
+            reader.feed(raw.recv(RECEIVE_BYTES))
         assert isinstance(frame.message, m.Welcome)
         assert server.sessions[0].ends == 0
     until(lambda: server.sessions[0].ends == 1)
@@ -235,7 +235,7 @@ def test_requests_sent_along_with_the_hello_are_served(running):
         raw.sendall(encode(1, HELLO) + encode(2, m.Release(5)) + encode(3, m.Release(6)))
         reader, frames = reply_reader(), []
         while len(frames) < 3:
-            reader.took(raw.recv_into(reader.room()))
+            reader.feed(raw.recv(RECEIVE_BYTES))
             while frame := reader.next():
                 frames.append(frame)
     assert [tuple(f) for f in frames[1:]] == [(2, m.Committed(5)), (3, m.Committed(6))]
@@ -270,7 +270,7 @@ def test_too_many_connections_are_turned_away_until_one_ends(running):
     clients.pop().close()
     until(lambda: server.server.connections == 1)
     clients.append(Client(server.address, HELLO, 5))
-    assert [client.call(m.Release(1), 5) for client in clients] == [m.Committed(1)] * 2
+    assert [client.call(m.Release(1), m.Committed, 5) for client in clients] == [m.Committed(1)] * 2
     for client in clients:
         client.close()
 
@@ -349,8 +349,8 @@ def test_a_request_that_fails_is_refused_and_the_connection_lives(running, reque
     server = running()
     client = Client(server.address, HELLO, 5)
     with pytest.raises(RefusedError, match=words):
-        client.call(request_, 5)
-    assert client.call(m.Release(1), 5) == m.Committed(1)
+        client.call(request_, m.Done, 5)
+    assert client.call(m.Release(1), m.Committed, 5) == m.Committed(1)
     client.close()
 
 
@@ -363,7 +363,7 @@ def test_a_client_gone_with_requests_under_way_is_told_to_its_session_once(runni
     until(lambda: server.sessions[0].ends == 1)
     server.loop.call_soon_threadsafe(server.sessions[0].going.set)
     other = Client(server.address, HELLO, 5)
-    assert other.call(m.Release(1), 5) == m.Committed(1)
+    assert other.call(m.Release(1), m.Committed, 5) == m.Committed(1)
     assert server.sessions[0].ends == 1
     other.close()
 
@@ -373,5 +373,5 @@ def test_closing_the_server_ends_its_clients(tmp_path):
     client = Client(server.address, HELLO, 5)
     server.stop()
     with pytest.raises(NodeGoneError):
-        client.call(m.Status(), 5)
+        client.call(m.Status(), m.Done, 5)
     assert server.sessions[0].ends == 1

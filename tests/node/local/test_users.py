@@ -18,11 +18,11 @@ from holdfast.errors import ConfigError, ProtocolError, RefusedError
 from holdfast.node.local.sessions import NodeContext, NodeSession
 from holdfast.node.local.socket_setup import socket_setup
 from holdfast.node.local.threads import NodeThreads
-from holdfast.node.local.users import ROOT, PermittedUsers, group_of, users_of
+from holdfast.node.local.users import PermittedUsers, group_of, users_of
 from holdfast.store.store import Store
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
-from holdfast.wire.local.peer_check import ConnectedPeer
+from holdfast.wire.local.peer_check import ROOT, ConnectedPeer
 
 MIB = 1 << 20
 OWN, ALICE, MALLORY = 1000, 1001, 1002

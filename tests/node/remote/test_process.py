@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 
+import msgspec
 import pytest
 
 from holdfast.blocks.namespace import Namespace, domain_id
@@ -81,7 +82,7 @@ def round_trip(target):
 
 
 def tls_options(files):
-    return files._asdict()
+    return msgspec.structs.asdict(files)
 
 
 def test_what_is_put_survives_kill_9_and_is_served_again(start):
@@ -153,7 +154,7 @@ def test_certificates_let_in_and_keep_out(start, tmp_path):
     for wrong in (
         stranger,
         TlsFiles(stranger.cert, stranger.key, str(authority.file)),
-        authority.issue("elsewhere")._replace(ca=str(other.file)),
+        msgspec.structs.replace(authority.issue("elsewhere"), ca=str(other.file)),
     ):
         with pytest.raises(RefusedError, match="no TLS with mutual certificates"):
             client(tls=wrong).exist(NAMESPACE, KEYS, 5)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from holdfast.address import tcp_endpoint
 from holdfast.blocks.envelope import HEADER_BYTES, stamp
 from holdfast.buffers import aligned_buffer
 from holdfast.clock import ManualClock
@@ -19,7 +20,6 @@ from holdfast.node.remote.service import TargetLimits
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import is_right, key_of, namespace_of, record_of
 from holdfast.tiers.base import LocalTier
-from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.frame import encode
 from holdfast.wire.remote import client as target_module
 from holdfast.wire.remote import messages as m
@@ -211,9 +211,9 @@ def test_deleted_blocks_are_gone_and_can_be_put_again(node):
 
 def test_what_is_held_is_taken_without_a_second_slot(node):
     node.target.put(RECORDS[:4], 10)
-    used = node.store.table._foreign.usage().used_bytes
+    used = node.store.table.foreign.usage().used_bytes
     assert node.target.put(RECORDS[:4], 10) == [Outcome.OK] * 4
-    assert node.store.table._foreign.usage().used_bytes == used
+    assert node.store.table.foreign.usage().used_bytes == used
 
 
 def test_a_batch_for_which_there_is_no_room_leaves_the_connection_in_step(served):
@@ -243,12 +243,12 @@ def test_a_domain_that_has_no_place_here_is_refused_by_name_and_the_next_request
     node, caplog
 ):
     table = node.store.table
-    table._foreign, foreign = None, table._foreign
+    table.foreign, foreign = None, table.foreign
     assert node.target.put(RECORDS[:4], 10) == [Outcome.GONE] * 4
     assert f"domain {NAMESPACE.domain.hex()}: there is no key of it here" in node.target.refusal
     assert "name the domain and its key under `domains`" in node.target.refusal
     assert "request failed" not in caplog.text
-    table._foreign = foreign
+    table.foreign = foreign
     assert node.target.put(RECORDS[:4], 10) == [Outcome.OK] * 4
     assert node.get(KEYS[:4]) == 4
 
@@ -320,6 +320,8 @@ def test_garbage_ends_the_connection_and_nothing_else(hasty, data, ended):
         m.ExistBlocks(**{**NAMESPACE._asdict(), "fingerprint": b"f"}, keys=KEYS[0]),
         m.ExistBlocks(**{**NAMESPACE._asdict(), "payload_bytes": 1 << 40}, keys=KEYS[0]),
         m.ExistBlocks(**{**NAMESPACE._asdict(), "payload_bytes": 0}, keys=KEYS[0]),
+        m.ExistBlocks(**{**NAMESPACE._asdict(), "block_tokens": 1 << 40}, keys=KEYS[0]),
+        m.ExistBlocks(**{**NAMESPACE._asdict(), "block_tokens": 0}, keys=KEYS[0]),
         m.ExistBlocks(**NAMESPACE._asdict(), keys=KEYS[0][:15]),
         m.ExistBlocks(**NAMESPACE._asdict(), keys=bytes(16 * 65_537)),
         m.GetRecords(**NAMESPACE._asdict(), keys=KEYS[0], deadline_s=float("nan")),
@@ -383,7 +385,7 @@ def test_who_dribbles_a_payload_is_sent_away_and_leaves_no_slot_behind(hasty):
     node = hasty
     with node.connect() as raw:
         raw.sendall(encode(2, m.PutRecords(bytes(RECORDS[0][:128])), len(RECORDS[0])))
-        node.until(lambda: node.store.table._foreign.usage().used_bytes)
+        node.until(lambda: node.store.table.foreign.usage().used_bytes)
 
         def dribble():
             for byte in bytes(RECORDS[0]):
@@ -392,7 +394,7 @@ def test_who_dribbles_a_payload_is_sent_away_and_leaves_no_slot_behind(hasty):
 
         with pytest.raises(ConnectionError):
             dribble()
-    node.until(lambda: node.store.table._foreign.usage().used_bytes == 0)
+    node.until(lambda: node.store.table.foreign.usage().used_bytes == 0)
 
 
 def test_who_takes_no_answer_is_sent_away_and_its_lease_ends(served):

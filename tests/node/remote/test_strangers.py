@@ -8,10 +8,10 @@ import time
 import msgspec
 import pytest
 
+from holdfast.address import tcp_endpoint
 from holdfast.errors import Outcome
 from holdfast.node.remote.service import TargetLimits
 from holdfast.testing.payloads import key_of, namespace_of, record_of
-from holdfast.wire.address import tcp_endpoint
 
 NAMESPACE = namespace_of(30_000)
 RECORDS = [record_of(NAMESPACE, key_of(1))]

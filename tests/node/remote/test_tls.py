@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from holdfast.address import tcp_endpoint
 from holdfast.errors import Outcome, RefusedError
 from holdfast.limits import MIB
 from holdfast.membership.members import Member
@@ -16,7 +17,6 @@ from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.payloads import key_of, namespace_of, record_of
 from holdfast.tiers.pool.connection_checks import TargetCondition, check_member
-from holdfast.wire.address import tcp_endpoint
 from holdfast.wire.remote.client import TargetClient
 from holdfast.wire.remote.credentials import Credentials, server_context
 from holdfast.wire.remote.stream import TlsStream

@@ -141,6 +141,21 @@ def test_agent_sessions_start_within_the_window(read) -> None:
     ]  # fmt: skip
 
 
+def test_requests_of_the_sub_agent_of_a_sub_agent_are_in_place(read) -> None:
+    def request(at, block, **more):
+        return {"t": at, "in": 4, "out": 1, "hash_ids": [block], **more}
+
+    inner = {"t": 2, "type": "subagent", "requests": [request(0.5, 2)]}
+    outer = {"t": 3, "requests": [request(1, 1), inner, request(4, 3, sub=0)]}
+    session = {"block_size": 4, "subagents": [{"t": 20}], "requests": [outer, request(30, 4)]}
+    trace = read(jsonl([session]), Reading(window_s=0.0))
+    assert trace.time_s.tolist() == [0, 1.5, 20, 26]  # from 4 s, when the first one came
+    assert chains(trace) == [[0], [1], [2], [3]]
+    session["requests"][0]["requests"][2]["sub"] = 1
+    with pytest.raises(TraceError, match="request at 4 s: sub 1, but there are 1 subagents"):
+        read(jsonl([session]), Reading(window_s=0.0))
+
+
 def test_agent_sessions_interleave(read) -> None:
     trace = read(jsonl(SESSIONS), Reading(window_s=0.0))
     assert trace.time_s.tolist() == [0, 0, 5, 9, 11]

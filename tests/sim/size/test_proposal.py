@@ -106,6 +106,16 @@ def test_a_much_cheaper_purchase_of_nearly_the_same_cost_is_named(asked, shipped
     assert f"For ${host.purchase_dollars:,.0f}, " in advice(question, found)
 
 
+def test_a_ladder_that_is_only_rented_is_not_named_against_itself(asked):
+    question = asked(LOAD, media=("s3-express",))
+    found = answer(question)
+    assert found.best.tiers
+    assert found.best.purchase_dollars == 0
+    text = advice(question, found)
+    assert text.startswith("Rent ")
+    assert "is enough" not in text
+
+
 def test_where_no_tier_saves_its_cost_nothing_is_bought(asked):
     question = priced(asked(LOAD, media=("ddr5",)), "ddr5", 1e6)
     assert advice(question, answer(question)).startswith("Buy nothing")

@@ -8,6 +8,7 @@ from holdfast.errors import BusyError, ConfigError, FormatError
 from holdfast.limits import MIB
 from holdfast.tiers.disk.file import DiskConfig, check_file
 from holdfast.tiers.disk.kind import FILE_NAME
+from holdfast.tiers.disk.region import REGIONS_MAX
 from holdfast.tiers.disk.tier import DiskTier
 
 
@@ -133,6 +134,15 @@ def test_less_than_one_region_is_refused(tmp_path):
 )
 def test_options_out_of_range_name_value_and_limit(tmp_path, changes, expected):
     assert expected in refused(tmp_path, ConfigError, **changes)
+
+
+def test_too_many_regions_are_refused_and_the_named_size_is_enough(tmp_path):
+    sizes = {"capacity_bytes": 4 << 40, "region_bytes": 32 << 10}
+    message = refused(tmp_path, ConfigError, **sizes)
+    assert "tiers.1.region is 32768 bytes" in message
+    assert f"{4 << 25} regions, more than {REGIONS_MAX}" in message
+    enough = int(re.search(r"raise it to (\d+) bytes", message)[1])
+    check_file(config_for(tmp_path / "none", **sizes | {"region_bytes": enough}))
 
 
 def test_a_second_tier_on_one_folder_is_refused_and_the_first_works_on(tmp_path):

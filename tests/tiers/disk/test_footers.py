@@ -136,3 +136,15 @@ def test_a_footer_that_cannot_be_rewritten_stays_as_it_is(medium, places, monkey
     ]
     whole = [parse_snapshot(blob, tier._superblock.uuid, REGIONS) for blob in snapshots]
     assert max(len(each.freed) for each in whole if each) == FREED_PER_REGION * REGIONS
+
+
+def test_a_reclaimed_region_is_no_longer_remembered_as_not_rewritable(medium, places, monkeypatch):
+    tier = freed_with(medium, places, range(0, COUNT, 2))
+    with monkeypatch.context() as failing:
+        failing.setattr(tier, "_write_footer", lambda *_: 0)
+        tier._save_snapshot()
+    assert tier._not_rewritable
+    for start in range(0, 2 * COUNT, 60):
+        BLOCKS.save(tier, range(start, start + 60))
+    tier._save_snapshot()
+    assert not tier._not_rewritable

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.blocks.envelope import read_header, stamp
+from holdfast.testing import payloads
 from holdfast.testing.payloads import key_of, namespace_of, record_of
 from holdfast.tiers.base import NOWHERE
 from holdfast.tiers.disk.region import SECTOR, ListedEntry, RegionEntry, RegionGeometry, RegionLife
@@ -21,8 +22,8 @@ def new_log():
     return RegionLog(GEOMETRY, UUID, first_generation=1)
 
 
-def head_of(number, sectors=1):
-    return bytes(record_of(namespace_of(sectors * SECTOR - 144), key_of(number))[:128])
+def header_of(number, sectors=1):
+    return payloads.header_of(namespace_of(sectors * SECTOR - 144), key_of(number))
 
 
 def put(log, number, sectors=1):
@@ -30,7 +31,7 @@ def put(log, number, sectors=1):
     [place], dropped = log.reserve([sectors * SECTOR])
     if place != NOWHERE:
         assert log.claim(place) is not None
-        log.finish(place, head_of(number, sectors))
+        log.finish(place, header_of(number, sectors))
     return place, dropped
 
 
@@ -64,10 +65,10 @@ def test_random_operations_agree_with_a_dict(seed):
             assert claim.nbytes == sectors * SECTOR
             assert claim.offset == GEOMETRY.regions_at + place * SECTOR
             if chosen.random() < 0.8:
-                log.finish(place, head_of(written, sectors))
+                log.finish(place, header_of(written, sectors))
                 held[place] = (key_of(written), sectors)
             else:
-                log.finish(place, b"")
+                log.finish(place, None)
         elif act < 0.9 and (held or reserved):
             place = chosen.choice([*held, *reserved])
             log.free([place])
@@ -140,7 +141,7 @@ def test_a_region_with_unfinished_writes_is_never_reclaimed(stage):
         close_full(log)
         assert place // 16 != waiting // 16 or number < 2
     if stage == "claimed":
-        log.finish(waiting, head_of(999))
+        log.finish(waiting, header_of(999))
     else:
         log.free([waiting])
     close_full(log)
@@ -158,7 +159,7 @@ def test_a_place_is_claimed_once():
     [place], _ = log.reserve([SECTOR])
     assert log.claim(place)
     assert log.claim(place) is None
-    log.finish(place, head_of(1))
+    log.finish(place, header_of(1))
     assert log.claim(place) is None
 
 
@@ -167,7 +168,7 @@ def test_a_record_freed_while_it_is_written_stays_dead():
     [place], _ = log.reserve([SECTOR])
     log.claim(place)
     log.free([place])
-    log.finish(place, head_of(1))
+    log.finish(place, header_of(1))
     assert log.held(place, key_of(1), 1 << 20) is None
     assert (log.records, log.used_bytes) == (0, 0)
 
@@ -279,7 +280,7 @@ def test_a_record_costs_24_bytes():
     places = log.reserve([SECTOR] * 30_000).places
     for place in places:
         log.claim(place)
-        log.finish(place, head_of(1))
+        log.finish(place, header_of(1))
     log.close_open()
     close_full(log)
     kept = sum(

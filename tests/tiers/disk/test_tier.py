@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from holdfast.clock import ManualClock
+from holdfast.codec.pack import check_without_key
 from holdfast.errors import ConfigError, Outcome
 from holdfast.testing.extents import MemoryExtents
 from holdfast.testing.tier_contract import Blocks, TierContract
@@ -242,6 +243,29 @@ def test_a_failed_write_fails_its_record_only(medium):
     assert (tier.usage().records, tier.usage().failures) == (4, 1)
 
 
+def test_a_record_changed_while_it_is_written_keeps_its_place_and_its_name(medium):
+    """Another process may map the memory of a record, and write to it at any time."""
+    tier, record = tier_on(medium), BLOCKS.record(1)
+    [place] = BLOCKS.reserve(tier).places
+
+    def change(_what, _at, nbytes):
+        if nbytes == len(record):
+            record[32:48] = BLOCKS.key(2)
+        return False
+
+    medium.fails = change
+    assert tier.write([TierPut(place, record)]) == [Outcome.OK]
+    medium.fails = None
+    into = memoryview(bytearray(len(record)))
+    for number, outcome in ((1, Outcome.OK), (2, Outcome.MISS)):
+        get = TierGet(place, BLOCKS.key(number), into, BLOCKS.namespace)
+        assert tier.read([get]) == [outcome]
+    assert check_without_key(into, BLOCKS.key(1), BLOCKS.namespace) is Outcome.CORRUPT
+    tier.close()
+    [survivor] = tier_on(medium).survivors()
+    assert survivor.header.key == BLOCKS.key(1)
+
+
 def test_a_failed_read_is_gone_for_its_record_only(medium):
     tier = tier_on(medium)
     places = BLOCKS.save(tier, range(5))
@@ -272,6 +296,20 @@ def test_a_failed_footer_causes_only_a_scan(medium):
     medium.fails = None
     again = tier_on(medium)
     assert [s.header.key for s in again.survivors()] == [BLOCKS.key(n) for n in range(8)]
+
+
+def test_a_snapshot_that_could_not_be_written_is_written_at_the_next_chance(medium):
+    tier = tier_on(medium)
+    [first, _] = BLOCKS.save(tier, range(2))
+    tier.close()
+    tier = tier_on(medium)
+    assert len(list(tier.survivors())) == 2
+    tier.free([first])
+    medium.fails = lambda what, at, nbytes: what == "write"
+    tier._save_snapshot()
+    medium.fails = None
+    tier.close()
+    assert [each.header.key for each in tier_on(medium).survivors()] == [BLOCKS.key(1)]
 
 
 def test_too_many_failures_make_it_read_only_and_reads_continue(medium, clock, caplog):

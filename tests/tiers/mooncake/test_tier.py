@@ -5,11 +5,15 @@ import threading
 
 import pytest
 
+from holdfast.blocks.envelope import SEAL_AES_GCM
 from holdfast.byte_size import Size
+from holdfast.errors import Outcome
 from holdfast.testing.chained import ChainedBlocks
+from holdfast.testing.payloads import fill_record, header_of, key_of, namespace_of
 from holdfast.testing.shared_tier_contract import SharedTierContract
+from holdfast.tiers.base import Place, TierPut
 from holdfast.tiers.mooncake.kind import MooncakeOptions
-from holdfast.tiers.mooncake.tier import MooncakeTier
+from holdfast.tiers.mooncake.tier import NOT_FOUND, MooncakeTier
 from holdfast_bench.peers.mooncake_server import MooncakeServers
 
 DEADLINE_S = 6.0
@@ -56,3 +60,40 @@ def test_a_lookup_does_not_wait_for_a_write_that_waits_for_the_master(monkeypatc
         assert writer.is_alive()  # it still waits for the server
         answered.set()
         writer.join(30)
+
+
+@pytest.mark.parametrize(
+    ("answer", "stored", "left"),
+    [
+        ((Outcome.OK, [0, NOT_FOUND]), Outcome.OK, 0),
+        ((Outcome.OK, [0, -1]), Outcome.OK, 1),
+        ((Outcome.LATE, []), Outcome.OK, 2),
+        ((Outcome.OK, [0, 0]), Outcome.GONE, 2),
+    ],
+)
+def test_a_record_is_unverified_until_it_was_deleted_and_written_again(
+    monkeypatch, answer, stored, left
+):
+    pytest.importorskip("mooncake")
+    namespace, puts, requests = namespace_of(300), [], []
+    with contextlib.closing(MooncakeTier(MooncakeOptions(master="tcp://127.0.0.1:9"))) as tier:
+        for number in range(2):
+            header = header_of(namespace, key_of(number))._replace(seal=SEAL_AES_GCM)
+            record = memoryview(bytearray(namespace.record_bytes))
+            fill_record(record, header)
+            puts.append(TierPut(Place(0), record))
+            tier._unverified.add(namespace, header.key, header)
+
+        def ask(request, _deadline):
+            requests.append((request.call, len(request.keys)))
+            return answer
+
+        def write(piece, outcomes, _deadline):
+            for item in piece:
+                outcomes[item.number] = stored
+
+        monkeypatch.setattr(tier, "_request", ask)
+        monkeypatch.setattr(tier, "_write", write)
+        assert tier.write(puts) == [stored] * 2
+        assert requests == [("remove", 2)]
+        assert len(tier._unverified) == left

@@ -10,6 +10,7 @@ from holdfast.membership.members import Member
 from holdfast.tiers.pool.connections import TargetConnections
 from holdfast.tiers.pool.health import HealthOptions, PoolHealth
 from holdfast.tiers.pool.target_statistics import CallKind
+from holdfast.tiers.transfer_counts import TransferCounts
 from holdfast.wire.remote.client import ReceivedRecords
 
 
@@ -35,14 +36,19 @@ def health():
 
 
 @pytest.fixture
-def connections(made, health):
+def counts():
+    return TransferCounts()
+
+
+@pytest.fixture
+def connections(made, health, counts):
     def connect(member):
         if "nowhere" in member.address:
             raise ConfigError("no such place")
         made.append(FarSide(member.address))
         return made[-1]
 
-    return TargetConnections(connect, health)
+    return TargetConnections(connect, health, counts)
 
 
 def at(address, name="a"):
@@ -109,7 +115,7 @@ def test_of_a_read_counts_when_its_first_byte_came(connections, health):
 
 @pytest.mark.parametrize(("blocks", "first_byte_s"), [(0, None), (1, 0.3)])
 def test_a_read_that_brings_nothing_went_well_and_is_no_measure_of_reads(
-    connections, health, blocks, first_byte_s
+    connections, health, counts, blocks, first_byte_s
 ):
     def get(*_):
         health._clock.advance(0.3)
@@ -119,7 +125,23 @@ def test_a_read_that_brings_nothing_went_well_and_is_no_measure_of_reads(
     assert got.blocks == blocks
     report = health.reports()[0]
     assert report.first_byte_s == (first_byte_s and pytest.approx(first_byte_s))
-    assert report.failure_share == connections.failures == 0
+    assert report.failure_share == counts.usage().failures == 0
+
+
+def test_what_was_wrong_with_a_member_that_left_is_forgotten(connections, counts, caplog):
+    for address in ("tcp://h:1", "tcp://nowhere:1"):
+        connections.call(at(address), lambda target, _: failed(target))
+    assert connections.trouble("a") == "broken"
+    assert counts.usage().failures == 1
+    connections.keep(["b"])
+    assert connections.trouble("a") == ""
+    connections.call(at("tcp://nowhere:1"), Called())
+    assert caplog.text.count("is not asked: no such place") == 2
+
+
+def failed(target):
+    target.trouble = "broken"
+    return [Outcome.GONE]
 
 
 def test_nothing_stays_connected_at_the_end(connections, made):

@@ -61,9 +61,9 @@ def test_late_is_unknown_until_there_is_enough_to_go_by():
     delays = HedgeDelays()
     for _ in range(19):
         delays.record(0.001)
-    assert delays.late_s() is None
+    assert delays.late_s is None
     delays.record(0.001)
-    assert delays.late_s() == 0.001
+    assert delays.late_s == 0.001
 
 
 def test_late_is_the_95th_percentile_of_the_last_answers():
@@ -71,4 +71,4 @@ def test_late_is_the_95th_percentile_of_the_last_answers():
     for number in range(1_000):
         delays.record(number / 1_000)
     first = 1_000 - SAMPLES_MAX
-    assert delays.late_s() == pytest.approx((first + int(0.95 * SAMPLES_MAX)) / 1_000)
+    assert delays.late_s == pytest.approx((first + int(0.95 * SAMPLES_MAX)) / 1_000)

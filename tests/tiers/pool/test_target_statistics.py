@@ -30,7 +30,7 @@ def test_a_read_that_finds_nothing_is_an_answer_and_says_nothing_of_reads(eviden
     for _ in range(30):
         evidence.learn(CallKind.READ, CallEnding.EMPTY, 0.0003, 0.0003)
     assert evidence.answers[CallKind.READ].latency_s is None
-    assert evidence.delays.late_s() is None
+    assert evidence.delays.late_s is None
     evidence.learn(CallKind.READ, CallEnding.ERROR, 0.1, 0.1)
     assert evidence.failure_share == pytest.approx(1 / 32)
     evidence.learn(CallKind.READ, CallEnding.EMPTY, 0.0003, 0.0003)

@@ -73,6 +73,14 @@ def test_replies_of_every_kind_are_read_from_small_pieces(server):
     ]
 
 
+@pytest.mark.parametrize("nbytes", [(1 << 20) - 2, (1 << 20) - 1, 1 << 20])
+def test_the_longest_strings_are_read_whole(server, nbytes):
+    text = (bytes(range(256)) * 4_096)[:nbytes]
+    for _ in range(2):
+        server.send(bulk(text))
+        assert server.connection.ask([command(b"X")], soon()) == [text]
+
+
 def test_commands_are_encoded_by_length(server):
     server.send(b":1\r\n")
     server.connection.ask([command(b"EXISTS", b"a\r\nb")], soon())

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from holdfast.address import HostPort
 from holdfast.clock import SystemClock
 from holdfast.errors import Outcome
 from holdfast.tiers.breaker import BreakerPhase
@@ -12,7 +13,6 @@ from holdfast.tiers.valkey import slots
 from holdfast.tiers.valkey.resp import RespLogin
 from holdfast.tiers.valkey.server import ValkeyServer
 from holdfast.tiers.valkey.slots import SLOTS, ServerCluster
-from holdfast.wire.address import HostPort
 from holdfast.wire.remote.stream import Deadline
 
 

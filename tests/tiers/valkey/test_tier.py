@@ -1,8 +1,14 @@
 """The Valkey tier keeps the shared tier's contract on one real server and on a real cluster."""
 
+import contextlib
+
 import pytest
 
+from holdfast.errors import Outcome
+from holdfast.testing.payloads import key_of, namespace_of, record_of
 from holdfast.testing.shared_tier_contract import SharedTierContract
+from holdfast.tiers.base import Place, TierGet, TierPut
+from holdfast.tiers.unverified_records import UNVERIFIED_MAX
 from holdfast.tiers.valkey.kind import ValkeyOptions
 from holdfast.tiers.valkey.tier import ValkeyTier
 
@@ -50,3 +56,28 @@ class TestOneServer(SharedTierContract):
 
 class TestCluster(TestOneServer):
     nodes = 3
+
+
+def test_records_of_another_length_are_replaced_however_many_there_were(monkeypatch):
+    namespace, replaced = namespace_of(300), []
+
+    class Connection:
+        def get(self, wanted, _deadline):
+            return [None] * len(wanted)
+
+        def put(self, records, _ttl_s, _deadline, names):
+            replaced.append(len(names))
+            return [b"OK"] * len(records)
+
+    def run(_call, numbers, work, _deadline):
+        work(None, Connection(), list(numbers))
+
+    with contextlib.closing(ValkeyTier(ValkeyOptions(address="tcp://127.0.0.1:9"))) as tier:
+        monkeypatch.setattr(tier, "_run", run)
+        into, last = memoryview(bytearray(namespace.record_bytes)), key_of(UNVERIFIED_MAX)
+        keys = [key_of(number) for number in range(UNVERIFIED_MAX + 1)]
+        gets = [TierGet(Place(0), key, into, namespace) for key in keys]
+        assert set(tier.read(gets)) == {Outcome.MISS}
+        put = TierPut(Place(0), record_of(namespace, last))
+        assert [tier.write([put]), tier.write([put])] == [[Outcome.OK]] * 2
+    assert replaced == [1, 0]

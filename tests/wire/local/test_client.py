@@ -194,7 +194,7 @@ def test_many_threads_share_one_connection(fake_node):
 
     def ask(base):
         numbers = range(base, base + 200)
-        wrong.extend(n for n in numbers if client.call(m.Release(n), 10).blocks != n)
+        wrong.extend(n for n in numbers if client.call(m.Release(n), m.Committed, 10).blocks != n)
 
     threads = [threading.Thread(target=ask, args=(1000 * i,)) for i in range(4)]
     for thread in threads:
@@ -232,7 +232,7 @@ def test_a_node_that_is_ready_to_run_may_answer_after_the_timeout(fake_node, mon
 
     monkeypatch.setattr(Client, "node_is_runnable", runnable)
     client = Client(fake_node(slow), HELLO, 60)
-    assert client.call(m.Status(), 0.05) == m.ReportReply({})
+    assert client.call(m.Status(), m.ReportReply, 0.05) == m.ReportReply({})
     assert looked
     client.close()
 
@@ -240,7 +240,7 @@ def test_a_node_that_is_ready_to_run_may_answer_after_the_timeout(fake_node, mon
 def test_a_silent_node_is_gone_within_the_deadline_and_stays_gone(fake_node, monkeypatch):
     client = Client(fake_node(silent), HELLO, 60)
     with pytest.raises(NodeGoneError, match=r"no answer within 0\.2 s"):
-        client.call(m.Status(), 0.2)
+        client.call(m.Status(), m.Done, 0.2)
     assert client.closed
     monkeypatch.setattr(Client, "_receive", lambda *_: pytest.fail("it waits"))
     for call in (
@@ -258,7 +258,7 @@ def test_everyone_who_waits_learns_of_the_end(fake_node):
 
     def ask(timeout_s):
         try:
-            client.call(m.Status(), timeout_s)
+            client.call(m.Status(), m.Done, timeout_s)
         except NodeGoneError as error:
             seen.append(str(error))
 
@@ -277,7 +277,16 @@ def test_a_node_that_dies_mid_request_is_gone_at_once(fake_node):
 
     client = Client(fake_node(script), HELLO, 5)
     with pytest.raises(NodeGoneError, match="broke"):
-        client.call(m.Status(), 30)
+        client.call(m.Status(), m.Done, 30)
+
+
+def test_a_reply_of_another_kind_is_a_protocol_error(fake_node):
+    address = fake_node(counting)
+    client = Client(address, HELLO, 5)
+    words = rf"^node {address} answered Committed\(blocks=3\), not Released$"
+    with pytest.raises(ProtocolError, match=words):
+        client.call(m.Release(3), m.Released, 5)
+    client.close()
 
 
 def test_wait_gone_notices_the_death_of_an_idle_node(fake_node):
@@ -305,8 +314,8 @@ def test_a_refusal_carries_the_nodes_words_and_the_client_lives_on(fake_node):
 
     client = Client(fake_node(script), HELLO, 5)
     with pytest.raises(RefusedError, match="fewer keys, please"):
-        client.call(m.Status(), 5)
-    assert client.call(m.Status(), 5) == m.Done()
+        client.call(m.Status(), m.Done, 5)
+    assert client.call(m.Status(), m.Done, 5) == m.Done()
     client.close()
 
 
@@ -352,7 +361,7 @@ def test_garbage_from_a_node_ends_the_client(fake_node, data):
 
     client = Client(fake_node(script), HELLO, 5)
     with pytest.raises(NodeGoneError):
-        client.call(m.Status(), 5)
+        client.call(m.Status(), m.Done, 5)
     assert client.closed
 
 
@@ -364,7 +373,7 @@ def test_a_reply_nobody_asked_for_ends_the_client(fake_node):
 
     client = Client(fake_node(script), HELLO, 5)
     with pytest.raises(NodeGoneError, match="which was not sent"):
-        client.call(m.Status(), 5)
+        client.call(m.Status(), m.Done, 5)
 
 
 def test_no_node_is_gone_at_once(tmp_path):
@@ -402,7 +411,7 @@ import sys
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
 client = Client(sys.argv[1], m.Hello(m.PROTOCOL, "test"), 5.0)
-client.call(m.Status(), 30.0)
+client.call(m.Status(), m.ReportReply, 30.0)
 request = client.send(m.Status())
 print("waits", flush=True)
 print(type(client.wait(request, 5.0)).__name__, flush=True)

@@ -31,8 +31,8 @@ def test_what_a_forgotten_reply_grants_goes_back_when_it_comes(fake_node):
     for message in (m.Fetch(b"", 1.0), m.Reserve(b"", b"", 0)):
         client.forget(client.send(message))
     forgotten.set()
-    client.call(m.Status(), 5)
-    client.call(m.List(), 5)
+    client.call(m.Status(), m.Done, 5)
+    client.call(m.List(), m.Done, 5)
     assert [r for r in returned if r != m.Status()][:2] == [m.Release(11), m.Abort(12)]
     client.close()
 
@@ -41,10 +41,10 @@ def test_what_a_reply_at_hand_grants_goes_back_when_it_is_forgotten(fake_node):
     returned = []
     client = Client(fake_node(granting(returned, lambda: None)), HELLO, 5)
     ids = [client.send(message) for message in (m.Fetch(b"", 1.0), m.Reserve(b"", b"", 0))]
-    client.call(m.Status(), 5)  # by now both replies are here
+    client.call(m.Status(), m.Done, 5)  # by now both replies are here
     for request_id in ids:
         client.forget(request_id)
-    client.call(m.List(), 5)
+    client.call(m.List(), m.Done, 5)
     assert returned == [m.Status(), m.Release(11), m.Abort(12), m.List()]
     client.close()
 
@@ -64,7 +64,7 @@ def test_what_goes_back_waits_until_the_frame_under_way_is_out(fake_node, monkey
 
     client = Client(fake_node(script), HELLO, 20)
     client.forget(client.send(m.Fetch(b"", 1.0)))
-    client.call(m.Cover(bytes(640 * 1024)), 20)
-    client.call(m.Status(), 20)
+    client.call(m.Cover(bytes(640 * 1024)), m.Done, 20)
+    client.call(m.Status(), m.Done, 20)
     assert said == [m.Cover, m.Release, m.Status]
     client.close()

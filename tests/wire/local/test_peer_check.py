@@ -10,7 +10,7 @@ import time
 import pytest
 
 from holdfast.errors import NodeGoneError, UntrustedPeerError
-from holdfast.wire.frame import encode, request_reader
+from holdfast.wire.frame import RECEIVE_BYTES, encode, request_reader
 from holdfast.wire.local import messages as m
 from holdfast.wire.local import peer_check
 from holdfast.wire.local.client import Client
@@ -68,11 +68,11 @@ def _answer(listener, user, wrote):
     peer, _ = listener.accept()
     reader = request_reader()
     while (frame := reader.next()) is None:
-        nbytes = peer.recv_into(reader.room())
-        if not nbytes:
+        data = peer.recv(RECEIVE_BYTES)
+        if not data:
             os.write(wrote, b"-")
             return
-        reader.took(nbytes)
+        reader.feed(data)
     os.write(wrote, b"H")
     peer.sendall(encode(frame.request_id, m.Welcome(m.PROTOCOL, "x", b"k" * 32, 0)))
     time.sleep(20)

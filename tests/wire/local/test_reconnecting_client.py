@@ -5,10 +5,12 @@ import socket
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 
 import pytest
 
 from holdfast.wire.local import messages as m
+from holdfast.wire.local import reconnecting_client
 from holdfast.wire.local.reconnecting_client import ReconnectingClient
 
 HELLO = m.Hello(m.PROTOCOL, "test")
@@ -63,7 +65,7 @@ def test_a_lost_node_is_noticed_while_idle_and_found_again(fake_node):
     until(lambda: link.client() not in (None, old))
     new = link.client()
     assert old.closed
-    assert new.call(m.Status(), 5) == m.Done()
+    assert new.call(m.Status(), m.Done, 5) == m.Done()
     link.close()
     assert link.client() is None
 
@@ -157,3 +159,33 @@ def test_a_process_out_of_descriptors_for_now_connects_later(fake_node, monkeypa
     until(lambda: "No such file" in link.failure)
     assert len(calls) >= 3
     link.close()
+
+
+def test_a_node_that_ends_each_session_at_once_is_not_asked_without_pause(monkeypatch):
+    now, pauses = [0.0], []
+
+    class Ended(threading.Event):
+        def wait(self, timeout=None):
+            pauses.append(timeout)
+            if len(pauses) == 8:
+                self.set()
+
+    class Dropped:
+        """A client whose connection ends, at the seventh time after it has lasted."""
+
+        def __init__(self, *_):
+            self.closed = True
+
+        def wait_gone(self):
+            now[0] += 1.0 if len(pauses) == 6 else 0.0
+
+        def close(self):
+            pass
+
+    names = SimpleNamespace(Event=Ended, Thread=threading.Thread, Condition=threading.Condition)
+    monkeypatch.setattr(reconnecting_client, "threading", names)
+    monkeypatch.setattr(reconnecting_client, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(reconnecting_client, "Client", Dropped)
+    link = ReconnectingClient("unix:///run/none.sock", HELLO, 1.0, retry_s=0.3)
+    link._thread.join(30)
+    assert pauses == [0.02, 0.04, 0.08, 0.16, 0.3, 0.3, 0.02, 0.04]

@@ -136,6 +136,43 @@ class TestBufferPool:
             agent.add_peer(bytes(65_537))
 
 
+class BrokenTransfers:
+    """NIXL's API, whose transfers fail once they are under way."""
+
+    def __init__(self, *, releases=True):
+        self.released = []
+        self._releases = releases
+
+    def get_xfer_descs(self, spans, _kind):
+        return spans
+
+    def initialize_xfer(self, *_):
+        return "handle"
+
+    def transfer(self, _handle):
+        return "PROC"
+
+    def check_xfer_state(self, _handle):
+        raise RuntimeError("the peer went")
+
+    def release_xfer_handle(self, handle):
+        if not self._releases:
+            raise RuntimeError("still under way")
+        self.released.append(handle)
+
+
+def test_a_transfer_that_fails_is_cancelled_before_its_memory_is_used_again():
+    agent, ours = object.__new__(NixlAgent), memoryview(bytearray(8))
+    agent._agent = BrokenTransfers()
+    with pytest.raises(ProtocolError, match="read refused: the peer went") as failed:
+        agent.move("READ", "peer", [MemorySpan(0, 8)], [ours])
+    assert not isinstance(failed.value, nixl.MoveLostError)
+    assert agent._agent.released == ["handle"]
+    agent._agent = BrokenTransfers(releases=False)
+    with pytest.raises(nixl.MoveLostError, match="cannot be cancelled: still under way"):
+        agent.move("READ", "peer", [MemorySpan(0, 8)], [ours])
+
+
 def test_it_is_wanted_where_there_is_rdma_or_somebody_asks_for_it(monkeypatch, tmp_path):
     monkeypatch.setattr(nixl, "installed", lambda: True)
     monkeypatch.setattr(nixl, "RDMA", tmp_path / "none")

@@ -1,5 +1,8 @@
 """Files that a node shows or believes: what is wrong is said with name and remedy."""
 
+import os
+
+import msgspec
 import pytest
 
 from holdfast.errors import ConfigError
@@ -51,7 +54,12 @@ def test_a_token_file_that_can_not_be_used_is_named(written, data, mode, words):
 
 
 def test_a_file_that_is_not_there_or_is_none_is_named(tmp_path):
-    for file, words in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for file, words in (
+        (tmp_path / "none", "No such file"),
+        (tmp_path, "not a regular file"),
+        (tmp_path / "pipe", "not a regular file"),
+    ):
         told = rf"^token file '{file}' cannot be read: {words}.*; name a file that is there"
         with pytest.raises(ConfigError, match=told):
             Credentials(token_file=str(file)).token()
@@ -61,6 +69,6 @@ def test_certificates_that_can_not_be_used_are_named_with_a_remedy(tmp_path):
     files = Authority(tmp_path).issue("peer")
     (empty := tmp_path / "empty.pem").touch(mode=0o600)
     with pytest.raises(ConfigError, match=r"tls\.ca: '.*empty\.pem' holds no .*; name the CA file"):
-        client_context(files._replace(ca=str(empty)))
+        client_context(msgspec.structs.replace(files, ca=str(empty)))
     with pytest.raises(ConfigError, match=r"tls\.cert, tls\.key: .*; name a pair"):
-        client_context(files._replace(cert=str(tmp_path / "none")))
+        client_context(msgspec.structs.replace(files, cert=str(tmp_path / "none")))

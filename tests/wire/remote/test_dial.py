@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from holdfast.wire.address import HostPort
+from holdfast.address import HostPort
 from holdfast.wire.remote.stream import Deadline, dial
 
 

@@ -8,7 +8,7 @@ vLLM runs as if it were not there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.client.private_node import PrivateNode
 from holdfast.client.timeouts import RunningClock
 from holdfast.client.timing_reporter import TimingReporter
-from holdfast.devices.base import Device
+from holdfast.devices.base import Device, Pages
 from holdfast.devices.host import HostDevice
 from holdfast.engines.vllm.counters import ConnectorCounts, ConnectorMetrics
 from holdfast.engines.vllm.describe import (
@@ -113,28 +113,27 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             fingerprint = fingerprint_of(self._vllm_config, group, geometry, self._setting, rank)
             layout = fingerprint.layout
             tensors = [kv_caches[name] for name in group.layers]
-            pages, kind = geometry.pages_of(layout.pages_per_block), tensors[0].device.type
-            device: Device
-            if kind == "cpu":
-                device = HostDevice(pages, keep=tensors)
-            elif kind == "cuda":
-                from holdfast.devices.cuda import CudaDevice
-
-                device = CudaDevice(tensors, pages)
-            else:
-                raise UnsupportedError(f"pages on {kind!r} are not supported, only on cpu and cuda")
             handshake = Handshake(
                 fingerprint=fingerprint.digest(),
                 payload_bytes=layout.payload_bytes,
                 block_tokens=layout.block_tokens,
                 page_tokens=layout.page_tokens,
             )
-            node = self._connect(handshake, fingerprint)
+            device = _open_device(tensors, geometry.pages_of(layout.pages_per_block))
+            try:
+                node = self._connect(handshake, fingerprint)
+            except BaseException:
+                device.close()
+                raise
             self._worker = WorkerSide(node, device, rank, self._setting, running=RunningClock())
             self._handshake = handshake
-            _log.info("Holdfast at %s: blocks of %d tokens, %.2f MiB; namespace %s", node.address,
-                      layout.block_tokens, layout.payload_bytes / 2**20,
-                      handshake.fingerprint.hex())  # fmt: skip
+            _log.info(
+                "Holdfast at %s: blocks of %d tokens, %.2f MiB; namespace %s",
+                node.address,
+                layout.block_tokens,
+                layout.payload_bytes / 2**20,
+                handshake.fingerprint.hex(),
+            )
 
     def get_handshake_metadata(self) -> Handshake | None:
         return self._handshake
@@ -174,8 +173,10 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata(self, metadata: Mapping[int, Any]) -> None:
         namespaces = [metadata[rank] for rank in sorted(metadata)]
         if not all(isinstance(namespace, Handshake) for namespace in namespaces):
-            _log.warning("Holdfast is off: it received another connector's handshake; "
-                         "name HoldfastConnector first in MultiConnector")  # fmt: skip
+            _log.warning(
+                "Holdfast is off: it received another connector's handshake; name "
+                "HoldfastConnector first in MultiConnector"
+            )
             return
         if any(namespace.refusal for namespace in namespaces):
             return  # the worker has logged the reason
@@ -257,8 +258,12 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
 
         The fingerprint names the weights that were loaded, so from now on this engine writes under
         keys that no other engine and no later start shares. The store is not emptied, because other
-        engines may use it. Requests under way are neither loaded nor saved any more.
+        engines may use it. Requests under way are not looked up or saved any more.
         """
+        # A load that has begun goes on, though its blocks are of the earlier weights. It holds
+        # pages of vLLM's cache, and while any page is held vLLM's own reset fails: it returns
+        # False, or with `reset_running_requests` raises before it calls this method. The caller
+        # must reset again then, which changes the keys once more.
         if self._scheduler is not None:
             self._scheduler.reset()
             _log.info("cache reset: earlier blocks are not used again by this engine")
@@ -300,3 +305,15 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         except (HoldfastError, OSError) as error:
             _log.warning("Holdfast is off for this engine: %s", error)
             self._handshake = Handshake(refusal=str(error))
+
+
+def _open_device(tensors: Sequence[Any], pages: Pages) -> Device:
+    """Return the device that copies these pages; raise UnsupportedError for an unknown kind."""
+    kind = tensors[0].device.type
+    if kind == "cpu":
+        return HostDevice(pages, keep=tensors)
+    if kind == "cuda":
+        from holdfast.devices.cuda import CudaDevice
+
+        return CudaDevice(tensors, pages)
+    raise UnsupportedError(f"pages on {kind!r} are not supported, only on cpu and cuda")

@@ -79,8 +79,11 @@ def only_group(vllm_config: Any, kv_cache_config: Any) -> KvGroup:
             "the model attends to later tokens, so the KV of a prefix is not its own"
         )
     parallel = vllm_config.parallel_config
-    for name in ("pipeline_parallel_size", "decode_context_parallel_size",
-                 "prefill_context_parallel_size"):  # fmt: skip
+    for name in (
+        "pipeline_parallel_size",
+        "decode_context_parallel_size",
+        "prefill_context_parallel_size",
+    ):
         if getattr(parallel, name, 1) > 1:
             raise UnsupportedError(f"{name} {getattr(parallel, name)} is not supported, only 1")
     speculative = vllm_config.speculative_config

@@ -98,8 +98,12 @@ class Loader:
             failed = job.load.pages[landed:]
             counts.add("calls", "fetch", outcome if failed else Outcome.OK)
             if failed:
-                _log.info("%d of %d pages not loaded (%s): they are computed", len(failed),
-                          len(job.load.pages), outcome)  # fmt: skip
+                _log.info(
+                    "%d of %d pages not loaded (%s): they are computed",
+                    len(failed),
+                    len(job.load.pages),
+                    outcome,
+                )
             with self._lock:
                 self._ended.append(EndedLoad(job.load.request, failed))
                 self._counts = self._counts.aggregate(counts)
@@ -113,14 +117,11 @@ class Loader:
         start_s = time.monotonic()
         landed = 0
         try:
-            fetched = client.call(
-                Fetch(job.keys, job.deadline_s, job.load.plan), job.deadline_s + GRACE_S
-            )
-            if not isinstance(fetched, Fetched):
-                raise ProtocolError(f"Fetch was answered with {type(fetched).__name__}")
+            fetch = Fetch(job.keys, job.deadline_s, job.load.plan)
+            fetched = client.call(fetch, Fetched, job.deadline_s + GRACE_S)
             moves = moves_of(job.load, fetched.places, self._device.pages.pages_per_block)
             try:
-                moved = self._device.scatter(client.arena, moves, job.after).wait()
+                moved = self._device.scatter(client.arena, moves, job.after).result()
             except Exception:  # on any error of the device, release the slots now
                 if fetched.lease:
                     client.forget(client.send(Release(fetched.lease)))
@@ -129,9 +130,9 @@ class Loader:
                 # The node has the rest of the deadline, at least `RELEASE_S`, to confirm the lease:
                 # computing the pages, which are copied already, would cost more than the wait.
                 left_s = job.deadline_s - (time.monotonic() - start_s)
-                released = client.call(Release(fetched.lease), max(RELEASE_S, left_s))
+                released = client.call(Release(fetched.lease), Released, max(RELEASE_S, left_s))
                 # If the lease expired during the copy, the slots may have been overwritten.
-                if moved and isinstance(released, Released) and released.valid:
+                if moved and released.valid:
                     landed = sum(len(move.pages) for move in moves)
         except (NodeGoneError, ProtocolError, RefusedError) as error:
             _log.warning("load given up: %s", error)

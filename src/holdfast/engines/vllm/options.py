@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from holdfast.address import socket_path
 from holdfast.config import EngineOptions, load
 from holdfast.errors import ConfigError
 from holdfast.limits import BLOCK_TOKENS
 from holdfast.prepared import prepared
-from holdfast.wire.address import socket_path
 
 _AT = "kv_connector_extra_config"
 

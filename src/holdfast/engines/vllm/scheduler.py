@@ -82,10 +82,10 @@ class SchedulerSide:
     def on_new_request(self, request: Any) -> None:
         """Start to track a request, and ask the node which of its blocks are held."""
         self._live.add(request.request_id)
-        hint = hint_of(request)
-        if hint is None:
+        hint, is_valid = hint_of(request)
+        if not is_valid:
             self.counts.add("bad_hints")
-        reason = "bypass" if hint and hint.bypass else why_declined(request)
+        reason = "bypass" if hint.bypass else why_declined(request)
         if reason:
             self.counts.add("declined_requests", reason)
             return
@@ -96,8 +96,11 @@ class SchedulerSide:
         extras = {0: extras_of(request, self._epoch)}
         chains = [
             Chain(
-                *(client.welcome.domain_key, namespace.fingerprint, self._block_tokens, extras),
-                client.welcome.segment_blocks,
+                client.welcome.domain_key,
+                namespace.fingerprint,
+                self._block_tokens,
+                extras,
+                segment_blocks=client.welcome.segment_blocks,
             )
             for client, namespace in zip(clients, self._namespaces, strict=True)
         ]
@@ -110,7 +113,7 @@ class SchedulerSide:
             for client, namespace in zip(clients, self._namespaces, strict=True)
             if client.welcome.common_key
         ]
-        tracked = TrackedRequest(request, chains, common, hint or NO_HINT)
+        tracked = TrackedRequest(request, chains, common, hint)
         self._tracked[request.request_id] = tracked
         self._ask(tracked, clients)
 
@@ -300,19 +303,30 @@ class SchedulerSide:
         tracked.forget()
         tracked.planned_local_tokens = local_tokens
         blocks = min(tracked.extend(), CHAIN_BLOCKS_MAX)
-        if clients is None or not blocks or tracked.request.skip_reading_prefix_cache:
+        if not blocks or tracked.request.skip_reading_prefix_cache:
+            return  # nothing is asked for such a request, so it has no plan
+        if clients is None:
             self._end_plan(tracked, NotFollowed.GONE)
             return
-        replaced = tracked.plan if local_tokens else 0
-        prompt = tracked.request.num_tokens, local_tokens, self._setting.fetch_deadline_s
-        name, limit_s = tracked.hint.session, NODE_SHARE * self._limit_s(tracked)
         question = PlanRequest(blocks, self._running())
+        deadline_s = NODE_SHARE * self._limit_s(tracked)
         trace = (tracked.request.trace_headers or {}).get("traceparent", "")
         try:
             for client, keys, common in zip(
                 clients, tracked.keys(0, blocks), tracked.common_keys(), strict=True
             ):
-                question.ask(client, Cover(keys, *prompt, replaced, name, common, limit_s, trace))
+                cover = Cover(
+                    keys,
+                    tokens=tracked.request.num_tokens,
+                    have=local_tokens,
+                    limit_s=self._setting.fetch_deadline_s,
+                    plan=tracked.plan if local_tokens else 0,
+                    session=tracked.hint.session,
+                    common=common,
+                    deadline_s=deadline_s,
+                    trace=trace,
+                )
+                question.ask(client, cover)
         except NodeGoneError:
             self.counts.add("calls", "lookup", "gone")
             question.forget()

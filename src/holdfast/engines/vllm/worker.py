@@ -92,7 +92,10 @@ class WorkerSide:
         for client, request_id in self._committing:
             try:
                 reply = client.poll(request_id)
-            except (NodeGoneError, RefusedError):
+            except RefusedError as error:
+                self._count_refused(error)
+                continue
+            except NodeGoneError:
                 self.counts.add("calls", "save", "gone")
                 continue
             if reply is None:
@@ -167,7 +170,7 @@ class WorkerSide:
         try:
             # Commits follow the copies, because the node seals a slot's content at the commit.
             for inflight in self._inflight:
-                inflight.transfer.wait()
+                inflight.transfer.result()
             self._commit_done()
             until_s = time.monotonic() + COMMIT_S
             for client, request_id in self._committing:
@@ -198,13 +201,12 @@ class WorkerSide:
                     continue
                 if reserved.outcome == Outcome.FULL:
                     self.counts.add("calls", "save", "full")
-                if reserved.ticket:
-                    commits.append(Commit(reserved.ticket, each.save.retention))
-                    moves += [
-                        Move(place + HEADER_BYTES, each.save.pages[at * size : (at + 1) * size])
-                        for at, place in enumerate(reserved.places)
-                        if place >= 0
-                    ]
+                commits.append(Commit(reserved.ticket, each.save.retention))
+                moves += [
+                    Move(place + HEADER_BYTES, each.save.pages[at * size : (at + 1) * size])
+                    for at, place in enumerate(reserved.places)
+                    if place >= 0
+                ]
             if commits and client.arena is not None:
                 transfer = self._device.gather(client.arena, moves)
                 self._inflight.append(InflightSave(transfer, client, commits))
@@ -233,13 +235,17 @@ class WorkerSide:
                     return None
                 time.sleep(POLL_S)
         except RefusedError as error:
-            self.counts.add("calls", "save", "refused")
-            _log.warning("blocks not saved: %s", error)
+            self._count_refused(error)
             return None
         self._backoff.answered()
         if not isinstance(reply, Reserved):
             raise ProtocolError(f"Reserve was answered with {type(reply).__name__}")
         return reply
+
+    def _count_refused(self, error: RefusedError) -> None:
+        """Count a save that the node refused, and log its reason."""
+        self.counts.add("calls", "save", "refused")
+        _log.warning("blocks not saved: %s", error)
 
     def _commit_done(self) -> None:
         """Commit the saves whose copies are done."""
@@ -248,7 +254,7 @@ class WorkerSide:
             if not inflight.transfer.done():
                 still.append(inflight)
                 continue
-            copied = inflight.transfer.wait()
+            copied = inflight.transfer.result()
             if not copied:
                 self.counts.add("calls", "save", "failed", number=len(inflight.commits))
             try:

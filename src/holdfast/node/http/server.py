@@ -133,12 +133,14 @@ class HttpServer:
         if task is None:  # pragma: no cover  # asyncio runs it as a task
             return
         self._connections.add(task)
+        is_answered = False
         try:
             if len(self._connections) > _CLOSE_FACTOR * self._limits.connections:
                 return  # a client that sends nothing would hold its descriptor for `head_s`
             async with asyncio.timeout(self._limits.head_s):
                 head = await reader.readuntil(_CRLF2)
             answer = await self._answer(head)
+            is_answered = True
             await self._send(writer, answer, with_body=not head.startswith(b"HEAD "))
         except (TimeoutError, OSError, asyncio.IncompleteReadError):
             pass  # the client went away or was too slow
@@ -148,7 +150,8 @@ class HttpServer:
             await self._refuse(writer, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         except Exception:  # noqa: BLE001  # the client gets the error; the server goes on
             _log.exception("an HTTP request failed")
-            await self._refuse(writer, HTTPStatus.INTERNAL_SERVER_ERROR)
+            if not is_answered:  # else the head was sent, and the client sees the stream break
+                await self._refuse(writer, HTTPStatus.INTERNAL_SERVER_ERROR)
         finally:
             self._connections.discard(task)
             writer.transport.abort()

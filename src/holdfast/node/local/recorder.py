@@ -48,9 +48,9 @@ def recorded(
     request: Cover, namespace: Namespace, keys: Sequence[bytes], at_s: float
 ) -> RecordedRequest:
     """Return the record of a request that arrived at `at_s`, in Unix seconds."""
-    tokens = request.tokens or len(keys) * namespace.block_tokens
     named = [key.hex() for key in keys]
-    return RecordedRequest(at_s, namespace.fingerprint.hex(), tokens, named, request.session)
+    fingerprint = namespace.fingerprint.hex()
+    return RecordedRequest(at_s, fingerprint, request.tokens, named, request.session)
 
 
 class RequestRecorder:

@@ -1,9 +1,9 @@
 """The node's server for engines: framing, limits and backpressure; sessions answer the requests.
 
 A connection must send its hello within a deadline. A coroutine handles the handshake, because the
-handshake passes a descriptor; a peer that gets no session is told why. Afterwards a buffered
-protocol receives into the frame reader. If a peer has too many requests under way, the server stops
-reading from it until replies are sent. A peer that sends invalid data is disconnected.
+handshake passes a descriptor; a peer that gets no session is told why. Afterwards the event loop
+receives. If a peer has too many requests under way, the server stops reading from it until replies
+are sent. A peer that sends invalid data is disconnected.
 """
 
 from __future__ import annotations
@@ -21,9 +21,16 @@ from typing import cast
 from holdfast.errors import HoldfastError, ProtocolError, RefusedError
 from holdfast.limits import CONNECTIONS_MAX, HANDSHAKE_S, IN_FLIGHT_MAX
 from holdfast.node.local.sessions import NodeSession
-from holdfast.wire.frame import CONNECTION_ID, Frame, FrameReader, encode, request_reader
+from holdfast.wire.frame import (
+    CONNECTION_ID,
+    RECEIVE_BYTES,
+    Frame,
+    FrameReader,
+    encode,
+    request_reader,
+)
 from holdfast.wire.local.messages import PROTOCOL, Hello, Refused, Reply, Request
-from holdfast.wire.local.peer_check import ConnectedPeer, peer_of
+from holdfast.wire.local.peer_check import ROOT, ConnectedPeer, peer_of
 
 USER_SHARE = 0.25
 """Maximum share of the connections that another user than the node's may have."""
@@ -97,7 +104,7 @@ class NodeServer:
         most = int(USER_SHARE * self._connections_max)
         if self.connections >= self._connections_max:
             return f"{self._connections_max} connections are open, the limit; close some, or wait"
-        if peer.uid not in (os.geteuid(), 0) and self._users[peer.uid] >= most:
+        if peer.uid not in (os.geteuid(), ROOT) and self._users[peer.uid] >= most:
             return f"{most} connections of user {peer.uid} are open, the limit; close some, or wait"
         return ""
 
@@ -155,7 +162,7 @@ class NodeServer:
                         await readable.wait()
                 readable.clear()
                 try:
-                    nbytes = connected.recv_into(reader.room())
+                    data = connected.recv(RECEIVE_BYTES)
                 except BlockingIOError:
                     if loop.time() >= deadline_s:
                         raise RefusedError(
@@ -164,9 +171,9 @@ class NodeServer:
                     continue
                 except OSError as error:
                     raise ProtocolError(f"the connection failed before a hello: {error}") from error
-                if not nbytes:
+                if not data:
                     raise ProtocolError("the connection was closed before a hello")
-                reader.took(nbytes)
+                reader.feed(data)
             return frame
         finally:
             loop.remove_reader(connected)
@@ -176,7 +183,7 @@ class NodeServer:
         self._users -= Counter((peer.uid,))
 
 
-class ServerConnection(asyncio.BufferedProtocol):
+class ServerConnection(asyncio.Protocol):
     """One connection after its handshake."""
 
     def __init__(
@@ -207,12 +214,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._ended(self)
         self._session.ended()
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        del sizehint
-        return self._reader.room()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._reader.took(nbytes)
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
         self._serve_received()
 
     def pause_writing(self) -> None:

@@ -122,7 +122,7 @@ class NodeSession:
             raise
         self._leases: set[int] = set()
         self._reservations: dict[int, int] = {}
-        self._plans = deque[int](maxlen=PLANS_KEPT)
+        self._open_plans = deque[int](maxlen=PLANS_KEPT)
         self._ended = False
         self._namespace: Namespace | None = None
         self._engine = EngineId(hello.peer.partition(" ")[0][:80], hello.fingerprint.hex())
@@ -171,7 +171,10 @@ class NodeSession:
         self._engine = self._engine._replace(domain=domain.hex())
         self.arena_fd = arena.fd
         self.welcome = m.Welcome(
-            *(m.PROTOCOL, store.incarnation, domain_key, arena.nbytes),
+            protocol=m.PROTOCOL,
+            incarnation=store.incarnation,
+            domain_key=domain_key,
+            arena_bytes=arena.nbytes,
             common_key=common_key,
             segment_blocks=store.options.segment_blocks,
         )
@@ -201,6 +204,9 @@ class NodeSession:
                 return self._reserve(request)
             case m.Observed():
                 self._entered()
+                for plan, _, _ in request.endings:
+                    with contextlib.suppress(ValueError):  # an old plan, or of another connection
+                        self._open_plans.remove(plan)
                 self._store.learn(
                     self._engine,
                     [EngineStep(*step) for step in request.steps],
@@ -227,8 +233,10 @@ class NodeSession:
         """Answer from the index; in a thread if the chain is long or shared tiers must be asked."""
         namespace, keys = self._entered(), unpack_chain(request.keys)
         prompt = prompt_tokens(self._engine, request)
-        self._store.follow(namespace, request.session, keys)
-        if self._context.recorder is not None and not request.plan:
+        if request.session:
+            self._store.follow(namespace, request.session, keys)
+        # A prompt is one request: other lookups name no tokens, a repeated one names its plan.
+        if self._context.recorder is not None and request.tokens and not request.plan:
             self._context.recorder.note(recorded(request, namespace, keys, time.time()))
         common = unpack_chain(request.common)
         if (
@@ -293,18 +301,18 @@ class NodeSession:
     ) -> m.Covered:
         planned = self._store.plan_fetch(namespace, keys, prompt, unanswered)
         if planned.number:
-            self._plans.append(planned.number)
+            self._open_plans.append(planned.number)
         plan = planned.plan
         return m.Covered(
-            planned.held,
-            plan.blocks,
-            planned.sources,
-            planned.number,
-            plan.deadline_s,
-            plan.expected_s,
-            plan.recompute_s,
-            plan.reason,
-            {tier: str(outcome) for tier, outcome in planned.unanswered.items()},
+            blocks=planned.held,
+            worth=plan.blocks,
+            sources=planned.sources,
+            plan=planned.number,
+            deadline_s=plan.deadline_s,
+            expected_s=plan.expected_s,
+            recompute_s=plan.recompute_s,
+            reason=plan.reason,
+            unanswered={tier: str(outcome) for tier, outcome in planned.unanswered.items()},
         )
 
     def ended(self) -> None:
@@ -316,7 +324,7 @@ class NodeSession:
         for lease in self._leases:
             self._store.release(lease)
         self._leases.clear()
-        self._store.plan_log.engine_gone(self._engine, list(self._plans))
+        self._store.plan_log.engine_gone(self._engine, list(self._open_plans))
         if self._reservations:
             task = asyncio.ensure_future(self._reclaim())
             task.add_done_callback(lambda _: self._process.close())
@@ -407,25 +415,26 @@ class NodeSession:
     ) -> m.Hinted | Awaitable[m.Hinted]:
         """Answer a hint about a chain; in a thread if it may ask shared tiers, or read."""
         store, namespace, keys = self._store, self._entered(), unpack_chain(request.keys)
-        if isinstance(request, m.Prestage):
-            check_seconds("prestage.deadline_s", request.deadline_s, DEADLINE_S_MAX)
-        elif isinstance(request, m.Pin):
-            check_seconds("pin.deadline_s", request.deadline_s, DEADLINE_S_MAX)
-
-        def take() -> m.Hinted:
-            if isinstance(request, m.Prestage):
+        match request:
+            case m.Prestage():
+                check_seconds("prestage.deadline_s", request.deadline_s, DEADLINE_S_MAX)
                 deadline_s = request.deadline_s or LOOK_S
-                return m.Hinted(store.prestage(namespace, keys, request.in_s, deadline_s))
-            if isinstance(request, m.Pin):
+                take = partial(store.prestage, namespace, keys, request.in_s, deadline_s)
+            case m.Pin():
+                check_seconds("pin.deadline_s", request.deadline_s, DEADLINE_S_MAX)
                 deadline_s = request.deadline_s or PIN_S
-                return m.Hinted(store.pin(namespace, keys, request.ttl_s, deadline_s))
-            if keys:
-                store.follow(namespace, request.session, keys)
-            return m.Hinted(store.returns(namespace.domain, request.session, request.in_s))
+                take = partial(store.pin, namespace, keys, request.ttl_s, deadline_s)
+            case m.Returns():
+                take = partial(self._take_return, namespace, keys, request)
+                if not store.shared_tiers:
+                    return m.Hinted(take())
+        work_item = self._work_item(len(keys))
+        return run_fair(self._context.threads.hinting, work_item, lambda: m.Hinted(take()))
 
-        if isinstance(request, m.Returns) and not store.shared_tiers:
-            return take()
-        return run_fair(self._context.threads.hinting, self._work_item(len(keys)), take)
+    def _take_return(self, namespace: Namespace, keys: list[bytes], request: m.Returns) -> int:
+        if keys:
+            self._store.follow(namespace, request.session, keys)
+        return self._store.returns(namespace.domain, request.session, request.in_s)
 
     def _work_item(self, blocks: int) -> WorkItem:
         """Return a work item of this session's domain for this many blocks."""

@@ -10,8 +10,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from holdfast.address import socket_path
 from holdfast.errors import BusyError, ConfigError
-from holdfast.wire.address import socket_path
+from holdfast.wire.local.peer_check import ROOT
 
 _PROBE_S = 1.0
 
@@ -38,7 +39,7 @@ def socket_setup(address: str, group: int | None = None) -> Iterator[socket.sock
             f'listen: folder "{folder}" cannot be used: {error.strerror}; choose another'
         ) from error
     shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
-    if found.st_uid not in (os.geteuid(), 0) or shared:
+    if found.st_uid not in (os.geteuid(), ROOT) or shared:
         raise ConfigError(
             f'listen: other users may change folder "{folder}"; choose one of your own with '
             "mode 0700"

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 from holdfast.config import Config
 from holdfast.errors import ConfigError, RefusedError
-
-ROOT = 0
+from holdfast.wire.local.peer_check import ROOT
 
 
 class PermittedUsers:

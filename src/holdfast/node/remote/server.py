@@ -17,10 +17,10 @@ import time
 from collections import Counter
 from typing import NamedTuple
 
+from holdfast.address import HostPort, tcp_address, tcp_endpoint
 from holdfast.errors import BusyError, ConfigError, ProtocolError, RefusedError
 from holdfast.node.remote.service import TargetService
 from holdfast.node.remote.session import HANDSHAKE_BYTES_MAX, ReceiveBuffer, TargetSession
-from holdfast.wire.address import TCP, HostPort, tcp_endpoint
 from holdfast.wire.frame import CONNECTION_ID, encode
 from holdfast.wire.local.messages import Refused
 from holdfast.wire.remote.messages import TARGET_PROTOCOL, Challenge, Join, Joined
@@ -78,8 +78,7 @@ def bind(address: str) -> socket.socket:
 
 def address_of(listener: socket.socket) -> str:
     """Return where a bound socket can be reached, its port filled in."""
-    host, port = listener.getsockname()[:2]
-    return f"{TCP}[{host}]:{port}" if ":" in host else f"{TCP}{host}:{port}"
+    return tcp_address(*listener.getsockname()[:2])
 
 
 class TargetServer:
@@ -246,7 +245,10 @@ class TargetServer:
         peer_memory = PeerMemory.of_metadata(agent, join.nixl)
         session = TargetSession(service, stream, inbox, claims, peer_memory)
         joined = Joined(
-            *(TARGET_PROTOCOL, service.store.incarnation, proof), nixl=peer_memory is not None
+            protocol=TARGET_PROTOCOL,
+            incarnation=service.store.incarnation,
+            proof=proof,
+            nixl=peer_memory is not None,
         )
         try:
             stream.send([encode(joining.request_id, joined)], deadline)

@@ -26,12 +26,12 @@ from holdfast.limits import (
 )
 from holdfast.node.remote.send_budget import SMALL_BYTES
 from holdfast.node.remote.service import TargetService
-from holdfast.node.validation import check_bytes, check_within, unpack_chain
+from holdfast.node.validation import BLOCK_TOKENS_MAX, check_bytes, check_within, unpack_chain
 from holdfast.session import check_seconds
 from holdfast.store.receive import ReceiveSlot
 from holdfast.store.store import Store
 from holdfast.tiers.base import NOWHERE, Place
-from holdfast.wire.frame import HEADER_BYTES, encode, plain, read_head
+from holdfast.wire.frame import HEADER_BYTES, decode_body, encode, read_head
 from holdfast.wire.local.messages import List, Refused, ReportReply, Status
 from holdfast.wire.remote import messages as m
 from holdfast.wire.remote.nixl import MoveLostError, PeerMemory
@@ -44,7 +44,7 @@ HANDSHAKE_BYTES_MAX = 128 << 10
 _BODY_BUFFER_BYTES = 64 << 10
 _BUDGET_FULL = "the send budget of this domain is used up; read what was sent, or ask later"
 
-_DECODER = msgspec.msgpack.Decoder(m.TargetRequest)
+_DECODER: msgspec.msgpack.Decoder[m.TargetRequest] = msgspec.msgpack.Decoder(m.TargetRequest)
 _NEEDS: dict[type[msgspec.Struct], Verb] = {m.PutRecords: "write", m.DeleteBlocks: "delete"}
 _log = logging.getLogger(__name__)
 
@@ -88,12 +88,7 @@ class ReceiveBuffer:
             self._body = memoryview(bytearray(head.body_bytes))
         body = self._body[: head.body_bytes]
         self._stream.receive([body], Deadline.within(body_s))
-        try:
-            message: m.TargetRequest = _DECODER.decode(body)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise ProtocolError(
-                f"request {head.request_id} cannot be decoded: {plain(error)}"
-            ) from error
+        message = decode_body(_DECODER, body, f"request {head.request_id}")
         if head.payload_bytes and not isinstance(message, m.PutRecords):
             raise ProtocolError(
                 f"{type(message).__name__} has a payload of {head.payload_bytes} bytes, not 0"
@@ -323,6 +318,7 @@ def _named(request: m.NamedBlocks) -> tuple[Namespace, list[bytes]]:
     check_bytes("fingerprint", request.fingerprint)
     check_bytes("domain", request.domain)
     check_within("payload_bytes", request.payload_bytes, PAYLOAD_BYTES_MAX)
+    check_within("block_tokens", request.block_tokens, BLOCK_TOKENS_MAX)
     namespace = Namespace(
         request.fingerprint, request.domain, request.payload_bytes, request.block_tokens
     )

@@ -152,11 +152,12 @@ def read(source: Source, reading: Reading) -> Trace:
 
 def _flat(rows: Rows, number: int, session: AgentSession) -> Iterator[tuple[AgentRequest, float]]:
     """Yield (request, seconds since the session's start), with sub-agents' requests in place."""
-    for request in session.requests:
-        since_s = 0.0
+    pending = [(request, 0.0) for request in reversed(session.requests)]
+    while pending:
+        request, since_s = pending.pop()  # `since_s`: when the agent that sent it started
         if request.requests is not None:
-            for inner in request.requests:
-                yield inner, request.t + inner.t
+            since_s += request.t
+            pending += [(inner, since_s) for inner in reversed(request.requests)]
             continue
         if request.sub is not None:
             if request.sub >= len(session.subagents):

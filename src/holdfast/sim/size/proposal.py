@@ -137,7 +137,7 @@ def advice(question: SizingQuestion, found: SizingAnswer) -> str:
         for need in found.by_lowest_tier.values()
         if need is not None
         and need.dollars_per_h <= best.dollars_per_h * _NEARLY_THE_COST
-        and need.purchase_dollars <= best.purchase_dollars * _MUCH_CHEAPER
+        and need.purchase_dollars < best.purchase_dollars * _MUCH_CHEAPER
     ]
     if not near:
         return f"{text}."

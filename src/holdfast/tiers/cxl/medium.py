@@ -17,7 +17,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.buffers import keep_from_dumps
+from holdfast.buffers import c_library, keep_from_dumps, last_error
 from holdfast.errors import ConfigError
 from holdfast.limits import GIB
 from holdfast.probe import kernel_text
@@ -40,7 +40,7 @@ class NodeArena(PrivateArena):
 
     def __init__(self, nbytes: int, node: int) -> None:
         super().__init__(nbytes)
-        _bind(self._memory, node)
+        _bind(self._memory.address, nbytes, node)
 
 
 class DaxArena(ArenaMemory):
@@ -165,18 +165,17 @@ def _check_device(options: CxlOptions, at: str, system: Path) -> int:
     return nbytes
 
 
-def _bind(memory: mmap.mmap, node: int) -> None:
+def _bind(address: int, nbytes: int, node: int) -> None:
     """Bind every page of a mapping to one node; raise OSError if that is not permitted."""
     call = _MBIND.get(platform.machine())
     if call is None:
         raise OSError(errno.ENOSYS, f"number of mbind unknown on {platform.machine()}")
     mask = (ctypes.c_ulong * (_NODES_MAX // _WORD_BITS))()
     mask[node // _WORD_BITS] = 1 << node % _WORD_BITS
-    start = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
-    length, most = ctypes.c_ulong(len(memory)), ctypes.c_ulong(_NODES_MAX + 1)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(call, start, length, _MPOL_BIND, mask, most, 0):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    start, length = ctypes.c_void_p(address), ctypes.c_ulong(nbytes)
+    most = ctypes.c_ulong(_NODES_MAX + 1)
+    if c_library().syscall(call, start, length, _MPOL_BIND, mask, most, 0):
+        raise last_error()
 
 
 def _gib(nbytes: int) -> str:

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from holdfast.blocks.envelope import record_bytes
+from holdfast.blocks.envelope import header_of_record, record_bytes
 from holdfast.blocks.namespace import Namespace, namespace_of
 from holdfast.buffers import ALIGNMENT, align_up
 from holdfast.errors import Outcome
@@ -29,7 +29,6 @@ from holdfast.tiers.base import (
     TierGet,
     TierPut,
     TierUsage,
-    header_of_record,
 )
 from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.cxl.medium import open_arena
@@ -124,7 +123,7 @@ class CxlTier:
             )
 
     def close(self) -> None:
-        """Wait for calls in progress and release the memory; all records are lost."""
+        """Wait for calls in progress; all records are lost. The memory is freed with the tier."""
         if self._gate.shut():
             self._slots.close()
 
@@ -170,7 +169,7 @@ class CxlTier:
             if self._reserved.pop(put.place, None) is None:
                 self._slots.free([put.place])
                 return Outcome.GONE
-            self._slots.name_slot(put.place, put.place // ALIGNMENT)
+            self._slots.name_slots([put.place], [put.place // ALIGNMENT])
             self._entries[put.place] = _Entry(namespace_of(header), header.key)
             self._written_bytes += len(put.record)
         return Outcome.OK

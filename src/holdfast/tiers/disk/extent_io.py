@@ -16,6 +16,7 @@ from holdfast.buffers import ALIGNMENT, align_up, aligned_buffer
 from holdfast.errors import BusyError, ConfigError
 from holdfast.failpoints import reach
 from holdfast.limits import GIB, KIB, MIB
+from holdfast.regular_file import replacing
 
 CALL_BYTES_MIN = 512 * KIB
 CALL_BYTES_MAX = 4 * MIB
@@ -227,35 +228,26 @@ def lock_folder(folder: Path) -> int:
 def preallocate(path: Path, nbytes: int, setting: str, first: bytes) -> None:
     """Create `path` with all its disk blocks allocated and `first` at its start, atomically.
 
-    The file is created under another name, flushed and renamed. `setting` is the tier's key path
-    in the configuration. Raises ConfigError.
+    `setting` is the tier's key path in the configuration. Raises ConfigError.
     """
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)
-    stat = os.statvfs(path.parent)
-    free = stat.f_bavail * stat.f_frsize
-    if nbytes > free:
-        raise _too_large(path, nbytes, free, setting)
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        os.posix_fallocate(fd, 0, nbytes)
-        os.pwrite(fd, first, 0)
-        os.fsync(fd)
-        temporary.rename(path)
+        with replacing(path) as fd:  # it first removes what a crash has left, which may be as large
+            if nbytes > _free_bytes(path.parent):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.posix_fallocate(fd, 0, nbytes)
+            os.pwrite(fd, first, 0)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        if error.errno in {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}:
-            raise _too_large(path, nbytes, free, setting) from error
-        raise ConfigError(f'disk tier "{path.parent}": {error.strerror}') from error
-    finally:
-        os.close(fd)
+        if error.errno not in {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}:
+            raise ConfigError(f'disk tier "{path.parent}": {error.strerror}') from error
+        raise ConfigError(
+            f'{setting}.capacity: disk tier "{path.parent}": {nbytes / GIB:.2f} GiB requested, '
+            f"{_free_bytes(path.parent) / GIB:.2f} GiB free; lower it"
+        ) from error
 
 
-def _too_large(path: Path, requested: int, free: int, setting: str) -> ConfigError:
-    return ConfigError(
-        f'{setting}.capacity: disk tier "{path.parent}": {requested / GIB:.2f} GiB requested, '
-        f"{free / GIB:.2f} GiB free; lower it"
-    )
+def _free_bytes(folder: Path) -> int:
+    stat = os.statvfs(folder)
+    return stat.f_bavail * stat.f_frsize
 
 
 def _open(path: Path) -> tuple[int, str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from pathlib import Path
 
 import msgspec
 
+from holdfast.buffers import align_up
 from holdfast.errors import ConfigError, FormatError
 from holdfast.limits import MIB
 from holdfast.tiers.disk.extent_io import Extents, FileExtents, lock_folder, preallocate
@@ -16,6 +18,7 @@ from holdfast.tiers.disk.recovery import read_superblock
 from holdfast.tiers.disk.region import (
     REGION_BYTES_MAX,
     REGION_BYTES_MIN,
+    REGIONS_MAX,
     SECTOR,
     RegionGeometry,
     Superblock,
@@ -28,7 +31,8 @@ class DiskConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Options of one disk tier. Sizes in bytes, times in seconds.
 
     `capacity_bytes` bounds the whole file. `region_bytes` None means 64 MiB, or an eighth of a
-    small capacity. `setting` is the tier's key path in the configuration, for error messages.
+    small capacity. `read_bytes_per_s` limits the reads of all threads together. `setting` is the
+    tier's key path in the configuration, for error messages.
     """
 
     path: str
@@ -36,6 +40,7 @@ class DiskConfig(msgspec.Struct, frozen=True, kw_only=True):
     region_bytes: int | None = None
     reader_threads: int = 4
     writer_threads: int = 4
+    read_bytes_per_s: float = math.inf
     snapshot_s: float = 30.0
     setting: str = "disk"
     name: str = "disk"
@@ -140,6 +145,13 @@ def _check(config: DiskConfig) -> None:
 
 def _fresh_geometry(config: DiskConfig) -> RegionGeometry:
     region_bytes = config.region_bytes or region_bytes_for(config.capacity_bytes)
+    regions = config.capacity_bytes // region_bytes
+    if regions > REGIONS_MAX:
+        raise ConfigError(
+            f"{config.setting}.region is {region_bytes} bytes: a capacity of "
+            f"{config.capacity_bytes} bytes has {regions} regions, more than {REGIONS_MAX}; "
+            f"raise it to {align_up(-(-config.capacity_bytes // REGIONS_MAX))} bytes or more"
+        )
     geometry = RegionGeometry.within(config.capacity_bytes, region_bytes)
     if not geometry.region_count:
         raise ConfigError(

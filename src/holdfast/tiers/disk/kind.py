@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -68,12 +69,13 @@ def check_disk(options: DiskOptions, at: str) -> None:
 
 
 def open_disk(options: DiskOptions, context: TierContext) -> Tier:
-    """Open the folder. Raises ConfigError, FormatError or BusyError and changes nothing then."""
-    from holdfast.tiers.disk.tier import DiskTier
-    from holdfast.tiers.throttle import ThrottledTier
+    """Open the tier's file, and create it if there is none.
 
-    disk = DiskTier(_config(options, context))
-    return ThrottledTier(disk, options.read_limit) if options.read_limit else disk
+    Raises ConfigError, FormatError or BusyError, and leaves an existing file unchanged then.
+    """
+    from holdfast.tiers.disk.tier import DiskTier
+
+    return DiskTier(_config(options, context))
 
 
 def examine_disk(options: DiskOptions, context: TierContext) -> Iterator[Finding]:
@@ -114,6 +116,7 @@ def _config(options: DiskOptions, context: TierContext) -> DiskConfig:
         path=options.path,
         capacity_bytes=options.capacity,
         region_bytes=options.region,
+        read_bytes_per_s=options.read_limit or math.inf,
         setting=context.at,
         name=context.name,
     )

@@ -32,6 +32,9 @@ SUPERBLOCKS = 2
 REGION_BYTES = 64 * MIB
 REGION_BYTES_MIN = 8 * SECTOR
 REGION_BYTES_MAX = 4 * GIB
+REGIONS_MAX = 1 << 20
+"""Most regions of a new file: each takes memory, and a read of its header at every start."""
+
 INCARNATION_SHIFT = 32
 """generation = incarnation << 32 | number of regions opened since the file was opened."""
 

@@ -18,8 +18,9 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
+from holdfast.blocks.envelope import HEADER_BYTES, Header, write_header
 from holdfast.blocks.key import KEY_BYTES
-from holdfast.blocks.namespace import namespace_of, namespace_of_head
+from holdfast.blocks.namespace import namespace_of
 from holdfast.tiers.base import NOWHERE, DroppedBlock, Place, ReservedPlaces, SurvivingRecord
 from holdfast.tiers.disk.region import (
     FREED_PER_REGION,
@@ -75,21 +76,22 @@ class RegionLog:
         region.claimed.add(sector)
         return RecordExtent(self._life(index), self.offset(place), region.sectors[number] * SECTOR)
 
-    def finish(self, place: Place, head: bytes) -> None:
-        """End a claimed write: `head` is the record's header, empty if the write failed."""
+    def finish(self, place: Place, header: Header | None) -> None:
+        """End a claimed write of a record with this header; None if the write failed."""
         index, region, number = self._locate(place, dead=True)
         if region is None:
             return
         sector = region.starts[number]
         region.unwritten.discard(sector)
         region.claimed.discard(sector)
-        if not head:
+        if header is None:
             region.sectors[number] = 0
-        if region.sectors[number]:
-            key = head[32 : 32 + KEY_BYTES]
-            region.keys[number * KEY_BYTES : (number + 1) * KEY_BYTES] = key
-            region.set_namespace(number, namespace_of_head(head))
-            region.heads[number] = head
+        elif region.sectors[number]:
+            region.keys[number * KEY_BYTES : (number + 1) * KEY_BYTES] = header.key
+            region.set_namespace(number, namespace_of(header))
+            head = memoryview(bytearray(HEADER_BYTES))
+            write_header(head, header, region.generation)
+            region.heads[number] = bytes(head)
             self._count(region, number, 1)
         self._advance(index)
 

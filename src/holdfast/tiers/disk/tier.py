@@ -21,7 +21,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from holdfast.blocks.envelope import HEADER_BYTES, read_header, record_bytes, stamp
+from holdfast.blocks.envelope import Header, header_of_record, read_header, record_bytes, stamp
 from holdfast.buffers import aligned_buffer
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ConfigError, FormatError, Outcome
@@ -34,10 +34,10 @@ from holdfast.tiers.base import (
     TierGet,
     TierPut,
     TierUsage,
-    header_of_record,
 )
 from holdfast.tiers.disk.extent_io import ByteSpan, Extents, transfer
 from holdfast.tiers.disk.file import DiskConfig, check_superblock, open_file
+from holdfast.tiers.disk.read_limit import ReadLimit
 from holdfast.tiers.disk.recovery import read_footer, read_state, recover_regions
 from holdfast.tiers.disk.region import (
     FREED_PER_REGION,
@@ -84,6 +84,7 @@ class DiskTier:
         self._clock = clock or SystemClock()
         self._mutex = threading.Lock()
         self._gate = MediumGate()
+        self._read_limit = ReadLimit(config.read_bytes_per_s)
         self._header_mutex = threading.Lock()
         self._snapshot_mutex = threading.Lock()
         self._failed_at: deque[float] = deque(maxlen=FAILURES_MAX)
@@ -146,7 +147,9 @@ class DiskTier:
             return outcomes
 
     def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
-        with self._gate.enter() as admitted:
+        # The wait for the rate limit is outside the gate, so that a close does not wait for it.
+        limited = self._read_limit.paced(sum(len(get.into) for get in batch))
+        with limited, self._gate.enter() as admitted:
             return self._read(batch) if admitted else [Outcome.GONE] * len(batch)
 
     def free(self, places: Sequence[Place]) -> None:
@@ -226,34 +229,38 @@ class DiskTier:
             self._writing += 1
             # Concurrent writes share the threads evenly, each including the calling thread.
             threads = max(1, self._config.writer_threads // self._writing)
-        heads = [b""] * len(batch)
+        written: list[Header | None] = [None] * len(batch)
         try:
             broken = self._write_headers({claim.life for claim in claims if claim})
-            spans = []
+            spans, headers = [], dict[int, Header]()
             for i, (put, claim) in enumerate(zip(batch, claims, strict=True)):
                 if claim is None or claim.life in broken:
                     continue
-                outcomes[i] = self._stamp(put, claim)
-                if outcomes[i] is Outcome.OK:
-                    spans.append(ByteSpan(claim.offset, put.record, i))
+                stamped = self._stamp(put, claim)
+                if isinstance(stamped, Outcome):
+                    outcomes[i] = stamped
+                    continue
+                headers[i] = stamped
+                spans.append(ByteSpan(claim.offset, put.record, i))
             failed = transfer(self._writers, threads, spans, self._extents.write)
             self._count_failures(*failed.values())
-            for i in failed:
-                outcomes[i] = Outcome.GONE
-            for span in spans:
-                if span.owner not in failed:
-                    heads[span.owner] = bytes(span.view[:HEADER_BYTES])
+            for i, header in headers.items():
+                if i not in failed:
+                    outcomes[i], written[i] = Outcome.OK, header
         finally:
             with self._mutex:
                 self._writing -= 1
-                for put, claim, head in zip(batch, claims, heads, strict=True):
+                for put, claim, header_written in zip(batch, claims, written, strict=True):
                     if claim:
-                        self._regions.finish(put.place, head)
-                        self._written_bytes += len(put.record) if head else 0
+                        self._regions.finish(put.place, header_written)
+                        self._written_bytes += len(put.record) if header_written else 0
         return outcomes
 
-    def _stamp(self, put: TierPut, claim: RecordExtent) -> Outcome:
-        """Write the generation into a record; CORRUPT if it is no record of the reserved length."""
+    def _stamp(self, put: TierPut, claim: RecordExtent) -> Header | Outcome:
+        """Write the generation into a record; return its header, or why it is not written.
+
+        CORRUPT: it is no record of the reserved length.
+        """
         if self.read_only:
             return Outcome.FULL
         header = header_of_record(put.record)
@@ -262,7 +269,7 @@ class DiskTier:
         if len(put.record) != claim.nbytes:
             return Outcome.CORRUPT
         stamp(put.record, claim.life.generation)
-        return Outcome.OK
+        return header
 
     def _write_headers(self, lives: set[RegionLife]) -> set[RegionLife]:
         """Write the missing headers of regions; return the lives whose header failed.
@@ -314,6 +321,7 @@ class DiskTier:
         geometry = self._superblock.geometry
         with self._mutex:
             dead = self._regions.dead()
+        self._not_rewritable.intersection_update(dead)
         left = sum(dead.values())
         for life in sorted(dead, key=dead.__getitem__, reverse=True):
             if self.read_only or left <= FREED_PER_REGION * geometry.region_count:
@@ -377,6 +385,8 @@ class DiskTier:
                 reach("snapshot_written")
             except OSError as error:
                 self._count_failures(error)
+                with self._mutex:
+                    self._changed = True
 
     # Reading.
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
+from holdfast.address import tcp_endpoint
+from holdfast.blocks.envelope import header_of_record
 from holdfast.blocks.namespace import Namespace, namespace_digest, namespace_of
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ConfigError, Outcome
@@ -28,7 +28,6 @@ from holdfast.tiers.base import (
     TierGet,
     TierPut,
     TierUsage,
-    header_of_record,
 )
 from holdfast.tiers.gate import MediumGate
 from holdfast.tiers.mooncake.client import ClientRequest, ClientSettings, RecordSpan
@@ -36,7 +35,7 @@ from holdfast.tiers.mooncake.process import FAIR_WAIT_S, ClientLane, ClientProce
 from holdfast.tiers.reachability import LocalTimeoutError, ServerBackoff
 from holdfast.tiers.transfer_counts import TransferCounts
 from holdfast.tiers.unverified_records import UnverifiedRecords, check_again
-from holdfast.wire.address import tcp_endpoint
+from holdfast.wire.remote.buffer_pool import copy_parts
 from holdfast.wire.remote.stream import Deadline, dial
 from holdfast.workers import parallel, workers
 
@@ -94,8 +93,10 @@ class MooncakeTier(AnsweringTier):
 
     def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
         """Copy records to shared memory and store them; FULL if the store has no room."""
+        deadline = Deadline.within(self.options.deadline_s)
         outcomes = [Outcome.GONE] * len(batch)
-        items = []
+        items: list[_Item] = []
+        replaced: dict[str, tuple[Namespace, bytes]] = {}
         for number, put in enumerate(batch):
             header = header_of_record(put.record)
             if header is None:
@@ -104,12 +105,13 @@ class MooncakeTier(AnsweringTier):
             namespace = namespace_of(header)
             items.append(_Item(number, self._name(namespace, header.key), put.record))
             if self._unverified.is_replaced_by(namespace, header):
-                # Mooncake does not overwrite a record.
-                self.delete([TierGet(put.place, header.key, put.record, namespace)])
-                self._unverified.unmark(namespace, header.key)
-        deadline = Deadline.within(self.options.deadline_s)
+                replaced[items[-1].key] = namespace, header.key
+        deleted = self._delete([*replaced], deadline)  # Mooncake does not overwrite a record
         pieces = self._pieces(items, outcomes, Outcome.FULL)
         self._parallel(pieces, lambda piece: self._write(piece, outcomes, deadline))
+        for item in items:
+            if item.key in deleted and outcomes[item.number] is Outcome.OK:
+                self._unverified.unmark(*replaced[item.key])
         return outcomes
 
     def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
@@ -150,10 +152,8 @@ class MooncakeTier(AnsweringTier):
 
     def delete(self, batch: Sequence[TierGet]) -> None:
         """Delete records, even while they are being read."""
-        deadline = Deadline.within(self.options.ask_s)
-        names = [self._name(get.namespace, get.key) for get in batch[:REQUEST_KEYS_MAX]]
-        if names:
-            self._request(ClientRequest("remove", names), deadline)
+        names = [self._name(get.namespace, get.key) for get in batch]
+        self._delete(names, Deadline.within(self.options.ask_s))
 
     def reachable(self) -> bool:
         """Return whether the circuit breaker permits a call to the master."""
@@ -179,6 +179,14 @@ class MooncakeTier(AnsweringTier):
 
     def _name(self, namespace: Namespace, key: bytes) -> str:
         return f"{self.options.prefix}:{namespace_digest(namespace).hex()}:{key.hex()}"
+
+    def _delete(self, names: Sequence[str], deadline: Deadline) -> set[str]:
+        """Delete the first `REQUEST_KEYS_MAX` records; return the names that have none now."""
+        some = list(names[:REQUEST_KEYS_MAX])
+        if not some:
+            return set()
+        _, codes = self._request(ClientRequest("remove", some), deadline)
+        return {name for name, code in zip(some, codes, strict=False) if code in (0, NOT_FOUND)}
 
     def _pieces(
         self, items: Sequence[_Item], outcomes: list[Outcome], too_large: Outcome
@@ -213,8 +221,7 @@ class MooncakeTier(AnsweringTier):
     def _write(self, piece: Sequence[_Item], outcomes: list[Outcome], deadline: Deadline) -> None:
         def work(lane: ClientLane) -> list[int]:
             spans = _spans(piece, lane)
-            for item, span in zip(piece, spans, strict=True):
-                _copy(lane.view(span), item.memory)
+            copy_parts([item.memory for item in piece], [lane.view(span) for span in spans])
             codes = lane.ask(ClientRequest("put", [item.key for item in piece], spans), deadline)
             for item, code in zip(piece, codes, strict=True):
                 outcomes[item.number] = _STORED.get(code, Outcome.GONE)
@@ -230,7 +237,7 @@ class MooncakeTier(AnsweringTier):
             codes = lane.ask(ClientRequest("get", [item.key for item in piece], spans), deadline)
             for item, span, code in zip(piece, spans, codes, strict=True):
                 if code == span.nbytes:
-                    _copy(item.memory, lane.view(span))
+                    copy_parts([lane.view(span)], [item.memory])
                     self._counts.add(read_bytes=span.nbytes)
                     outcomes[item.number] = Outcome.OK
                 elif code >= 0 or code in EXPECTED:
@@ -317,8 +324,3 @@ def _spans(piece: Sequence[_Item], lane: ClientLane) -> list[RecordSpan]:
         spans.append(RecordSpan(offset, len(item.memory)))
         offset += len(item.memory)
     return spans
-
-
-def _copy(into: memoryview, source: memoryview) -> None:
-    """Copy bytes; numpy releases the GIL for the copy."""
-    np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(source, np.uint8))

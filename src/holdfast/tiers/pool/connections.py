@@ -13,6 +13,7 @@ from holdfast.membership.members import Member
 from holdfast.tiers.breaker import CallEnding
 from holdfast.tiers.pool.health import PoolHealth
 from holdfast.tiers.pool.target_statistics import CallKind
+from holdfast.tiers.transfer_counts import TransferCounts
 from holdfast.wire.remote.client import BlockCount, HeldFlags, ReceivedRecords, TargetClient
 from holdfast.wire.remote.stream import OnProgress
 
@@ -24,11 +25,20 @@ _log = logging.getLogger(__name__)
 
 
 class TargetConnections:
-    """Connects to members when they are needed. Thread-safe; owns the connections."""
+    """Connects to members when they are needed. Thread-safe; owns the connections.
 
-    def __init__(self, connect: Callable[[Member], TargetClient], health: PoolHealth) -> None:
+    Adds failed calls to `counts`.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[Member], TargetClient],
+        health: PoolHealth,
+        counts: TransferCounts,
+    ) -> None:
         self._connect = connect
         self._health = health
+        self._counts = counts
         self._lock = threading.Lock()
         self._targets: dict[str, tuple[Member, TargetClient]] = {}
         self._left: list[TargetClient] = []
@@ -37,13 +47,15 @@ class TargetConnections:
         """Last logged reason why a member could not be connected to, by its id."""
         self._troubles: dict[str, str] = {}
         """What is wrong with members, from the first failed call to the next good one."""
-        self.failures = 0
 
     def keep(self, known: Collection[str]) -> None:
-        """Close the connections to all but these members at their present addresses."""
+        """Forget other members; close all connections but those to present addresses of these."""
         with self._lock:
             left, self._left = self._left, []
             left += [self._targets.pop(gone)[1] for gone in self._targets.keys() - set(known)]
+            for noted in (self._refusals, self._troubles):
+                for gone in noted.keys() - set(known):
+                    del noted[gone]
         for target in left:
             target.close()
 
@@ -80,7 +92,7 @@ class TargetConnections:
             trouble = f"refused: {error}"
         finally:
             # otherwise the call would count as in progress, and as a stall of the member, for ever
-            self.failures += ending is CallEnding.ERROR
+            self._counts.add(failures=ending is CallEnding.ERROR)
             self._health.end(begun, ending)
         if ending is CallEnding.CANCELLED or not (trouble or self._troubles):
             return answer
@@ -112,8 +124,10 @@ class TargetConnections:
                 return target
         except HoldfastError as error:  # an error of this host, not a failure of the member
             why = str(error)
-        if self._refusals.get(member.id) != why:
+        with self._lock:
+            is_new = self._refusals.get(member.id) != why
             self._refusals[member.id] = why
+        if is_new:
             _log.warning("pool member %s at %s is not asked: %s", member.id, member.address, why)
         return None
 

@@ -232,7 +232,7 @@ class PoolHealth:
         None until there is enough data. One slow target does not move it.
         """
         with self._lock:
-            each = (t.delays.late_s() for t in self._targets.values() if not self._ejected(t))
+            each = (t.delays.late_s for t in self._targets.values() if not self._ejected(t))
             known = [late_s for late_s in each if late_s is not None]
             return statistics.median_low(known) if known else None
 
@@ -248,7 +248,7 @@ class PoolHealth:
                     in_flight_bytes=target.in_flight_bytes,
                     latency_s=target.answers[CallKind.QUESTION].latency_s,
                     first_byte_s=target.answers[CallKind.READ].latency_s,
-                    late_s=target.delays.late_s(),
+                    late_s=target.delays.late_s,
                     failure_share=target.failure_share,
                     breaker_opened=target.breaker.opened,
                     ejections=target.ejections,
@@ -267,7 +267,7 @@ class PoolHealth:
         return [target for name, target in self._targets.items() if name in self._listed]
 
     def _is_well(self, target: TargetStatistics) -> bool:
-        return self._is_judged(target) and not target.on_probation
+        return self._is_reviewable(target) and not target.on_probation
 
     def _needs_probe(self, target: TargetStatistics) -> bool:
         phase = target.breaker.phase()
@@ -284,10 +284,10 @@ class PoolHealth:
             return
         self._reviewed_s = now_s
         members = self._members()
-        out = sum(not self._is_judged(target) for target in members)
+        out = sum(not self._is_reviewable(target) for target in members)
         room = ejected_max(len(members)) - out
-        judged = filter(self._is_judged, self._targets.values())
-        tried = [t for t in judged if t.on_probation and t.fresh >= self._options.samples]
+        reviewable = filter(self._is_reviewable, self._targets.values())
+        tried = [t for t in reviewable if t.on_probation and t.fresh >= self._options.samples]
         for target in self._outliers():
             if room <= 0 and not self._end_mildest_ejection(target):
                 break
@@ -296,8 +296,8 @@ class PoolHealth:
         for target in tried:
             target.on_probation = self._ejected(target)
 
-    def _is_judged(self, target: TargetStatistics) -> bool:
-        """Return whether the review covers a target: not while its breaker is open."""
+    def _is_reviewable(self, target: TargetStatistics) -> bool:
+        """Return whether the review covers a target: not ejected, and its breaker is closed."""
         return not self._ejected(target) and target.breaker.phase() is BreakerPhase.CLOSED
 
     def _end_mildest_ejection(self, worse: TargetStatistics) -> bool:
@@ -311,20 +311,20 @@ class PoolHealth:
 
     def _outliers(self) -> list[TargetStatistics]:
         """Return outliers among the targets with enough answers, the worst first."""
-        judged = [target for target in self._members() if self._is_judged(target)]
-        found = dict.fromkeys(target for kind in CallKind for target in self._slow(judged, kind))
-        known = [target for target in judged if target.fresh >= self._options.samples]
+        members = [target for target in self._members() if self._is_reviewable(target)]
+        found = dict.fromkeys(target for kind in CallKind for target in self._slow(members, kind))
+        known = [target for target in members if target.fresh >= self._options.samples]
         if len(known) >= COMPARED_MIN:
             found |= dict.fromkeys(filter(self._failing, known))
         return sorted(found, key=lambda t: (t.failure_share, t.slowest_s()), reverse=True)
 
-    def _slow(self, judged: Sequence[TargetStatistics], kind: CallKind) -> list[TargetStatistics]:
+    def _slow(self, members: Sequence[TargetStatistics], kind: CallKind) -> list[TargetStatistics]:
         """Return the targets whose answers of a kind take much longer than the others'."""
         options = self._options
         margin_s = options.read_margin_s if kind is CallKind.READ else options.slow_margin_s
         seconds = {
             target: target.answers[kind].latency_s or 0.0
-            for target in judged
+            for target in members
             if kind in target.answers and target.answers[kind].fresh >= options.samples
         }
         if len(seconds) < COMPARED_MIN:

@@ -35,14 +35,14 @@ class HealthProbes(Poller):
         ask_s: float,
         keep: Callable[[], None],
     ) -> None:
-        super().__init__("probes of pool members", self.probe, PROBE_INTERVAL_S, PROBE_INTERVAL_S)
+        super().__init__("probes of pool members", PROBE_INTERVAL_S, PROBE_INTERVAL_S)
         self._lookup = lookup
         self._health = health
         self._connections = connections
         self._ask_s = ask_s
         self._keep = keep
 
-    def probe(self) -> None:
+    def _one_round(self) -> None:
         """Probe every member that is due until it is up or fails again; then probe idle ones."""
         self._keep()
         due = set(self._health.due_for_probe())

@@ -14,6 +14,7 @@ from holdfast.membership.members import Member
 from holdfast.tiers.base import TierGet
 from holdfast.tiers.pool.health import PoolHealth
 from holdfast.tiers.pool.segment_batch import SegmentBatch
+from holdfast.wire.remote.buffer_pool import copy_parts
 
 THREADS = 8
 HEDGED_BYTES_MAX = 64 * MIB
@@ -100,8 +101,7 @@ class HedgedReads:
         for done in as_completed(requests):
             received, found = done.result()
             asked.add(requests[done])
-            for index, record in zip(left, received, strict=False):
-                batch[index].into[:] = record
+            copy_parts(received, [batch[index].into for index in left[: len(received)]])
             for index, outcome in zip(left, found, strict=True):
                 outcomes[index] = outcome
             missed |= Outcome.MISS in found

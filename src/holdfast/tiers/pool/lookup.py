@@ -38,7 +38,7 @@ class Route(NamedTuple):
     owners: int
 
 
-class _Known(NamedTuple):
+class _Placements(NamedTuple):
     """Views, the current members by id, and the placements of the views."""
 
     views: PoolViews
@@ -65,7 +65,7 @@ class SegmentLookup:
         self._membership = membership
         self._available = available
         self._unsure = unsure
-        self._known = _learn(membership.views(), None)
+        self._placements = _placements_of(membership.views(), None)
 
     def route(self, segment_id: bytes, copies: int = 1) -> Route:
         """Return the members for a segment now."""
@@ -103,12 +103,12 @@ class SegmentLookup:
         total = sum(weights.values())
         return {member_id: weight / total for member_id, weight in weights.items()}
 
-    def _refresh(self) -> _Known:
+    def _refresh(self) -> _Placements:
         views = self._membership.views()
-        known = self._known
+        known = self._placements
         if views != known.views:
             # Threads may race to here; each learns the same and the last to store it wins.
-            known = self._known = _learn(views, known)
+            known = self._placements = _placements_of(views, known)
         return known
 
     def _first(self, members: Iterable[Member], count: int) -> tuple[Member, ...]:
@@ -116,17 +116,17 @@ class SegmentLookup:
         return tuple(islice(available, count))
 
 
-def _learn(views: PoolViews, known: _Known | None) -> _Known:
+def _placements_of(views: PoolViews, known: _Placements | None) -> _Placements:
     """Build placements for views, keeping those whose rankings still hold."""
     current = _placement(views.current, known)
     warm = Placement(views.current.view.members) if views.current.shares else None
     previous = views.previous and _placement(views.previous, known)
     unseen = views.unseen and _placement(views.unseen, known)
     by_id = {member.id: member for member in views.current.view.members}
-    return _Known(views, by_id, current, warm, previous, unseen)
+    return _Placements(views, by_id, current, warm, previous, unseen)
 
 
-def _placement(weighted: WeightedView, known: _Known | None) -> Placement:
+def _placement(weighted: WeightedView, known: _Placements | None) -> Placement:
     if known is not None:
         placements = (known.current, known.previous, known.unseen)
         for before, placement in zip(known.views, placements, strict=True):

@@ -6,9 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from holdfast.blocks.envelope import header_of_record
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace, namespace_of
-from holdfast.tiers.base import Place, TierGet, TierPut, header_of_record
+from holdfast.tiers.base import Place, TierGet, TierPut
 
 
 class SegmentBatch(NamedTuple):
@@ -48,7 +49,7 @@ def _parts(groups: Sequence[tuple[Place, Namespace | None]], seconds: float) -> 
 
 
 def segment_of(place: Place) -> bytes:
-    """Return the segment id of a place."""
+    """Return the id by which a segment is placed: its own id shifted right by one bit, 63 bits."""
     return place.to_bytes(SEGMENT_BYTES, "little")
 
 

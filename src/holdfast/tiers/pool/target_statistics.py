@@ -48,28 +48,21 @@ class AnswerTimes:
 class HedgeDelays:
     """Recent answer times of one target, and their 95th percentile.
 
+    `late_s`: the 95th percentile in seconds; None until there are enough samples.
+
     Record a cancelled request with the time it had taken so far. Without the slow requests the
     percentile would shrink until every request counted as late.
     """
 
     def __init__(self) -> None:
         self._last_s: deque[float] = deque(maxlen=SAMPLES_MAX)
-        self._stale = True
-        self._late_s: float | None = None
+        self.late_s: float | None = None
 
     def record(self, seconds: float) -> None:
         """Record one request's time to its first byte."""
         self._last_s.append(seconds)
-        self._stale = True
-
-    def late_s(self) -> float | None:
-        """Return the 95th percentile in seconds; None until there are enough samples."""
-        if self._stale:
-            ordered = sorted(self._last_s)
-            enough = len(ordered) >= SAMPLES_MIN
-            self._late_s = ordered[int(_FRACTION * len(ordered))] if enough else None
-            self._stale = False
-        return self._late_s
+        if len(self._last_s) >= SAMPLES_MIN:
+            self.late_s = sorted(self._last_s)[int(_FRACTION * len(self._last_s))]
 
 
 class TargetStatistics:

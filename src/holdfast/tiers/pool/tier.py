@@ -16,7 +16,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
 from typing import Any, TypeAlias
 
 import msgspec
@@ -39,6 +38,7 @@ from holdfast.tiers.base import (
     chain_segments,
     segment_place,
 )
+from holdfast.tiers.gate import MediumGate
 from holdfast.tiers.pool.connection_checks import check_members
 from holdfast.tiers.pool.connections import TargetConnections
 from holdfast.tiers.pool.health import HealthOptions, PoolHealth
@@ -58,7 +58,7 @@ from holdfast.tiers.pool.target_statistics import CallKind
 from holdfast.tiers.transfer_counts import TransferCounts
 from holdfast.tiers.unverified_records import UnverifiedRecords
 from holdfast.wire.remote.client import BlockCount, HeldFlags, ReceivedRecords, TargetClient
-from holdfast.workers import workers
+from holdfast.workers import parallel, workers
 
 HOT_COPIES = 2
 """Copies of a hot segment, each on another member."""
@@ -104,7 +104,8 @@ class PoolTier(AnsweringTier):
         self.membership = Membership(clock, self.options.membership)
         chance = random.Random()  # noqa: S311  # to choose between members, not for secrets
         self.health = PoolHealth(clock, self.options.health, chance)
-        self.connections = TargetConnections(connect, self.health)
+        self._counts = TransferCounts()
+        self.connections = TargetConnections(connect, self.health, self._counts)
         self.lookup = SegmentLookup(self.membership, self.health.trusted, self.health.unsure)
         self.misplaced_blocks = MisplacedBlocks(clock)
         self._unverified_records = UnverifiedRecords()
@@ -117,8 +118,7 @@ class PoolTier(AnsweringTier):
         self._connect = connect
         self._threads = workers(self.options.threads, f"holdfast-{name}")
         self.hedged_reads = HedgedReads(self.health, f"holdfast-{name}-hedged-read")
-        self._counts = TransferCounts()
-        self._closed = False
+        self._gate = MediumGate()
         self._listed = threading.Event()
         source.watch(self._on_members)
         self._probes.start()
@@ -151,7 +151,7 @@ class PoolTier(AnsweringTier):
 
     def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
         """Receive records straight into their buffers, all segments concurrently."""
-        outcomes = [Outcome.GONE if self._closed else Outcome.LATE] * len(batch)
+        outcomes = [Outcome.GONE if self._gate.is_shut else Outcome.LATE] * len(batch)
         parts = parts_of_gets(batch, self.options.deadline_s)
         self._each(parts, lambda part: self._read(part, batch, outcomes))
         return outcomes
@@ -206,7 +206,7 @@ class PoolTier(AnsweringTier):
 
     def describe(self) -> dict[str, Any]:
         """Return the epoch, the source's error, and each member's health, for display."""
-        if self._closed:
+        if self._gate.is_shut:
             return {"tier": self.name, "members": []}
         view = self.membership.views().current.view
         shares = self.lookup.shares()
@@ -237,14 +237,14 @@ class PoolTier(AnsweringTier):
 
     def usage(self) -> TierUsage:
         """Return the bytes transferred; the members report their own usage."""
-        return msgspec.structs.replace(self._counts.usage(), failures=self.connections.failures)
+        return self._counts.usage()
 
     def close(self) -> None:
-        """Stop watching, end the calls, close the connections."""
-        self._closed = True
+        """Stop watching, wait for calls in progress (bounded), close the connections."""
+        self._gate.shut()
         self._source.close()
         self._probes.close()
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown()
         self.hedged_reads.close()
         self.connections.close()
 
@@ -264,24 +264,16 @@ class PoolTier(AnsweringTier):
         self.connections.keep(known)
 
     def _each(self, parts: Sequence[SegmentBatch], act: Callable[[SegmentBatch], None]) -> None:
-        """Call a function for every part, concurrently; calls keep their own deadlines."""
-        if self._closed:
-            return
-        if len(parts) == 1:
-            act(parts[0])
-            return
-        begun = [(part, self._threads.submit(act, part)) for part in parts]
-        for part, done in begun:
-            if not wait([done], part.left_s).done:
-                done.cancel()  # no thread became free before the deadline
-        acted = [done for _, done in begun if not done.cancelled()]
-        # wait for all parts, even if one failed: after this, none uses the caller's buffers
-        wait(acted)
-        for done in acted:
-            done.result()
+        """Call a function for every part, concurrently; calls keep their own deadlines.
+
+        Does nothing if the tier is closed. After it, no part uses the caller's buffers.
+        """
+        with self._gate.enter() as admitted:
+            if admitted:
+                parallel(act, parts, self._threads)
 
     def _find(self, part: SegmentBatch, batch: Sequence[TierPut], found: list[bool]) -> None:
-        """Ask all owners of a part which of its records they hold, if the batch is large enough."""
+        """Ask all owners of a part which of its records they hold, if the part is large enough."""
         records = [batch[index].record for index in part.indices]
         namespace, keys = names_of(records)
         if namespace is None or sum(map(len, records)) < KNOWN_BYTES_MIN:

@@ -12,9 +12,9 @@ import ssl
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
+from holdfast.address import HostPort
 from holdfast.errors import ProtocolError, RefusedError
 from holdfast.limits import KIB, MIB, PAYLOAD_BYTES_MAX
-from holdfast.wire.address import HostPort
 from holdfast.wire.remote.credentials import read_secret
 from holdfast.wire.remote.stream import Buffer, Deadline, PlainStream, Stream, dial, start_tls, tune
 
@@ -209,7 +209,7 @@ class RespConnection:
 
     def _fill(self, nbytes: int, deadline: Deadline) -> None:
         """Receive until the buffer has `nbytes`."""
-        if len(self._buffer) < nbytes:
+        while len(self._buffer) < nbytes:
             self._receive(nbytes - len(self._buffer), deadline)
 
     def _receive(self, nbytes: int, deadline: Deadline) -> None:

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from holdfast.address import TCP, HostPort
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, Outcome
 from holdfast.tiers.reachability import ServerBackoff
 from holdfast.tiers.valkey.resp import Reply, RespConnection, RespLogin, log_in
-from holdfast.wire.address import TCP, HostPort
 from holdfast.wire.remote.stream import Deadline
 
 IDLE_CONNECTIONS_MAX = 4

@@ -9,10 +9,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from holdfast.address import HostPort
 from holdfast.clock import Clock
 from holdfast.tiers.valkey.resp import RespErrorReply, RespLogin, command
 from holdfast.tiers.valkey.server import ValkeyServer
-from holdfast.wire.address import HostPort
 from holdfast.wire.remote.stream import Deadline
 
 SLOTS = 16_384

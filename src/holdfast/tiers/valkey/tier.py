@@ -16,6 +16,8 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from holdfast.address import HostPort, tcp_endpoint
+from holdfast.blocks.envelope import header_of_record
 from holdfast.blocks.namespace import Namespace, namespace_digest, namespace_of
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ConfigError, Outcome
@@ -28,11 +30,10 @@ from holdfast.tiers.base import (
     TierPut,
     TierUsage,
     chain_segments,
-    header_of_record,
 )
 from holdfast.tiers.gate import MediumGate
 from holdfast.tiers.transfer_counts import TransferCounts
-from holdfast.tiers.unverified_records import UNVERIFIED_MAX, UnverifiedRecords, check_again
+from holdfast.tiers.unverified_records import UnverifiedRecords, check_again
 from holdfast.tiers.valkey.resp import (
     Reply,
     RespConnection,
@@ -43,7 +44,6 @@ from holdfast.tiers.valkey.resp import (
 )
 from holdfast.tiers.valkey.server import ValkeyServer
 from holdfast.tiers.valkey.slots import ServerCluster, SingleServer
-from holdfast.wire.address import HostPort, tcp_endpoint
 from holdfast.wire.remote.stream import Deadline
 from holdfast.workers import parallel, workers
 
@@ -107,8 +107,8 @@ class ValkeyTier(AnsweringTier):
         self._prefix = options.prefix.encode()
         self._gate = MediumGate()
         self._unverified = UnverifiedRecords()
-        self._wrong_length: set[bytes] = set()
-        """Names of records whose length is not that of their block, at most `UNVERIFIED_MAX`."""
+        self._wrong_length = UnverifiedRecords()
+        """Records whose length is not that of their block."""
         self._threads = workers(THREADS, f"holdfast-{name}")
         self._counts = TransferCounts()
 
@@ -127,7 +127,8 @@ class ValkeyTier(AnsweringTier):
                 continue
             namespace = namespace_of(header)
             name = names[number] = self._name(put.place, namespace, header.key)
-            if name in self._wrong_length or self._unverified.is_replaced_by(namespace, header):
+            is_wrong = self._wrong_length.has(namespace, header.key)
+            if is_wrong or self._unverified.is_replaced_by(namespace, header):
                 replaced[name] = namespace, header.key
         deadline = Deadline.within(self.options.deadline_s)
         call = _BatchCall([put.place for put in batch])
@@ -146,7 +147,7 @@ class ValkeyTier(AnsweringTier):
                 self._counts.add(written_bytes=len(batch[number].record))
             if outcomes[number] is Outcome.OK and name in replaced:
                 self._unverified.unmark(*replaced[name])
-                self._wrong_length.discard(name)
+                self._wrong_length.unmark(*replaced[name])
         return outcomes
 
     def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
@@ -157,8 +158,8 @@ class ValkeyTier(AnsweringTier):
         def fetch(server: ValkeyServer, connection: RespConnection, part: list[int]) -> None:
             wanted = [(self._name_of(batch[number]), batch[number].into) for number in part]
             for number, found in zip(part, connection.get(wanted, deadline), strict=True):
-                if found is None and len(self._wrong_length) < UNVERIFIED_MAX:
-                    self._wrong_length.add(self._name_of(batch[number]))
+                if found is None:
+                    self._wrong_length.add(batch[number].namespace, batch[number].key)
                 call.record(number, server, found, Outcome.OK if found is True else Outcome.MISS)
 
         self._run(call, range(len(batch)), fetch, deadline)

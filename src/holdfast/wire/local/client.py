@@ -19,12 +19,18 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
+from holdfast.address import socket_path
 from holdfast.buffers import SharedMapping
 from holdfast.errors import NodeGoneError, ProtocolError, RefusedError
-from holdfast.wire.address import socket_path
-from holdfast.wire.frame import CONNECTION_ID, REQUEST_ID_MAX, encode, reply_reader
+from holdfast.wire.frame import (
+    CONNECTION_ID,
+    RECEIVE_BYTES,
+    REQUEST_ID_MAX,
+    encode,
+    reply_reader,
+)
 from holdfast.wire.local.messages import (
     PROTOCOL,
     Abort,
@@ -38,6 +44,8 @@ from holdfast.wire.local.messages import (
     Welcome,
 )
 from holdfast.wire.local.peer_check import check_listener, owners_of, peer_of
+
+T = TypeVar("T")
 
 # The calls of this library hold the GIL. Python releases it around every socket call; if another
 # thread computes, reacquiring it takes up to the switch interval, 5 ms, for a send of 5 us.
@@ -182,9 +190,12 @@ class Client:
                 self._check_open()
             return reply
 
-    def call(self, message: Request, timeout_s: float) -> Reply:
-        """Send a request and wait for its reply."""
-        return self.wait(self.send(message), timeout_s)
+    def call(self, message: Request, kind: type[T], timeout_s: float) -> T:
+        """Send a request and return its reply; raise ProtocolError if that is not a `kind`."""
+        reply = self.wait(self.send(message), timeout_s)
+        if not isinstance(reply, kind):
+            raise ProtocolError(f"node {self.address} answered {reply!r:.200}, not {kind.__name__}")
+        return reply
 
     def node_is_runnable(self) -> bool:
         """Return whether the node computes or waits for a processor; False if it sleeps.
@@ -279,15 +290,14 @@ class Client:
     def _drain(self) -> None:
         """Receive all bytes that have arrived, without waiting."""
         while True:
-            room = self._reader.room()
             try:
-                nbytes = self._socket.recv_into(room, flags=socket.MSG_DONTWAIT)
+                data = self._socket.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
             except OSError as error:
                 self._end(f"receive failed: {error}")
-            self._parse(nbytes)
-            if nbytes < len(room):
+            self._parse(data)
+            if len(data) < RECEIVE_BYTES:
                 return
 
     def _receive(self, left_s: float) -> None:
@@ -295,14 +305,15 @@ class Client:
 
         One blocking call with the kernel's timeout (SO_RCVTIMEO) costs one hand-over of the GIL.
         """
-        room, nbytes, failure = self._reader.room(), -1, ""
+        data: bytes | None = None
+        failure = ""
         seconds, rest = divmod(max(left_s, _SHORTEST_WAIT_S), 1.0)
         timeval = _TIMEVAL.pack(int(seconds), int(rest * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
         self._receiving = True
         self._lock.release()
         try:
-            nbytes = self._socket.recv_into(room)
+            data = self._socket.recv(RECEIVE_BYTES)
         except BlockingIOError:
             pass
         except OSError as error:
@@ -316,14 +327,14 @@ class Client:
         self._check_open()
         if failure:
             self._end(failure)
-        if nbytes >= 0:
-            self._parse(nbytes)
+        if data is not None:
+            self._parse(data)
 
-    def _parse(self, nbytes: int) -> None:
-        """Parse `nbytes` just received, and deliver the replies in them."""
-        if not nbytes:
+    def _parse(self, data: bytes) -> None:
+        """Deliver the replies in what was received; end if nothing was, because the node left."""
+        if not data:
             self._end("the connection broke")
-        self._reader.took(nbytes)
+        self._reader.feed(data)
         try:
             while frame := self._reader.next():
                 request_id, reply = frame
@@ -380,15 +391,13 @@ class Client:
         descriptors: list[int] = []
         try:
             while (frame := self._reader.next()) is None:
-                room = self._reader.room()
                 data, fds, _, _ = socket.recv_fds(
-                    self._socket, len(room), 1, socket.MSG_CMSG_CLOEXEC
+                    self._socket, RECEIVE_BYTES, 1, socket.MSG_CMSG_CLOEXEC
                 )
                 descriptors += fds
                 if not data:
                     raise ConnectionError("the node closed the connection")
-                room[: len(data)] = data
-                self._reader.took(len(data))
+                self._reader.feed(data)
             self._socket.settimeout(None)
             welcome = frame.message
             if isinstance(welcome, Refused):

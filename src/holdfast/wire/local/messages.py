@@ -63,11 +63,11 @@ class Refused(_Message, frozen=True, tag="refused"):
 class Cover(_Message, frozen=True, tag="cover"):
     """Ask which blocks of a chain are held, and for a plan of how many to fetch.
 
-    `tokens`: length of the whole prompt; 0, not known, plans to fetch all held blocks that can
-    arrive within `limit_s`. `have`: leading tokens in the engine's own cache. `plan`: number of an
-    earlier answer for the same prompt, which this one replaces. `session`: name of the chain's
-    session, for later hints. `deadline_s`: timeout for shared tiers, after which the answer leaves
-    them out; 0: the tiers' own timeouts.
+    `tokens`: length of the whole prompt. 0: the chain is not to be computed now; the node answers,
+    but neither logs a plan nor records a request. `have`: leading tokens in the engine's own cache.
+    `limit_s`: longest time of a fetch. `plan`: number of an earlier answer for the same prompt,
+    which this one replaces. `session`: name of the chain's session, for later hints. `deadline_s`:
+    timeout for shared tiers, after which the answer leaves them out; 0: the tiers' own timeouts.
     """
 
     keys: bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 from holdfast.errors import HoldfastError, UntrustedPeerError
 from holdfast.wire.local.client import Client
@@ -19,7 +20,7 @@ class ReconnectingClient:
     """Keeps one client of the node at `address` connected; only `wait` blocks.
 
     Leases and reservations of an earlier client are invalid. `failure`: why the last attempt
-    failed. The delay between attempts doubles up to `retry_s`.
+    failed. The delay between attempts doubles up to `retry_s`, until a connection lasts that long.
     """
 
     def __init__(self, address: str, hello: Hello, timeout_s: float, retry_s: float = 1.0) -> None:
@@ -60,6 +61,7 @@ class ReconnectingClient:
         while not self._ended.is_set():
             try:
                 client = Client(self.address, self._hello, self._timeout_s)
+                since_s = time.monotonic()
                 with self._tried:
                     self._client = client
                     self.failure = ""
@@ -75,11 +77,12 @@ class ReconnectingClient:
                     del client  # unmaps the lost node's arena
                 if not self._ended.is_set():
                     self._note_failure(f"node {self.address}: the connection ended")
-                pause_s = _FIRST_RETRY_S
+                if time.monotonic() - since_s >= self._retry_s:
+                    pause_s = _FIRST_RETRY_S
             except (HoldfastError, OSError) as error:  # OSError: e.g. no free descriptor
                 self._note_failure(str(error), untrusted=isinstance(error, UntrustedPeerError))
-                pause_s = min(2 * pause_s, self._retry_s)
             self._ended.wait(pause_s)
+            pause_s = min(2 * pause_s, self._retry_s)
 
     def _note_failure(self, failure: str, *, untrusted: bool = False) -> None:
         """Log once per outage that the node is gone, and once that its socket is not trusted."""

@@ -98,7 +98,7 @@ class TransferBuffers:
         return None
 
     def wait(self, timeout_s: float) -> BufferPool | None:
-        """Return the pool, waiting until it is made; for start-up and tests."""
+        """Return the pool, waiting until it is made; for start-up."""
         buffer_pool = self.buffer_pool()
         if buffer_pool is not None:
             return buffer_pool

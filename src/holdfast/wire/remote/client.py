@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from holdfast.address import tcp_endpoint
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import ConfigError, Outcome, ProtocolError
 from holdfast.limits import FRAME_PAYLOAD_BYTES_MAX, MIB
-from holdfast.wire.address import tcp_endpoint
-from holdfast.wire.frame import plain
+from holdfast.wire.frame import printable
 from holdfast.wire.local.messages import Refused, ReportReply, Status
 from holdfast.wire.remote import messages as m
 from holdfast.wire.remote.batches import BatchPart, parts_of_batch
@@ -39,6 +39,9 @@ CONNECTIONS = 2
 CONNECTIONS_MAX = 16
 EXTRA_CONNECTIONS = 4
 """Additional connections for calls without records, so that they do not wait for bulk transfers."""
+
+BATCH_THREADS = 4
+"""Threads for the parts of batches; while all are busy, a caller works on every part itself."""
 
 BATCH_PARTS_MAX = 2
 """Default maximum of connections per batch: one per two cores, because copying occupies a core."""
@@ -121,7 +124,6 @@ class TargetClient:
         self._free = connections_max + EXTRA_CONNECTIONS
         self._idle: list[TargetConnection] = []
         self._closed = False
-        self._connections_max = connections_max
         self._pool: ThreadPoolExecutor | None = None
 
     def put(
@@ -265,14 +267,14 @@ class TargetClient:
             _log.debug("late target=%s request=%s: %s", self.address, type(request).__name__, error)
             return None, Outcome.LATE, 0
         except (OSError, ProtocolError) as error:
-            self.trouble = plain(str(error) or type(error).__name__)
+            self.trouble = printable(str(error) or type(error).__name__)
             _log.debug("gone target=%s request=%s: %s", self.address, type(request).__name__, error)
             return None, Outcome.GONE, 0
         if isinstance(answer.message, kind):
             self.trouble = self.refusal = ""
             return answer.message, Outcome.OK, answer.payload_bytes
         refusal = answer.message.message if isinstance(answer.message, Refused) else "nonsense"
-        words = plain(refusal)
+        words = printable(refusal)
         self.trouble = f"refused: {words}"
         if words != self.refusal:
             self.refusal = words
@@ -375,7 +377,7 @@ class TargetClient:
         with self._lock:
             if self._pool is None and not self._closed and self._ways > 1:
                 try:
-                    self._pool = workers(self._connections_max, "holdfast-target")
+                    self._pool = workers(max(BATCH_THREADS, self._ways - 1), "holdfast-target")
                 except ConfigError as error:
                     _log.warning(
                         "batches go over one connection target=%s: %s", self.address, error

@@ -15,10 +15,17 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from holdfast.address import tcp_endpoint
 from holdfast.errors import ProtocolError, RefusedError
 from holdfast.limits import HANDSHAKE_S
-from holdfast.wire.address import tcp_endpoint
-from holdfast.wire.frame import CONNECTION_ID, HEADER_BYTES, encode, plain, read_head
+from holdfast.wire.frame import (
+    CONNECTION_ID,
+    HEADER_BYTES,
+    decode_body,
+    encode,
+    printable,
+    read_head,
+)
 from holdfast.wire.local.messages import Refused
 from holdfast.wire.remote.buffer_pool import BufferPool, consecutive, copy_parts
 from holdfast.wire.remote.credentials import Credentials, client_context
@@ -37,7 +44,7 @@ from holdfast.wire.remote.token import Token, nonce, prove, proves
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_DECODER = msgspec.msgpack.Decoder(TargetReply)
+_DECODER: msgspec.msgpack.Decoder[TargetReply] = msgspec.msgpack.Decoder(TargetReply)
 _BODY_BUFFER_BYTES = 1 << 16
 _EXPIRY_MARGIN_S = 15.0
 _REMEDY = (
@@ -176,12 +183,8 @@ class TargetConnection:
                 "that were asked for"
             )
         self._stream.receive(parts, deadline)
-        try:
-            return TargetAnswer(_DECODER.decode(body), head.payload_bytes)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise ProtocolError(
-                f"the answer to request {request_id} cannot be decoded: {plain(error)}"
-            ) from error
+        message = decode_body(_DECODER, body, f"the answer to request {request_id}")
+        return TargetAnswer(message, head.payload_bytes)
 
 
 def connect(
@@ -235,7 +238,7 @@ def connect(
 
 def _expect(answer: TargetAnswer, kind: type[T]) -> T:
     if isinstance(answer.message, Refused):
-        raise RefusedError(plain(answer.message.message))
+        raise RefusedError(printable(answer.message.message))
     if not isinstance(answer.message, kind):
         raise ProtocolError(f"{type(answer.message).__name__} instead of {kind.__name__}")
     return answer.message

@@ -10,15 +10,18 @@ import ssl
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from holdfast.errors import ConfigError
+from holdfast.regular_file import open_regular
 from holdfast.wire.remote.token import TOKEN_CHARS_MAX, Token, read
 
 _OTHERS = 0o007
 _GROUP_AND_OTHERS = 0o077
 
 
-class TlsFiles(NamedTuple):
-    """PEM files: this side's certificate and key, and the CA of the other side's certificate."""
+class TlsFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """PEM files for TLS: this node's certificate and key, and the CA of its peers."""
 
     cert: str
     key: str
@@ -66,9 +69,9 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def read_secret(file: str, what: str, nbytes_max: int) -> bytes:
-    """Return the bytes of a file that only its owner may read; raise ConfigError otherwise."""
+    """Return the bytes of a regular file that only its owner may read; raise ConfigError."""
     try:
-        with Path(file).open("rb") as opened:
+        with os.fdopen(open_regular(Path(file)), "rb") as opened:
             exposed = os.fstat(opened.fileno()).st_mode & _GROUP_AND_OTHERS
             data = opened.read(nbytes_max + 1)
     except OSError as error:

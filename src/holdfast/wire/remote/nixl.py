@@ -179,6 +179,7 @@ class NixlAgent:
         """
         local = self._agent.get_xfer_descs([(*span_of(part), 0) for part in ours], "DRAM")
         remote = self._agent.get_xfer_descs([(*span, 0) for span in theirs], "DRAM")
+        handle = None
         try:
             handle = self._agent.initialize_xfer(way, local, remote, peer)
             state = self._agent.transfer(handle)
@@ -186,6 +187,8 @@ class NixlAgent:
         except ProtocolError:
             raise
         except Exception as error:  # NIXL's exceptions have no common base class
+            if handle is not None:
+                self._cancel(handle)
             raise ProtocolError(f"nixl: {way.lower()} refused: {error}") from error
         self._agent.release_xfer_handle(handle)
         if state != "DONE":
@@ -199,14 +202,18 @@ class NixlAgent:
         end_s, pause_s = time.monotonic() + MOVE_S_MAX, _POLL_MIN_S
         while (state := self._agent.check_xfer_state(handle)) == "PROC":
             if time.monotonic() > end_s:
-                try:
-                    self._agent.release_xfer_handle(handle)
-                except Exception as error:  # NIXL's exceptions have no common base class
-                    raise MoveLostError(f"nixl: a transfer cannot be cancelled: {error}") from error
+                self._cancel(handle)
                 raise ProtocolError(f"nixl: cancelled after {MOVE_S_MAX:.0f} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _POLL_MAX_S)
         return str(state)
+
+    def _cancel(self, handle: object) -> None:
+        """Cancel a transfer, which may be under way; raise MoveLostError if that fails."""
+        try:
+            self._agent.release_xfer_handle(handle)
+        except Exception as error:  # NIXL's exceptions have no common base class
+            raise MoveLostError(f"nixl: a transfer cannot be cancelled: {error}") from error
 
 
 class PeerMemory:

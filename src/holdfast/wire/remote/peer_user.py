@@ -18,8 +18,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from holdfast.address import HostPort
 from holdfast.errors import RefusedError
-from holdfast.wire.address import HostPort
 from holdfast.wire.local.peer_check import is_unmapped
 
 _ROOT = 0

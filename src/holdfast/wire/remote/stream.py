@@ -20,8 +20,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
+from holdfast.address import HostPort
 from holdfast.limits import KIB, MIB, PACE_BYTES, PACE_S
-from holdfast.wire.address import HostPort
 
 PIECE_BYTES = 8 * MIB
 TLS_PIECE_BYTES = 256 * KIB

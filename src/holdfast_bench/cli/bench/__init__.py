@@ -9,7 +9,7 @@ from holdfast import report
 from holdfast.cli import EXIT_CODES, OptionParser
 from holdfast.cli.options import add_json_argument
 from holdfast.report import Report, Row
-from holdfast_bench.cli.measuring import finish
+from holdfast_bench.cli.measuring import finish, rows_kept
 from holdfast_bench.cli.progress import progress
 
 SUBJECTS = {
@@ -31,7 +31,6 @@ SUBJECTS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subjects; each one's own options are read when it is chosen."""
     lines = "\n".join(f"  {name:<11}{about}" for name, about in SUBJECTS.items())
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     about = f"subjects:\n{lines}\n\n`holdfast bench SUBJECT --help` lists its options."
     parser.epilog = f"{about}\n\n{parser.epilog}" if parser.epilog else about
     parser.add_argument("subject", choices=tuple(SUBJECTS), metavar="SUBJECT")
@@ -39,11 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load the subject, parse its options and measure; return 0 if every goal was met, else 1.
-
-    If the run is interrupted or fails, its rows so far are shown and written to `FILE.part`, so
-    that an earlier, complete report in FILE is kept.
-    """
+    """Load the subject, parse its options and measure; return 0 if every goal was met, else 1."""
     subject = import_module(f"holdfast_bench.cli.bench.{args.subject}")
     parser = OptionParser(
         prog=f"holdfast bench {args.subject}", description=SUBJECTS[args.subject], epilog=EXIT_CODES
@@ -53,20 +48,11 @@ def run(args: argparse.Namespace) -> int:
     options = parser.parse(args.options)
     console = report.console(options.json)
     rows: list[Row] = []
-    name = f"bench {args.subject}"
-    try:
-        with progress(console, "set-up ...") as steps:
-            for row in subject.measure(options, steps):
-                rows.append(row)  # noqa: PERF402  # one by one, because the run may be interrupted
-    except BaseException:
-        if rows:
-            found = Report(name, rows, broken_off=True)
-            report.show(console, found, also=subject.ALSO)
-            if options.json:
-                part = options.json if options.json == "-" else f"{options.json}.part"
-                report.write(found, part)
-                console.print(f"broken off; written until then: {part}", soft_wrap=True)
-        raise
-    found = Report(name, rows)
-    report.show(console, found, also=subject.ALSO)
+    found = Report(f"bench {args.subject}", rows)
+    with (
+        rows_kept(found, console, options.json, subject.ALSO),
+        progress(console, "set-up ...") as steps,
+    ):
+        for row in subject.measure(options, steps):
+            rows.append(row)  # noqa: PERF402  # one by one, because the run may be interrupted
     return finish(found, options.json)

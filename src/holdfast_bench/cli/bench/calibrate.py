@@ -5,19 +5,23 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from holdfast import report
-from holdfast.errors import ConfigError
-from holdfast.limits import BLOCK_TOKENS
+from holdfast.cli.options import add_output_argument
 from holdfast.report import Row
 from holdfast_bench.cli import measuring
 from holdfast_bench.cli.progress import Steps
 from holdfast_bench.harness import model
 from holdfast_bench.measure import calibration, engine
 from holdfast_bench.measure.engine import EngineMeasurement
-from holdfast_bench.measure.engine_pair import DISK_BYTES, HOST_BYTES, EnginePair, EnginePairPlan
+from holdfast_bench.measure.engine_pair import (
+    DISK_BYTES,
+    HOST_BYTES,
+    TAIL_TOKENS,
+    EnginePair,
+    EnginePairSettings,
+)
 
 ALSO = ("tokens", "predicted_s", "measured_s")
 
@@ -35,13 +39,9 @@ ROUNDS = 7
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("calibrated.yaml"),
-        metavar="FILE",
-        help="the ladder file to write, for `holdfast sim --ladder` (default: %(default)s)",
-    )
+    about = "the ladder file to write, for `holdfast sim --ladder` (default: %(default)s)"
+    add_output_argument(parser, "--out", about)
+    parser.set_defaults(out="calibrated.yaml")
     measuring.add_rounds_argument(parser, ROUNDS, "rounds per length and node", ROUNDS_MIN)
     measuring.add_model_argument(parser, "demo")
     measuring.add_quick_argument(parser, "few and short contexts")
@@ -50,13 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Measure, write the ladder file, and yield its fitted values and its predictions."""
-    if args.out.is_dir() or not args.out.absolute().parent.is_dir():
-        raise ConfigError(
-            f"--out {args.out}: is a folder, or its folder does not exist; name another file"
-        )
     lengths, predicted = (QUICK_LENGTHS, QUICK_PREDICTED) if args.quick else (LENGTHS, PREDICTED)
     with measuring.engines(args.keep) as folder, ExitStack() as stack:
-        plan_of_runs = EnginePairPlan(
+        settings = EnginePairSettings(
             model=args.model,
             made=model.make(args.model),
             lengths=(*lengths, predicted),
@@ -64,8 +60,8 @@ def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
             rounds=args.rounds,
             tell=steps.begin,
         )
-        steps.plan(len(plan_of_runs.lengths) * args.rounds + 1)  # of the first node
-        measured = engine.measure(EnginePair(stack, folder, plan_of_runs), plan_of_runs)
+        steps.plan(len(settings.lengths) * args.rounds + 1)  # of the first node
+        measured = engine.measure(EnginePair(stack, folder, settings), settings)
     data = _ladder(measured, lengths)
     _write(args.out, data)
     steps.console.print(f"the ladder is in {args.out}: holdfast sim TRACE --ladder {args.out}")
@@ -75,24 +71,21 @@ def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
 
 def _ladder(measured: EngineMeasurement, lengths: tuple[int, ...]) -> dict[str, Any]:
     """Return the ladder fitted to `lengths`, which exclude the predicted one."""
-    prefill = calibration.prefill_of({n: measured.cold[n] for n in lengths}, measured.tail)
+    prefill = calibration.prefill_of({n: measured.cold[n] for n in lengths}, TAIL_TOKENS)
     tiers = {}
     for tier in sorted(measured.warm, key=("host", "disk").index):
         warm = {n: measured.warm[tier][n] for n in lengths}
-        tiers[tier] = calibration.tier_of(warm, prefill, measured.token_bytes, measured.tail)
+        tiers[tier] = calibration.tier_of(warm, prefill, measured.token_bytes, TAIL_TOKENS)
     capacities = {"host": HOST_BYTES, "disk": DISK_BYTES}
     return calibration.ladder_data(prefill, tiers, measured.token_bytes, capacities)
 
 
-def _write(file: Path, data: dict[str, Any]) -> None:
+def _write(file: str, data: dict[str, Any]) -> None:
     import yaml
 
     machine = report.machine()
     about = f"# Measured by `holdfast bench calibrate` on {machine['cpu']}, {machine['date']}.\n"
-    try:
-        file.write_text(about + yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--out {file}: {error.strerror}; choose another file") from error
+    report.write_text("--out", file, about + yaml.safe_dump(data, sort_keys=False))
 
 
 def _fitted(data: dict[str, Any]) -> Iterator[Row]:
@@ -108,7 +101,7 @@ def _predictions(data: dict[str, Any], measured: EngineMeasurement, tokens: int)
     """Yield the prediction error for the length that the fits exclude."""
     kinds = [tier["kind"] for tier in data["tiers"]]
     for tier in kinds:
-        cold_s, warm_s = calibration.predict(data, tier, tokens, measured.tail, BLOCK_TOKENS)
+        cold_s, warm_s = calibration.predict(data, tier, tokens, TAIL_TOKENS)
         if tier == kinds[0]:
             yield _row("cold", cold_s, measured.cold[tokens], tokens)
         yield _row(tier, warm_s, measured.warm[tier][tokens], tokens)

@@ -110,11 +110,11 @@ class _Bench:
         begun = time.perf_counter()
         transfer = self.device.gather(self._mapped, moves)
         self.call_s.append(time.perf_counter() - begun)
-        self._check(transfer.wait())
+        self._check(transfer.result())
 
     def load(self, moves: list[Move]) -> None:
         """Load a batch."""
-        self._check(self.device.scatter(self._mapped, moves, self.device.mark()).wait())
+        self._check(self.device.scatter(self._mapped, moves, self.device.mark()).result())
 
     def verify(self, blocks: int) -> None:
         """Save and load a batch; raise HoldfastError if any byte of the pages has changed."""

@@ -26,7 +26,7 @@ from holdfast_bench.cli.progress import Steps
 from holdfast_bench.harness import model
 from holdfast_bench.harness.noise_filter import OtherProcesses, least_disturbed
 from holdfast_bench.harness.standard_error import is_conclusive, of_mean, of_median
-from holdfast_bench.measure.engine_pair import BYPASS, POOL, EnginePair, EnginePairPlan
+from holdfast_bench.measure.engine_pair import BYPASS, POOL, EnginePair, EnginePairSettings
 from holdfast_bench.measure.plan_cuts import PAIRS_MIN, against_cuts
 
 ALSO = ("source", "tokens", "planned_s", "recompute_s", "best_s")
@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Yield the figures."""
     with measuring.engines(args.keep) as folder, ExitStack() as stack:
-        plan_of_runs = EnginePairPlan(
+        settings = EnginePairSettings(
             model=args.model,
             made=model.make(args.model),
             lengths=QUICK_LENGTHS if args.quick else LENGTHS,
@@ -102,41 +102,41 @@ def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
             rounds=args.rounds,
             tell=steps.update,
         )
-        yield from measuring.print_rows(plan_rows(stack, folder, plan_of_runs, args.only), steps)
+        yield from measuring.print_rows(plan_rows(stack, folder, settings, args.only), steps)
 
 
 def plan_rows(
-    stack: ExitStack, folder: Path, plan_of_runs: EnginePairPlan, parts: Sequence[str] = PARTS
+    stack: ExitStack, folder: Path, settings: EnginePairSettings, parts: Sequence[str] = PARTS
 ) -> Iterator[Row]:
     """Yield, for each tier, plans against recomputing at each length, then against other cuts."""
-    bench = EnginePair(stack, folder, plan_of_runs)
+    bench = EnginePair(stack, folder, settings)
     for place in parts:
         if place == CONNECTOR:
-            yield _connector_row(bench, plan_of_runs)
+            yield _connector_row(bench, settings)
             continue
         if place not in ("host", NOWHERE):
             bench.probe_tier(place)
-        for length in plan_of_runs.cut_lengths if place == NOWHERE else plan_of_runs.lengths:
-            yield _against_recompute(bench, place, length, plan_of_runs)
-        for length in plan_of_runs.cut_lengths if place != NOWHERE else ():
-            yield against_cuts(bench, place, length, plan_of_runs)
+        for length in settings.cut_lengths if place == NOWHERE else settings.lengths:
+            yield _against_recompute(bench, place, length, settings)
+        for length in settings.cut_lengths if place != NOWHERE else ():
+            yield against_cuts(bench, place, length, settings)
 
 
 def _against_recompute(
-    bench: EnginePair, place: str, length: int, plan_of_runs: EnginePairPlan
+    bench: EnginePair, place: str, length: int, settings: EnginePairSettings
 ) -> Row:
     """Measure contexts held on a tier, or on none, as planned and with Holdfast bypassed."""
     found: list[Round] = []
     for time in range(TIMES_MAX):
         what = f"{place}, time {time + 1}: contexts of {length} tokens"
-        prompts = [bench.text(length) for _ in range(plan_of_runs.rounds_at(length))]
-        plan_of_runs.tell(f"{what} are saved")
+        prompts = [bench.text(length) for _ in range(settings.rounds_at(length))]
+        settings.tell(f"{what} are saved")
         bench.drop_contexts()
         if place == NOWHERE:
             bench.place_contexts("disk", "best", [])
         else:
             bench.place_contexts(place, "best", prompts)
-        plan_of_runs.tell(f"{what} are asked for")
+        settings.tell(f"{what} are asked for")
         way = partial(bench.ttft_s, bench.behind)
         found += _asked(bench, prompts, way, partial(way, hint=BYPASS))
         pairs = least_disturbed(found, len(found) // 2)
@@ -157,13 +157,13 @@ def _against_recompute(
     return at_most("plan.recompute", ratio, "x", GOAL, **more)
 
 
-def _connector_row(bench: EnginePair, plan_of_runs: EnginePairPlan) -> Row:
+def _connector_row(bench: EnginePair, settings: EnginePairSettings) -> Row:
     """Measure the connector's cost: the mean, over couples of engines, of their median ratios."""
     ratios: list[float] = []
     least, most = COUPLES
-    rounds = plan_of_runs.rounds_at(CONNECTOR_TOKENS)
+    rounds = settings.rounds_at(CONNECTOR_TOKENS)
     for couple in range(most):
-        plan_of_runs.tell(f"{CONNECTOR}: couple {couple + 1} of engines")
+        settings.tell(f"{CONNECTOR}: couple {couple + 1} of engines")
         if couple:
             bench.restart_engines()
         prompts = [bench.text(CONNECTOR_TOKENS) for _ in range(rounds)]

@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from holdfast.report import Row
+from holdfast.report import Row, not_measured
 from holdfast_bench.cli import measuring
 from holdfast_bench.cli.progress import Steps
 from holdfast_bench.harness import model
 from holdfast_bench.measure import degraded_pool, peers, placement, pool, silent_pool
-from holdfast_bench.measure.silent_pool import SilentPoolPlan
+from holdfast_bench.measure.silent_pool import SilentPoolSettings
 
 ALSO = ("local_cpu_s_per_gb", "remote_cpu_s_per_gb", "plain_us", "alone_s", "why")
 
@@ -21,11 +21,11 @@ PAIRS = 2
 PARTS = {
     "sockets": "a target beside plain sockets",
     "tls": "the same under TLS",
-    "nixl": "the first over NIXL, where it is installed",
+    "nixl": "the first over NIXL, if it is installed",
     "placement": "segments moved by a join, prefixes usable after a loss, reads caused by "
     "1,000 threads; no timing",
     "trouble": "a member that joins, one late target, all targets stopped",
-    "engine": "a real engine while all targets are mute, where vLLM is installed",
+    "engine": "a real engine while all targets are mute, if vLLM is installed",
     "peers": "other stores, those that are installed",
 }
 QUICK = ("sockets", "tls")
@@ -72,13 +72,15 @@ def _parts(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
                     yield from placement.placement_rows(scratch)
                 case "trouble":
                     yield from degraded_pool.trouble_rows(scratch)
-                case "engine" if find_spec("vllm") is not None:
-                    plan_of_runs = SilentPoolPlan(
+                case "engine" if find_spec("vllm") is None:
+                    yield not_measured("pool.engine", measuring.NO_VLLM)
+                case "engine":
+                    settings = SilentPoolSettings(
                         model.make(MODEL),
                         model.SHAPES[MODEL].vocabulary,
                         PAIRS * args.rounds,
                         steps.update,
                     )
-                    yield from silent_pool.mute_rows(scratch / "engine", plan_of_runs)
+                    yield from silent_pool.mute_rows(scratch / "engine", settings)
                 case "peers":
                     yield from peers.peer_rows(scratch, fewer, steps.update)

@@ -13,10 +13,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -35,10 +34,10 @@ from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.tier import DiskTier
-from holdfast.tiers.throttle import ThrottledTier
 from holdfast_bench.campaigns.contexts import Contexts, chain_of
 from holdfast_bench.cli import measuring
 from holdfast_bench.cli.progress import Steps
+from holdfast_bench.harness.standard_error import percentile_99
 
 ALSO = ("median_ratio", "onset_ms", "flood_disk", "fetches")
 
@@ -85,14 +84,15 @@ class _Bench:
     """Two domains over one throttled disk, with fetches scheduled by a node's threads."""
 
     def __init__(self, folder: Path, share: float) -> None:
-        disk = DiskTier(DiskConfig(path=str(folder), capacity_bytes=DISK_BYTES))
+        config = DiskConfig(path=str(folder), capacity_bytes=DISK_BYTES, read_bytes_per_s=RATE)
         keys = {name: name.encode().ljust(32, b"-") for name in ("victim", "flood")}
         quotas = {"victim": {HOST: Quota(HOST_BYTES // 4, share=share)}}
         options = StoreOptions(quotas=quotas)
-        self.store = Store(HOST_BYTES, [ThrottledTier(disk, RATE)], keys, options)
+        self.store = Store(HOST_BYTES, [DiskTier(config)], keys, options)
         self.store.start()
         self.threads = NodeThreads()
         self.flood_bytes = 0
+        self._counting = threading.Lock()
         self._contexts = {name: Contexts(self.store, PAYLOAD_BYTES, name) for name in keys}
         self._chains = {
             name: [chain_of(f"{name}/{number}", BLOCKS) for number in range(CONTEXTS)]
@@ -123,7 +123,8 @@ class _Bench:
         self.store.release(fetched.lease)
         contexts.leave_host(keys)
         if name == "flood":
-            self.flood_bytes += len(fetched.places) * BLOCK_BYTES
+            with self._counting:  # of CLIENTS threads
+                self.flood_bytes += len(fetched.places) * BLOCK_BYTES
         if name == "victim" and len(fetched.places) < BLOCKS:
             raise HoldfastError(
                 f"fetched {len(fetched.places)} of {BLOCKS} blocks within {DEADLINE_S:g} s: "
@@ -193,12 +194,13 @@ def _row(bench: _Bench, load: QuotaLoad, rounds: int) -> Row:
             flood += [fetch() for _ in range(FETCHES_A_PHASE)]
             flood_s += time.perf_counter() - begun
             flood_bytes += bench.flood_bytes - before
-    ratio = _p99(flood) / _p99(peace)
+    flood_p99_s, peace_p99_s = percentile_99(flood), percentile_99(peace)
+    ratio = flood_p99_s / peace_p99_s
     return Row(
         what=f"quota.{load.name}",
-        value=1e3 * _p99(flood),
+        value=1e3 * flood_p99_s,
         unit="ms",
-        limit=1e3 * _p99(peace),
+        limit=1e3 * peace_p99_s,
         ratio=ratio,
         goal=load.goal,
         ok=None if load.goal is None else ratio <= load.goal,
@@ -212,8 +214,3 @@ def _row(bench: _Bench, load: QuotaLoad, rounds: int) -> Row:
             "think_s": load.think_s,
         },
     )
-
-
-def _p99(seconds: Sequence[float]) -> float:
-    """Return the 99th percentile."""
-    return sorted(seconds)[math.ceil(0.99 * len(seconds)) - 1]

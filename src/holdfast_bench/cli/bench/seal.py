@@ -31,7 +31,7 @@ from holdfast.errors import ConfigError, HoldfastError, Outcome
 from holdfast.keys.keyring import KeyRing
 from holdfast.limits import GIB
 from holdfast.membership.members import Member
-from holdfast.report import Row, at_least, share
+from holdfast.report import Row, at_least, not_measured, share
 from holdfast.store.options import StoreOptions
 from holdfast.store.sealing import Sealing
 from holdfast.store.store import Store
@@ -61,7 +61,7 @@ from holdfast_bench.measure.disk import (
 )
 from holdfast_bench.measure.pool import TargetUnderTest
 
-ALSO = ("cpu_s_per_gb", "plain_cpu_s_per_gb")
+ALSO = ("cpu_s_per_gb", "plain_cpu_s_per_gb", "why")
 
 CORE_GOAL = 5.0
 """GB/s that one core must seal, and must open."""
@@ -214,17 +214,26 @@ def pool_rows(folder: Path, rounds: int, what: str = "seal.pool") -> list[Row]:
 
 
 def link_rows(folder: Path, rounds: int) -> list[Row]:
-    """Measure what `pool_rows` does, over the limited link; no rows without root and programs."""
+    """Measure what `pool_rows` does, over the limited link.
+
+    One row without a value if this needs root or programs that are missing.
+    """
     if os.geteuid() != 0 or not all(map(shutil.which, _LINK_PROGRAMS)):
-        return []
+        why = f"a limited link needs root and the programs {', '.join(_LINK_PROGRAMS)}"
+        return [not_measured("seal.link", why)]
     ours = [sys.executable, "-m", "holdfast_bench.cli.bench.seal", str(folder), str(rounds)]
-    done = subprocess.run(
-        owned(behind_link(ours)),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_LINK_LIMIT_S,
-    )
+    try:
+        done = subprocess.run(
+            owned(behind_link(ours)),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_LINK_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HoldfastError(
+            f"a paced link: not measured within {_LINK_LIMIT_S:.0f} s; lower --rounds"
+        ) from error
     if done.returncode:
         raise HoldfastError(f"a paced link: {done.stderr.strip()[-500:] or done.returncode}")
     return msgspec.json.decode(done.stdout, type=list[Row])

@@ -174,6 +174,15 @@ def test_without_the_engine_the_remedy_is_named(subject, monkeypatch, capsys):
     )
 
 
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [(".", "'.': Is a directory; choose"), ("/nowhere/x", "'/nowhere/x': No such file or")],
+)
+def test_a_ladder_file_that_can_not_be_written_is_refused_before_the_work(target, words, capsys):
+    assert main(["bench", "calibrate", "--out", target]) == 2
+    assert f"--out: cannot write {words}" in capsys.readouterr().err
+
+
 def test_without_a_gpu_the_remedy_is_named(monkeypatch, capsys):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -1,5 +1,7 @@
 """`holdfast bench pool` measures the parts it is asked for, all of them if it is not asked."""
 
+import json
+
 import pytest
 
 from holdfast.cli import main
@@ -43,8 +45,12 @@ def test_only_the_parts_named_are_measured_in_their_order(measured):
     assert measured("--quick") == (0, ["pool_rows", "sealed_rows"])
 
 
-def test_without_vllm_there_is_no_engine_part(measured):
-    assert measured("--only", "engine", "tls", installed=None) == (0, ["sealed_rows"])
+def test_without_vllm_the_engine_part_is_a_row_that_says_why(measured, tmp_path):
+    rows = ["sealed_rows", "pool.engine"]
+    assert measured("--only", "engine", "tls", installed=None) == (0, rows)
+    row = json.loads((tmp_path / "report.json").read_text())["rows"][1]
+    assert row["value"] is None
+    assert row["why"].startswith("vLLM is not installed here")
 
 
 def test_a_part_nobody_knows_is_refused(capsys):

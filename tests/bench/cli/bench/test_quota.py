@@ -2,6 +2,9 @@
 
 import argparse
 import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -86,4 +89,40 @@ def test_the_worst_of_few_is_no_percentile():
             ["--rounds", "1"]
         )
     fetches = [0.1] * (quota.QUICK_ROUNDS * quota.FETCHES_A_PHASE - 1)
-    assert quota._p99([*fetches, 9.0]) == 0.1
+    assert quota.percentile_99([*fetches, 9.0]) == 0.1
+
+
+def test_no_bytes_of_the_floods_clients_are_lost(monkeypatch):
+    class Raced(quota._Bench):
+        """Its counter is read by two threads before one writes, if nothing keeps them apart."""
+
+        def __init__(self):
+            fetched = SimpleNamespace(places=[0] * quota.BLOCKS, lease=1)
+            self.store = SimpleNamespace(
+                share=lambda _: 1.0, fetch=lambda *_: fetched, release=lambda _: None
+            )
+            queue = SimpleNamespace(submit=lambda _, call: SimpleNamespace(result=call))
+            self.threads = SimpleNamespace(fetching=queue)
+            namespace = SimpleNamespace(domain=b"d" * 16)
+            contexts = SimpleNamespace(namespace=namespace, leave_host=lambda _: None)
+            self._contexts = {"flood": contexts}
+            self._chains = {"flood": [[b"k"]] * quota.CONTEXTS}
+            self._counting = threading.Lock()
+            self._readers = threading.Barrier(2)
+            self._counted = 0
+
+        @property
+        def flood_bytes(self):
+            counted = self._counted
+            with contextlib.suppress(threading.BrokenBarrierError):
+                self._readers.wait(0.2)
+            return counted
+
+        @flood_bytes.setter
+        def flood_bytes(self, nbytes):
+            self._counted = nbytes
+
+    bench = Raced()
+    with ThreadPoolExecutor(2) as clients:
+        list(clients.map(bench.fetch, ("flood", "flood"), (0, 1)))
+    assert bench._counted == 2 * quota.BLOCKS * quota.BLOCK_BYTES

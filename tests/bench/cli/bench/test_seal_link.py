@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from holdfast.errors import HoldfastError
 from holdfast_bench.cli.bench import seal
 
 needs_a_paced_link = pytest.mark.skipif(
@@ -29,6 +30,19 @@ def test_the_link_is_paced_at_the_rate_that_is_named():
     assert f"rate {seal.GBIT_PER_S}Gbit" in told
 
 
-def test_there_are_no_rows_where_a_link_can_not_be_paced(tmp_path, monkeypatch):
+def test_a_link_that_can_not_be_paced_is_a_row_that_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert seal.link_rows(tmp_path, 1) == []
+    [row] = seal.link_rows(tmp_path, 1)
+    assert (row.what, row.value, row.ok) == ("seal.link", None, None)
+    assert row.more == {"why": "a limited link needs root and the programs unshare, ip, tc"}
+
+
+def test_a_link_that_takes_too_long_is_an_error_with_a_remedy(tmp_path, monkeypatch):
+    def run(argv, **options):
+        raise subprocess.TimeoutExpired(argv, options["timeout"])
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda program: program)
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(HoldfastError, match="not measured within 600 s; lower --rounds"):
+        seal.link_rows(tmp_path, 1)

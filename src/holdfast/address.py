@@ -1,8 +1,9 @@
-"""Addresses of nodes as text: `unix:///path/to/node.sock`, a bare path, or `tcp://host:port`."""
+"""Addresses as text: `unix:///path/to/node.sock`, a bare path, or `tcp://host:port`."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,7 +14,11 @@ TCP = "tcp://"
 UNIX_PATH_BYTES_MAX = 107
 """What the kernel allows for the path of a Unix socket."""
 
-_PORT_MAX = 65_535
+PORT_MAX = 65_535
+
+_TCP = re.compile(
+    r"tcp://(?:\[([0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})"
+)
 
 
 class HostPort(NamedTuple):
@@ -65,21 +70,24 @@ def is_tcp(address: str) -> bool:
     return address.startswith(TCP)
 
 
-def tcp_endpoint(address: str) -> HostPort:
-    """Return host and port of `tcp://host:port`; raise ConfigError for anything else.
+def tcp_endpoint(address: str, port_min: int = 0) -> HostPort:
+    """Return host and port of `tcp://host:port` or `tcp://[v6]:port`; raises ConfigError.
 
     Port 0 is any free one, for a listener.
     """
-    host, colon, port = address.removeprefix(TCP).rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if not (is_tcp(address) and colon and host and port.isdecimal() and int(port) <= _PORT_MAX) or (
-        ":" in host and not bracketed
-    ):
+    found = _TCP.fullmatch(address)
+    port = int(found[3]) if found else -1
+    if found is None or not port_min <= port <= PORT_MAX:
         raise ConfigError(
-            f"target address {address!r} is not tcp://host:port, such as tcp://10.0.0.7:7441 or "
-            "tcp://[fd00::7]:7441"
+            f"target address {address!r:.300} is not tcp://host:port, such as "
+            "tcp://10.0.0.7:7441 or tcp://[fd00::7]:7441"
         )
-    return HostPort(host.strip("[]"), int(port))
+    return HostPort(found[1] or found[2], port)
+
+
+def tcp_address(host: str, port: int) -> str:
+    """Return `tcp://host:port`, with brackets around an IPv6 address."""
+    return f"{TCP}[{host}]:{port}" if ":" in host else f"{TCP}{host}:{port}"
 
 
 def exposed_addresses(addresses: Sequence[str]) -> list[str]:

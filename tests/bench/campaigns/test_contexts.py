@@ -1,0 +1,45 @@
+"""Contexts of campaigns: a wait that does not end is an error that a command can show."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from holdfast.errors import HoldfastError
+from holdfast.store.store import Store
+from holdfast_bench.campaigns import contexts
+from holdfast_bench.campaigns.contexts import Contexts, chain_of, keys_of, place_of
+
+
+@pytest.fixture
+def store():
+    with Store(1 << 20, [], {"default": b"s" * 32}) as store:
+        store.start()
+        yield store
+
+
+def test_a_wait_that_does_not_end_is_an_error(store, monkeypatch):
+    monkeypatch.setattr(contexts, "WAIT_S", 0.0)
+    waiting = Contexts(store, 4_000)
+    waiting.store = SimpleNamespace(
+        table=SimpleNamespace(unwritten=lambda: 1),
+        ladder=SimpleNamespace(wake=lambda: None),
+        recovery=SimpleNamespace(wait=lambda _: None, seconds=None),
+    )
+    with pytest.raises(HoldfastError, match="blocks are still not written after 0 s"):
+        waiting.wait_written()
+    with pytest.raises(HoldfastError, match="recovery did not end within 0 s"):
+        waiting.await_recovery()
+
+
+def test_keys_depend_on_secret_and_tokens():
+    tokens = [1] * 256
+    assert len(keys_of(b"s" * 32, tokens)) == 2
+    assert keys_of(b"s" * 32, tokens)[0] != keys_of(b"t" * 32, tokens)[0]
+
+
+def test_a_place_is_that_of_the_blocks_record(store):
+    saved, keys = Contexts(store, 4_000), chain_of("a context", 2)
+    saved.save(keys)
+    record = store.record(saved.namespace, place_of(store, saved.namespace, keys[1]))
+    assert bytes(record) == bytes(saved.record(keys[1]))
+    assert keys[1] in bytes(record)

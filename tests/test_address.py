@@ -1,0 +1,54 @@
+"""Addresses of nodes and members: what is read, what is refused, and what is written."""
+
+import pytest
+
+from holdfast.address import HostPort, tcp_address, tcp_endpoint
+from holdfast.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("address", "endpoint"),
+    [
+        ("tcp://10.0.0.7:7441", HostPort("10.0.0.7", 7441)),
+        ("tcp://flash-1.example.org:1", HostPort("flash-1.example.org", 1)),
+        ("tcp://my_host:65535", HostPort("my_host", 65_535)),
+        ("tcp://[fd00::7]:7441", HostPort("fd00::7", 7441)),
+        ("tcp://[fe80::7%eth0]:7441", HostPort("fe80::7%eth0", 7441)),
+        ("tcp://0.0.0.0:0", HostPort("0.0.0.0", 0)),
+    ],
+)
+def test_host_and_port_are_read(address, endpoint):
+    assert tcp_endpoint(address) == endpoint
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "10.0.0.7:7441",
+        "tcp://10.0.0.7",
+        "tcp://:7441",
+        "tcp://a b:80",
+        "tcp://x/y:80",
+        "tcp://[host]:80",
+        "tcp://[]:80",
+        "tcp://fd00::7:80",
+        "tcp://h:65536",
+        "tcp://h:-1",
+        "tcp://h:٣",
+        "tcp://h:80\n",
+        "tcp://h:" + "1" * 5_000,
+    ],
+)
+def test_other_addresses_are_refused(address):
+    with pytest.raises(ConfigError, match=r"is not tcp://host:port, such as tcp://10\.0\.0\.7"):
+        tcp_endpoint(address)
+
+
+def test_a_member_has_a_port():
+    with pytest.raises(ConfigError):
+        tcp_endpoint("tcp://h:0", port_min=1)
+
+
+@pytest.mark.parametrize(("host", "port"), [("10.0.0.1", 1), ("h.example.org", 80), ("::1", 9)])
+def test_addresses_are_written_as_they_are_read(host, port):
+    assert tcp_endpoint(tcp_address(host, port)) == (host, port)
