@@ -1,6 +1,7 @@
 """Threads that are all there, or said to be missing, before anything begins."""
 
 import threading
+import time
 
 import pytest
 
@@ -62,8 +63,10 @@ def test_after_an_error_no_call_is_in_progress():
             assert begun.wait(30)
             raise ZeroDivisionError
         begun.set()
+        time.sleep(0.05)
         ended.append(number)
 
-    with accepting(1) as pool, pytest.raises(ZeroDivisionError):
-        parallel(work, range(3), pool)
-    assert ended == [1]
+    with accepting(1) as pool:
+        with pytest.raises(ZeroDivisionError):
+            parallel(work, range(3), pool)
+        assert ended == [1]

@@ -73,7 +73,7 @@ def is_tcp(address: str) -> bool:
 def tcp_endpoint(address: str, port_min: int = 0) -> HostPort:
     """Return host and port of `tcp://host:port` or `tcp://[v6]:port`; raises ConfigError.
 
-    Port 0 is any free one, for a listener.
+    Port 0 is any free one, for a listener; a `port_min` of 1 refuses it.
     """
     found = _TCP.fullmatch(address)
     port = int(found[3]) if found else -1

@@ -70,7 +70,7 @@ def _create_beside(path: Path) -> tuple[int, Path]:
     prefix = f".{path.name}.new-"
     for left in path.parent.glob(f"{glob.escape(prefix)}*"):
         with contextlib.suppress(OSError):  # it is in use, or another process removes it
-            fd = open_regular(left, os.O_RDWR)
+            fd = open_regular(left, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 left.unlink()

@@ -17,7 +17,7 @@ import pytest
 import holdfast
 from holdfast import Outcome, Retention
 from holdfast.blocks.envelope import record_bytes
-from holdfast.client.session import CONNECT_S, RemoteSession
+from holdfast.client.session import CONNECT_S, LATE_S, RemoteSession
 from holdfast.errors import BlockError, ConfigError, NodeGoneError, StoreClosedError
 from holdfast.limits import CONNECTIONS_MAX, RESERVE_BLOCKS_MAX
 from holdfast.node.local.recorder import RecordedRequest
@@ -68,13 +68,15 @@ class Node:
 
 
 class FakeNode:
-    """A node that answers in this process; `connecting_s` keeps the timeouts of connecting to it.
+    """A node that answers in this process.
 
-    `fetched`: its answer to a fetch. While it `hangs`, it neither answers nor accepts connections.
+    `connecting_s` keeps the timeouts of connecting to it, `waits_s` that of the last request of
+    each kind. `fetched`: its answer to a fetch. While it `hangs`, it neither answers nor accepts
+    connections.
     """
 
     def __init__(self):
-        self.connecting_s, self.asked = [], []
+        self.connecting_s, self.asked, self.waits_s = [], [], {}
         self.fetched = m.Fetched(0, [], {}, "miss", "evicted")
         self.hangs = False
 
@@ -96,8 +98,9 @@ class FakeClient:
         self.send = node.asked.append
         self._node = node
 
-    def call(self, message, kind, _timeout_s):
+    def call(self, message, kind, timeout_s):
         self._node.check_answers()
+        self._node.waits_s[type(message)] = timeout_s
         self.send(message)
         replies = {
             m.Cover: m.Covered(BLOCKS, BLOCKS, {"host": BLOCKS}, plan=7),
@@ -367,9 +370,9 @@ def test_a_fetch_connects_to_a_node_that_hangs_only_within_its_deadline(fake_nod
     session = Session(RemoteSession("unix:///none.sock", FINGERPRINT, "default"))
     fake_node.hangs = True
     for _ in range(3):
-        assert fetch(session, deadline_s=0.2).outcome is Outcome.GONE
+        assert fetch(session, deadline_s=0.7).outcome is Outcome.GONE
     # The first fetch had a connection, and opens no other to report its result.
-    assert fake_node.connecting_s == [CONNECT_S, 0.2]
+    assert fake_node.connecting_s == [CONNECT_S, 0.7]
 
 
 def test_a_fetch_does_not_wait_for_another_thread_that_reconnects(fake_node, monkeypatch):
@@ -403,6 +406,7 @@ def test_only_a_fetch_asks_for_a_plan_and_it_reports_how_the_plan_ended(fake_nod
     assert session.cover(tokens_for(1)) == TOKENS
     session.follow(tokens_for(1), "chat")
     assert fetch(session).blocks == BLOCKS
+    assert fake_node.waits_s[m.Release] <= 5.0 + LATE_S
     asked = fake_node.asked
     assert [each.tokens for each in asked if isinstance(each, m.Cover)] == [0, 0, TOKENS]
     assert [each.plan for each in asked if isinstance(each, m.Fetch)] == [7]

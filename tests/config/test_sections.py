@@ -13,6 +13,7 @@ from holdfast.errors import ConfigError
 class Fast(FileSection, frozen=True, tag="fast", tag_field="kind"):
     mode: Literal["a", "b"] = "a"
     modes: list[Literal["x", "y"]] = msgspec.field(default_factory=list)
+    name: Annotated[str, msgspec.Meta(max_length=3)] = ""
 
 
 class Slow(FileSection, frozen=True, tag="slow", tag_field="kind"):
@@ -51,12 +52,16 @@ def test_valid_data_is_converted():
             {"parts": [{**SLOW, "x": 1}]},
             r"parts\.0: .* known here: kind, weight, mode, size, share$",
         ),
-        ({"parts": [{"kind": "fast", "x": 1}]}, r"parts\.0: .* known here: kind, mode, modes$"),
+        (
+            {"parts": [{"kind": "fast", "x": 1}]},
+            r"parts\.0: .* known here: kind, mode, modes, name$",
+        ),
         ({"parts": [{"kind": "slow"}]}, r"parts\.0: missing required field 'weight'; add it$"),
         (
             {"parts": [{"kind": "tape"}]},
             r"parts\.0\.kind: 'tape': .*; use one of: fast, slow, more$",
         ),
+        ({"parts": [{"kind": "fast", "name": "long"}]}, r"parts\.0\.name: 'long': .*; correct it$"),
         ({"parts": [{"kind": "fast", "mode": "c"}]}, r"parts\.0\.mode: 'c': .* one of: a, b$"),
         ({"parts": [{**SLOW, "mode": "a"}]}, r"parts\.0\.mode: 'a': .* one of: a number, c, d$"),
         ({"parts": [{"kind": "fast", "modes": ["x", "z"]}]}, r"parts\.0\.modes\.1: .* of: x, y$"),

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -246,3 +247,16 @@ def test_denials_that_nobody_writes_are_bounded(log):
         for reason in range(2 * REASONS_MAX):
             log.deny(f"host {number}", f"reason {reason}")
     assert len(log._unwritten) == (DENIED_MAX + 1) * (REASONS_MAX + 1)
+
+
+def test_denials_are_written_on_one_thread_that_keeps_no_caller(log):
+    log.start_catch_up()
+    assert not [each for each in threading.enumerate() if each.name == "holdfast-audit"]
+    log.deny("user 1000", "no such domain")
+    with log._writing:  # as if the file system hung
+        log.start_catch_up()
+        log.start_catch_up()
+        [writer] = [each for each in threading.enumerate() if each.name == "holdfast-audit"]
+    writer.join(60)
+    [line] = log.path.read_text().splitlines()
+    assert json.loads(line)["who"] == "user 1000"

@@ -90,7 +90,7 @@ def test_what_is_no_file_of_saved_estimates_is_ignored(kind, folder, caplog) -> 
 
 
 def test_a_fifo_where_estimates_are_to_be_written_does_not_stop_a_close(folder, caplog) -> None:
-    os.mkfifo(folder / (ESTIMATES_FILE + ".new"))
+    os.mkfifo(folder / f".{ESTIMATES_FILE}.new-left")
     with open_in(folder) as store:
         serves(store.session(FINGERPRINT), 2)
         store.estimates.changes += 1

@@ -158,14 +158,17 @@ def test_a_prestage_for_which_no_thread_can_be_started_is_not_counted_as_begun(
 
 @pytest.mark.parametrize("in_memory_blocks", [0, 3, 8])
 def test_a_prestage_is_no_use_and_a_pin_is_one(laddered, monkeypatch, in_memory_blocks) -> None:
-    one, chain, touched = laddered, laddered.chain(1, 8), []
+    one, chain, touched, expected = laddered, laddered.chain(1, 8), [], []
     one.save(chain)
     below_only(one, chain)
     assert one.read(one.chain(1, in_memory_blocks)) == in_memory_blocks
     monkeypatch.setattr(one.store.table, "touch", lambda rows: touched.append(len(rows)))
+    eviction = one.store.table.eviction
+    monkeypatch.setattr(eviction, "expect", lambda rows, at_s: expected.append((len(rows), at_s)))
     named = NamedChain(one.namespace, b"".join(chain.keys))
     hints._promote(one.store, PendingPrestage(named, one.clock.now()))
     assert (in_memory(one, chain), touched) == (8, [])
+    assert expected == [(8, one.clock.now())], "it is needed now, if it was in memory or not"
     below_only(one, chain)
     assert one.store.pin(one.namespace, chain.keys, 100.0) == 8
     assert touched == [8]

@@ -201,6 +201,36 @@ def test_who_waits_for_a_shorter_chains_answer_asks_about_the_rest(other_saved, 
     assert looked == [LookupResult(10, {"pool": 10}, {})]
 
 
+def test_who_waits_for_an_equal_chains_answer_asks_nothing(other_saved, monkeypatch):
+    _, other, chain = other_saved
+    longer = other.chain(1, 14)
+    assert longer.keys[:10] == chain.keys
+    waits, wait, held, asked, looked = threading.Event(), lookup.wait, other.tier.held, [], []
+
+    def look():
+        looked.append(other.store.look(other.namespace, longer.keys, 60.0))
+
+    second = threading.Thread(target=look)
+
+    def noted_wait(*args, **named):
+        waits.set()
+        return wait(*args, **named)
+
+    def held_once_another_waits(*args):
+        asked.append(args)
+        if len(asked) == 1:
+            second.start()
+            assert waits.wait(60)
+        return held(*args)
+
+    monkeypatch.setattr(lookup, "wait", noted_wait)
+    monkeypatch.setattr(other.tier, "held", held_once_another_waits)
+    look()
+    second.join(60)
+    assert [found.blocks for found in looked] == [10, 10]
+    assert len(asked) == 1
+
+
 def test_a_question_about_no_prompt_is_answered_and_its_plan_is_not_logged(harness) -> None:
     one = harness(MIB, SharedMemoryTier({}, "pool"))
     chain = one.chain(1, 3)

@@ -48,8 +48,12 @@ def test_so_much_waits_and_so_many_are_begun_at_once(monkeypatch) -> None:
     assert len(known.due(2.0)) == 2
     assert known.due(2.0) == []
     assert known.wait(1.0, staging), "what has begun waits no longer"
-    known.done()
+    known.done(NAMESPACE.domain)
     assert len(known.due(2.0)) == 1
+    other = NAMESPACE._replace(domain=b"o" * 16)
+    later = pending_hints.PendingPrestage(pending_hints.NamedChain(other, b"k" * 32), 9.0)
+    assert known.wait(1.5, later)
+    assert known.due(2.0) == [later], "another domain's does not wait for them"
 
 
 def test_what_is_about_to_be_pinned_counts_until_it_is() -> None:

@@ -179,6 +179,19 @@ def test_what_is_in_use_is_not_met_first_each_time(harness, monkeypatch) -> None
     assert all(one.read(each) for each in leased)
 
 
+@pytest.mark.parametrize("longer", [Retention.SESSION, Retention.DURABLE])
+def test_a_block_that_two_save_at_once_gets_the_longer_retention(harness, longer) -> None:
+    one = harness(2 * MIB, MemoryTier(64 * MIB))
+    chain = one.chain(1, 4)
+    both = [one.store.reserve(one.namespace, chain.keys, chain.parent(0), 0) for _ in range(2)]
+    for reserved in both:
+        one.fill(chain.keys, reserved.places)
+    assert one.store.commit(both[0].ticket, Retention.EPHEMERAL) == 4
+    assert one.store.commit(both[1].ticket, longer) == 0
+    one.flush()
+    assert one.tier.usage().records == 4
+
+
 @pytest.mark.parametrize("writes_behind", [True, False])
 @pytest.mark.parametrize("longer", [Retention.SESSION, Retention.DURABLE])
 def test_an_ephemeral_block_that_is_saved_again_for_longer_is_to_be_written(

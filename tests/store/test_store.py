@@ -39,7 +39,7 @@ def test_a_part_of_housekeeping_that_fails_keeps_no_other_part_from_its_work(
     one.save(chain)
     one.store.fetch(one.namespace, chain.keys, 1.0)
     one.clock.advance(3_600.0)
-    monkeypatch.setattr(one.store.audit, "catch_up", fail)
+    monkeypatch.setattr(one.store.audit, "start_catch_up", fail)
     monkeypatch.setattr(module.hints, "start_prestages", started.append)
     one.store._housekeep_once()
     assert started == [one.store]

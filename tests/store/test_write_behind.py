@@ -7,6 +7,7 @@ import pytest
 from holdfast.errors import Outcome
 from holdfast.store.block_table import HOST
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
+from holdfast.tiers.base import NOWHERE, ReservedPlaces
 
 MIB = 1 << 20
 
@@ -107,6 +108,31 @@ def test_a_copy_whose_header_is_damaged_is_not_written_and_does_not_end_the_writ
     with table.lock:
         table.remove_copy(table.index.find(one.namespace, chain.keys[1]), HOST)
     assert one.read(chain) == 2, "the writer goes on"
+
+
+class FullTier(MemoryTier):
+    """Has no place for any record."""
+
+    def reserve(self, sizes):
+        return ReservedPlaces([NOWHERE] * len(sizes), [])
+
+
+def test_what_a_tier_refused_is_not_offered_to_it_again_while_another_tier_is_slow(harness):
+    slow = HeldTier()
+    one = harness(2 * MIB, FullTier(64 * MIB), slow)
+    table, chain = one.store.table, one.chain(2, 4)
+    one.save(one.chain(1, 2))
+    assert slow.reached.wait(60)
+    one.save(chain)
+    while table.queues.length(1) or table.queues._writing[0]:
+        one.store.mover.wake()
+    with table.lock:
+        rows = table.index.find_all(one.namespace, chain.keys)
+        assert not any(map(table.evictable, rows)), "the slow tier is to have them"
+        assert (table.queues.length(1), table.queues.length(2)) == (0, 4)
+    slow.go_on.set()
+    one.flush()
+    assert slow.usage().records == 6
 
 
 def test_what_left_memory_waits_for_no_tier_that_stands_still(harness) -> None:

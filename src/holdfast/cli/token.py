@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the token, or replace the file with the last one."""
-    config = load_config(args) if args.config or not args.key_file else None
+    config = load_config(args) if args.config or args.set or not args.key_file else None
     file = args.key_file or (config.tokens.key_file if config else "")
     if not file:
         raise ConfigError(

@@ -58,7 +58,7 @@ RETRY_S = 1.0
 _OUTCOMES = {str(outcome): outcome for outcome in Outcome}
 """Outcomes by name; a newer node may send a name that is not among them."""
 _PEER = f"python {__version__}"
-_SHORTEST_CONNECT_S = 0.1
+_SHORTEST_CONNECT_S = 0.5
 """Minimum timeout of connecting to a node, for a fetch with a shorter deadline."""
 _SHORTEST_DEADLINE_S = 0.001
 """Smallest deadline of a lookup or hint that is sent; 0 selects the node's default."""
@@ -171,7 +171,8 @@ class RemoteSession:
         until_s = time.monotonic() + deadline_s
         lookup_s = max(min(LOOKUP_SHARE * deadline_s, LOOK_S), _SHORTEST_DEADLINE_S)
         prompt_tokens = len(chain) * chain.block_tokens
-        cover = m.Cover(chain.packed(), prompt_tokens, deadline_s=lookup_s)
+        limit_s = min(deadline_s, DEADLINE_S_MAX)
+        cover = m.Cover(chain.packed(), prompt_tokens, limit_s=limit_s, deadline_s=lookup_s)
         try:
             with self._connection.held(deadline_s) as client:
                 covered = client.call(cover, m.Covered, lookup_s + LATE_S)
@@ -306,8 +307,10 @@ def _fetch(
     for place, row in zip(fetched.places, rows, strict=False):
         row[:] = payload(arena.view[place:], len(row))
     loaded_s, landed = time.monotonic() - began_s, len(fetched.places)
-    if landed and not client.call(m.Release(fetched.lease), m.Released, ANSWER_S).valid:
-        return Landed(0, 0, {}, Outcome.LATE, "the lease expired during the copy"), 0.0
+    if landed:
+        rest_s = max(left_s - loaded_s, 0.0) + LATE_S
+        if not client.call(m.Release(fetched.lease), m.Released, rest_s).valid:
+            return Landed(0, 0, {}, Outcome.LATE, "the lease expired during the copy"), 0.0
     tokens, outcome = landed * chain.block_tokens, _OUTCOMES.get(fetched.outcome, Outcome.GONE)
     result = Landed(tokens, landed, fetched.sources, outcome, fetched.reason)
     return result, loaded_s if landed else 0.0

@@ -31,7 +31,7 @@ class PlanRequest:
     def answer(self, *, expected: bool = False) -> Covered | None:
         """Return the answer with the fewest blocks of all ranks; None while a reply is missing.
 
-        `expected`: wait a few milliseconds for one missing reply, however many ranks there are.
+        `expected`: wait a few milliseconds for a reply, until one is still missing after that.
         Raises NodeGoneError, RefusedError or ProtocolError.
         """
         missing: list[tuple[Client, int]] = []

@@ -16,8 +16,8 @@ from holdfast.yaml_file import value_at
 
 _AT = re.compile(r" - at (`key` in )?`\$?(.*)`$")
 _KEY = re.compile(r"[A-Za-z0-9_-]+|\.{3}")
-_BOUND = re.compile(r"[<>]=? \S+$")
-"""What ends msgspec's message for a number out of range."""
+_BOUND = re.compile(r"(?<!length )[<>]=? \S+$")
+"""The end of msgspec's message for a number out of range."""
 _Section = TypeVar("_Section", bound=msgspec.Struct)
 
 
@@ -149,7 +149,7 @@ def _sections_in(hint: object) -> list[type[msgspec.Struct]]:
 
 
 def _words(hint: object) -> list[str]:
-    """Return what an enumeration allows, which may be a number as well as words."""
+    """Return the words of an enumeration, after "a number" if it also allows one."""
     parts = _parts(hint)
     words = [str(word) for part in parts if get_origin(part) is Literal for word in get_args(part)]
     return ["a number", *words] if int in parts or float in parts else words

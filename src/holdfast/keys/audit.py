@@ -9,6 +9,7 @@ never written.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -54,7 +55,7 @@ class AuditVerdict(NamedTuple):
 
 
 class _Denial(NamedTuple):
-    """A denial, the time it was written, and the number of equal ones counted since."""
+    """A denial, its time, and the number of equal ones counted since."""
 
     at: float
     who: str
@@ -67,6 +68,7 @@ class AuditLog:
 
     A line that cannot be written goes to the program's log; the caller gets no error. `catch_up`
     writes the denials, because `deny` is called where a file must not be waited for.
+    `start_catch_up` does so on a thread, because a file system may hang.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -77,8 +79,9 @@ class AuditLog:
         self._denied: dict[str, dict[str, dict[str, _Denial]]] = {}
         """By kind, name and reason; bounded by `DENIED_MAX` and `REASONS_MAX`."""
         self._unwritten: list[_Denial] = []
-        """Denials to be written, each when it was put in `_denied`, so as many at most."""
+        """New denials, which `catch_up` will write; at most as many as `_denied` has."""
         self._counts = Counter[str]()
+        self._writer: threading.Thread | None = None
 
     def record(self, action: str, **what: str | int) -> None:
         """Append one line."""
@@ -131,6 +134,15 @@ class AuditLog:
             fresh, self._unwritten = self._unwritten, []
             late = self._sweep(math.inf if whole else time.monotonic())
         self._record([_as_event(denial) for denial in (*fresh, *late)])
+
+    def start_catch_up(self) -> None:
+        """Call `catch_up` on a thread if there are denials, unless an earlier call still writes."""
+        if not self._denied or (self._writer is not None and self._writer.is_alive()):
+            return
+        writer = threading.Thread(target=self.catch_up, name="holdfast-audit", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no thread can start now: the next call tries
+            writer.start()
+            self._writer = writer
 
     def _sweep(self, now: float) -> list[_Denial]:
         """Remove denials older than a minute; return those with counted ones, to be written."""

@@ -40,7 +40,7 @@ class EtcdSource(PolledSource):
         self._silence_s = silence_s
         self._found: dict[bytes, Member] = {}
         self._left_out: dict[bytes, int] = {}
-        """Hashes of the values that cannot be decoded, so that each is logged once."""
+        """By key, the hash of a value that was left out, so that each is logged once."""
         name = f"members in etcd under {options.prefix}"
         super().__init__(name, _PAUSE_S, _PAUSE_MAX_S, self._etcd.interrupt)
 
@@ -48,7 +48,9 @@ class EtcdSource(PolledSource):
         snapshot = self._etcd.snapshot(self._prefix)
         self._found.clear()
         listed = {entry.key for entry in snapshot.entries}
-        self._left_out = {key: of for key, of in self._left_out.items() if key in listed}
+        self._left_out = {
+            key: value_hash for key, value_hash in self._left_out.items() if key in listed
+        }
         self._apply(snapshot.entries)
         revision = snapshot.header.revision + 1
         for entries in self._etcd.changes(self._prefix, revision, self._silence_s):

@@ -32,7 +32,7 @@ class Poller(abc.ABC):
         self.name = name
         self.closing = threading.Event()
         self._telling = threading.RLock()
-        """Held while `closing` is set, and while members are told, which may call `close`."""
+        """Held to set `closing`, and while a list is passed on; its receiver may call `close`."""
         self._awake = threading.Event()
         self._trouble = ""
         self._pause_s = pause_s
@@ -45,7 +45,7 @@ class Poller(abc.ABC):
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, and wait up to `_JOIN_S` for the round in progress."""
+        """Stop; wait for a list that is being passed on, then up to `_JOIN_S` for the round."""
         with self._telling:
             self.closing.set()
         self._awake.set()

@@ -369,7 +369,8 @@ class BlockTable:
             return False
         if not self.lower or state.is_saved or not state.is_admitted:
             return True
-        return not self.queues.enqueue(row)
+        # What is queued for one tier is not offered again to a tier that has refused it.
+        return not (self.queues.is_queued(row) or self.queues.enqueue(row))
 
     def is_idle(self) -> bool:
         """Return whether no row is leased, reserved, being read or waiting for its last reader."""

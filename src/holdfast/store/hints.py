@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import takewhile
 
-from holdfast.blocks.key import unpack_keys
+from holdfast.blocks.key import KEY_BYTES, unpack_keys
 from holdfast.blocks.namespace import Namespace
 from holdfast.fairness.fair_queue import Priority, WorkItem
 from holdfast.plan.planner import PlanQuestion
@@ -143,14 +143,15 @@ def start_prestages(store: StoreParts) -> None:
     with store.table.lock:
         due = store.pending_hints.due(store.clock.now())
     for staging in due:
-        namespace, keys = staging.chain.namespace, unpack_keys(staging.chain.keys)
-        nbytes, share = len(keys) * namespace.record_bytes, store.share(namespace.domain)
+        namespace = staging.chain.namespace
+        nbytes = len(staging.chain.keys) // KEY_BYTES * namespace.record_bytes
+        share = store.share(namespace.domain)
         item = WorkItem(namespace.domain, nbytes, share, Priority.PREFETCH)
         try:
             store.background.submit(item, partial(_promote, store, staging))
         except RuntimeError:  # no thread can be started, because the process ends for example
             with store.table.lock:
-                store.pending_hints.done()
+                store.pending_hints.done(namespace.domain)
 
 
 def _expect(store: StoreParts, domain: bytes, session: str, at_s: float) -> int:
@@ -206,7 +207,7 @@ def _promote(store: StoreParts, staging: PendingPrestage) -> None:
         store.release(fetched.lease)
     finally:
         with table.lock:
-            store.pending_hints.done()
+            store.pending_hints.done(namespace.domain)
     with table.lock:
-        if staging.needed_s > store.clock.now():
-            table.eviction.expect(table.index.cover(namespace, keys).rows, staging.needed_s)
+        needed_s = max(staging.needed_s, store.clock.now())
+        table.eviction.expect(table.index.cover(namespace, keys).rows, needed_s)

@@ -179,8 +179,8 @@ def _ask(
 ) -> Outcome:
     """Ask one shared tier about the blocks from `start` on, unless another caller does or just did.
 
-    Returns OK if the tier answered. What another caller asks is about that caller's chain, which
-    may end or branch off before this one: then the tier is asked again about the rest.
+    Returns OK if the tier answered. Another caller's question is about that caller's chain, which
+    may end or branch off before this one does: then the tier is asked again about the rest.
     """
     name, answer = (number, namespace, keys[start]), HeldAnswer(0, Outcome.GONE)
     until = time.monotonic() + within_s
@@ -222,8 +222,12 @@ def _ask(
                 table.remote_lookups.note(row)
         table.drop_oldest_lookups()
     finally:
+        end = start + answer.blocks
         with table.lock:
-            table.inflight_lookups.end(name, answer.blocks, table.clock.now(), answer.outcome)
+            now_s = table.clock.now()
+            if answer.blocks and answer.outcome is Outcome.OK and end < readable:
+                table.inflight_lookups.note_miss((number, namespace, keys[end]), now_s)
+            table.inflight_lookups.end(name, answer.blocks, now_s, answer.outcome)
     return answer.outcome
 
 

@@ -6,7 +6,7 @@ State only: call under the store's lock. All of it is bounded; a forgotten entry
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ WAITING_MAX = 4_096
 """Limit of queued prestages; `KEYS_BYTES_MAX` also limits their keys."""
 
 BEGUN_MAX = 64
-"""Limit of prestages in progress; further ones that are due wait."""
+"""Limit of prestages of one domain in progress; further ones that are due wait."""
 
 
 class NamedChain(NamedTuple):
@@ -54,7 +54,8 @@ class PendingHints:
         self._keys_bytes = 0
         self._waiting: list[tuple[float, int, PendingPrestage]] = []
         self._waiting_bytes = 0
-        self._begun = 0
+        self._begun = Counter[bytes]()
+        """Number of prestages in progress, by domain."""
         self._numbers = 0
         self._pins: dict[tuple[Namespace, bytes], PinnedChain] = {}
         """By the key of the last block, which names the whole chain."""
@@ -96,15 +97,23 @@ class PendingHints:
     def due(self, now_s: float) -> list[PendingPrestage]:
         """Take the prestages that are due; the caller calls `done` once for each."""
         ready: list[PendingPrestage] = []
-        while self._waiting and self._waiting[0][0] <= now_s and self._begun < BEGUN_MAX:
-            ready.append(heapq.heappop(self._waiting)[2])
-            self._waiting_bytes -= len(ready[-1].chain.keys)
-            self._begun += 1
+        waiting: list[tuple[float, int, PendingPrestage]] = []
+        while self._waiting and self._waiting[0][0] <= now_s:
+            entry = heapq.heappop(self._waiting)
+            chain = entry[2].chain
+            if self._begun[chain.namespace.domain] < BEGUN_MAX:
+                ready.append(entry[2])
+                self._waiting_bytes -= len(chain.keys)
+                self._begun[chain.namespace.domain] += 1
+            else:
+                waiting.append(entry)
+        for entry in waiting:
+            heapq.heappush(self._waiting, entry)
         return ready
 
-    def done(self) -> None:
-        """Note that one prestage taken by `due` has ended."""
-        self._begun -= 1
+    def done(self, domain: bytes) -> None:
+        """Note that one prestage of a domain taken by `due` has ended."""
+        self._begun -= Counter([domain])
 
     def claim(self, nbytes: int) -> None:
         """Count bytes that are about to be pinned, until `end_claim`."""
@@ -132,7 +141,7 @@ class PendingHints:
         return self._claimed_bytes + sum(pin.nbytes for pin in self._pins.values())
 
     def forget_domain(self, domain: bytes) -> None:
-        """Forget the sessions, queued prestages and pins of a domain whose leases have ended."""
+        """Forget the sessions, queued prestages and pins of a domain; its leases end with it."""
         for name in [name for name in self._sessions if name[0] == domain]:
             self.forget(*name)
         self._waiting = [each for each in self._waiting if each[2].chain.namespace.domain != domain]

@@ -59,8 +59,7 @@ def _pin_some(table: BlockTable, number: int) -> tuple[list[int], list[TierGet]]
             if held:
                 namespace = index.namespace(held[0])
                 rows = [row for row in held if index.namespace(row) == namespace][:BLOCKS]
-                table.pin(rows)
-                return rows, [
+                batch = [
                     TierGet(
                         Place(column[row]),
                         index.keys[row] or b"",
@@ -69,4 +68,6 @@ def _pin_some(table: BlockTable, number: int) -> tuple[list[int], list[TierGet]]
                     )
                     for row in rows
                 ]
+                table.pin(rows)
+                return rows, batch
     return [], []

@@ -254,7 +254,7 @@ class BlockMover:
             self._estimates.arrived(tier, arrived, namespace.domain, of=len(read_batch) * size)
             promoted = self._land(namespace, read_batch, outcomes)
         ended_ns = time.time_ns()
-        # Before the read ends, so that the next write of these blocks from here replaces them.
+        # Before this batch's future is done, so that the next write of these blocks replaces them.
         if bad and isinstance(lower, SharedTier) and not table.sealing.is_away(namespace.domain):
             lower.delete_corrupt(bad)
         good = [get.key for get, o in zip(batch, outcomes, strict=True) if o is Outcome.OK]

@@ -114,6 +114,10 @@ class InflightLookups:
         self._under_way[name] = Future()
         return None
 
+    def note_miss(self, name: Name, now_s: float) -> None:
+        """Note that a tier which was asked about the blocks before this one lacks it."""
+        self._misses.note(name, Outcome.OK, now_s)
+
     def end(self, name: Name, found: int, now_s: float, outcome: Outcome = Outcome.OK) -> None:
         """Finish a lookup and wake the waiting callers; `found` is the number of blocks held."""
         self._under_way.pop(name).set_result(outcome)

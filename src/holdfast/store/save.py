@@ -127,8 +127,9 @@ def commit(store: StoreParts, number: int, retention: Retention = Retention.SESS
                     taken[row] = place
             table.publish_here(namespace, taken)
             entered = list(taken)
-            rows = table.index.find_all(namespace, [key for key, at in named if at == NOWHERE])
-            held = [row for row in rows if row >= 0 and table.index.fastest(row) >= 0]
+            rows = table.index.find_all(namespace, reservation.keys)  # some by another saver
+            rows = [row for row in rows if row >= 0 and row not in taken]
+            held = [row for row in rows if table.index.fastest(row) >= 0]
             table.touch(held)
             table.enter_new(entered)
             in_memory = [row for row in held if table.is_on(row, HOST)]

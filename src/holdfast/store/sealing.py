@@ -35,7 +35,7 @@ UNREADABLE_LOG_S = 60.0
 """Shortest time between two log lines about unreadable records of one domain, in seconds."""
 
 LOOK_AGAIN_S = 1.0
-"""Shortest time between two readings of the ring's file for one missing data key, in seconds."""
+"""Shortest time between two readings of the ring's file for the same missing key, in seconds."""
 
 UNKNOWN_EPOCH = 0
 """The copy is not sealed, or another node sealed it: epochs count from 1."""
@@ -126,13 +126,14 @@ class Sealing:
     def _find_key(self, header: Header) -> DataKey | None:
         """Return the data key that a header names, reading the ring's file for one that is missing.
 
-        The file is read for a key at most once in `LOOK_AGAIN_S`.
+        Records in a row that name the same missing key read the file once in `LOOK_AGAIN_S`.
         """
         named, now_s = (header.domain, header.epoch, header.key_id), self._clock.now()
         found = self.ring.find(*named)
         if found is None and now_s >= self._looked_s.get(named, -math.inf) + LOOK_AGAIN_S:
             self.watch.look_briefly()  # another node may just have begun this epoch
-            self._looked_s = {named: now_s}  # the latest only, because a record may name any key
+            if self.watch.read_at >= now_s:  # the file was read, and not only begun to be
+                self._looked_s = {named: now_s}  # the latest only: a record may name any key
             found = self.ring.find(*named)
         return found
 

@@ -380,7 +380,7 @@ class Store(StoreParts):
         """Run every part of housekeeping, even if another part fails."""
         parts: list[Callable[[], object]] = [
             self.housekeep,
-            self.audit.catch_up,
+            self.audit.start_catch_up,
             self.shared_ring.follow,
             self._warm_public,
             partial(hints.start_prestages, self),

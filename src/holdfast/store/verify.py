@@ -2,8 +2,8 @@
 
 Records in the arenas of this store's domains are plain, so their checksum is verified in place.
 Every other record may be sealed or may belong to a domain without a key here;
-`holdfast.store.sealing` checks and opens it. `holdfast.store.receive` has it do so for records that
-are not stored yet.
+`holdfast.store.sealing` checks and opens it. `holdfast.store.receive` calls it for records that are
+not stored yet.
 """
 
 from __future__ import annotations

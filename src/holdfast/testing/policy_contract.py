@@ -259,7 +259,7 @@ def _items(policy: object) -> int:
     items, found, left = 0, dict[int, object](), [policy]
     while left:
         value = left.pop()
-        if id(value) in found or isinstance(value, str | bytes | type):
+        if id(value) in found or isinstance(value, str | bytes | range | type):
             continue
         found[id(value)] = value  # kept, so that no other object gets its id
         if isinstance(value, Collection):

@@ -383,7 +383,7 @@ class HostTier:
     def _run_lengths(self, slot_bytes: int) -> range:
         """Return the run lengths to try, in chunks: for `_SLOTS_PER_RUN` slots down to one slot.
 
-        None for slots of 0 bytes.
+        Empty for slots of 0 bytes.
         """
         size = self._budget.chunk_bytes
         smallest, preferred = -(-slot_bytes // size), -(-slot_bytes * _SLOTS_PER_RUN // size)

@@ -113,7 +113,7 @@ class FrameReader(Generic[M]):
         self._decoder = decoder
         self._received = bytearray()
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         """Add received bytes."""
         self._received += data
 

@@ -18,16 +18,16 @@ def store():
 
 
 def test_a_wait_that_does_not_end_is_an_error(store, monkeypatch):
-    monkeypatch.setattr(contexts, "WAIT_S", 0.0)
+    monkeypatch.setattr(contexts, "WAIT_S", -1.0)
     waiting = Contexts(store, 4_000)
     waiting.store = SimpleNamespace(
         table=SimpleNamespace(unwritten=lambda: 1),
-        ladder=SimpleNamespace(wake=lambda: None),
+        mover=SimpleNamespace(wake=lambda: None),
         recovery=SimpleNamespace(wait=lambda _: None, seconds=None),
     )
-    with pytest.raises(HoldfastError, match="blocks are still not written after 0 s"):
+    with pytest.raises(HoldfastError, match="blocks are still not written after -1 s"):
         waiting.wait_written()
-    with pytest.raises(HoldfastError, match="recovery did not end within 0 s"):
+    with pytest.raises(HoldfastError, match="recovery did not end within -1 s"):
         waiting.await_recovery()
 
 

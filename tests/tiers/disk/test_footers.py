@@ -3,22 +3,15 @@
 import pytest
 
 from holdfast.errors import Outcome
-from holdfast.testing.extents import MemoryExtents
+from holdfast.testing.extents import MemoryExtents, tier_on
 from holdfast.testing.tier_contract import Blocks
-from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.region import FREED_PER_REGION, SECTOR, RegionGeometry, parse_snapshot
-from holdfast.tiers.disk.tier import DiskTier
 
 REGION_BYTES, REGIONS = 64 * SECTOR, 4
 BLOCKS = Blocks(SECTOR - 144)
 """Sixty records of one sector fit into a region, before its footer."""
 
 COUNT = 60 * (REGIONS - 1)
-
-
-def tier_on(medium, **changes):
-    config = DiskConfig(path="memory", capacity_bytes=medium.size, **changes)
-    return DiskTier(config, None, lambda _: medium)
 
 
 def numbers_of(tier):

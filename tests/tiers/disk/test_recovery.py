@@ -4,22 +4,15 @@ import pytest
 
 from holdfast.clock import ManualClock
 from holdfast.errors import Outcome
-from holdfast.testing.extents import MemoryExtents
+from holdfast.testing.extents import MemoryExtents, tier_on
 from holdfast.testing.payloads import is_right
 from holdfast.testing.tier_contract import Blocks
 from holdfast.tiers.base import NOWHERE, TierGet, TierPut
-from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.region import SECTOR
-from holdfast.tiers.disk.tier import DiskTier
 
 REGION_BYTES = 16 * SECTOR
 BLOCKS = Blocks(3 * SECTOR - 144)
 """Four records of three sectors fit into a region."""
-
-
-def tier_on(medium, clock=None, **changes):
-    config = DiskConfig(path="memory", capacity_bytes=medium.size, **changes)
-    return DiskTier(config, clock, lambda _: medium)
 
 
 def new_medium(regions=4):

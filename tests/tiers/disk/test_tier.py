@@ -8,7 +8,7 @@ import pytest
 from holdfast.clock import ManualClock
 from holdfast.codec.pack import check_without_key
 from holdfast.errors import ConfigError, Outcome
-from holdfast.testing.extents import MemoryExtents
+from holdfast.testing.extents import MemoryExtents, tier_on
 from holdfast.testing.tier_contract import Blocks, TierContract
 from holdfast.tiers.base import NOWHERE, TierGet, TierPut
 from holdfast.tiers.disk.file import DiskConfig
@@ -52,11 +52,6 @@ def medium():
 @pytest.fixture
 def clock():
     return ManualClock()
-
-
-def tier_on(medium, clock=None, **changes):
-    config = DiskConfig(path="memory", capacity_bytes=medium.size, **changes)
-    return DiskTier(config, clock, lambda _: medium)
 
 
 def write(tier, numbers):

@@ -137,10 +137,11 @@ class TestBufferPool:
 
 
 class BrokenTransfers:
-    """NIXL's API, whose transfers fail once they are under way."""
+    """NIXL's API, whose transfers fail once they are under way: with an error, or in this state."""
 
-    def __init__(self, *, releases=True):
+    def __init__(self, *, state="", releases=True):
         self.released = []
+        self._state = state
         self._releases = releases
 
     def get_xfer_descs(self, spans, _kind):
@@ -153,7 +154,9 @@ class BrokenTransfers:
         return "PROC"
 
     def check_xfer_state(self, _handle):
-        raise RuntimeError("the peer went")
+        if not self._state:
+            raise RuntimeError("the peer went")
+        return self._state
 
     def release_xfer_handle(self, handle):
         if not self._releases:
@@ -161,14 +164,18 @@ class BrokenTransfers:
         self.released.append(handle)
 
 
-def test_a_transfer_that_fails_is_cancelled_before_its_memory_is_used_again():
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [("", "read refused: the peer went"), ("ERR", "a read of 1 records failed: ERR")],
+)
+def test_a_transfer_that_fails_is_cancelled_before_its_memory_is_used_again(state, words):
     agent, ours = object.__new__(NixlAgent), memoryview(bytearray(8))
-    agent._agent = BrokenTransfers()
-    with pytest.raises(ProtocolError, match="read refused: the peer went") as failed:
+    agent._agent = BrokenTransfers(state=state)
+    with pytest.raises(ProtocolError, match=words) as failed:
         agent.move("READ", "peer", [MemorySpan(0, 8)], [ours])
     assert not isinstance(failed.value, nixl.MoveLostError)
     assert agent._agent.released == ["handle"]
-    agent._agent = BrokenTransfers(releases=False)
+    agent._agent = BrokenTransfers(state=state, releases=False)
     with pytest.raises(nixl.MoveLostError, match="cannot be cancelled: still under way"):
         agent.move("READ", "peer", [MemorySpan(0, 8)], [ours])
 

@@ -231,6 +231,7 @@ def preallocate(path: Path, nbytes: int, setting: str, first: bytes) -> None:
     `setting` is the tier's key path in the configuration. Raises ConfigError.
     """
     try:
+        path.with_name(f"{path.name}.new").unlink(missing_ok=True)  # left by an earlier version
         with replacing(path) as fd:  # it first removes what a crash has left, which may be as large
             if nbytes > _free_bytes(path.parent):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -49,7 +49,7 @@ class TargetConnections:
         """What is wrong with members, from the first failed call to the next good one."""
 
     def keep(self, known: Collection[str]) -> None:
-        """Forget other members; close all connections but those to present addresses of these."""
+        """Forget all members but these; close connections to others and to previous addresses."""
         with self._lock:
             left, self._left = self._left, []
             left += [self._targets.pop(gone)[1] for gone in self._targets.keys() - set(known)]

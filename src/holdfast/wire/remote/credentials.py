@@ -6,15 +6,17 @@ Files are read for each new connection, so that renewed files are used without a
 from __future__ import annotations
 
 import os
-import ssl
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from holdfast.errors import ConfigError
 from holdfast.regular_file import open_regular
 from holdfast.wire.remote.token import TOKEN_CHARS_MAX, Token, read
+
+if TYPE_CHECKING:
+    import ssl
 
 _OTHERS = 0o007
 _GROUP_AND_OTHERS = 0o077
@@ -60,12 +62,16 @@ class Credentials(NamedTuple):
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
     """Return the TLS context of a node's connections: TLS 1.3, both certified, name checked."""
-    return _context(files, ssl.PROTOCOL_TLS_CLIENT)
+    import ssl
+
+    return _restricted(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), files)
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
     """Return the TLS context of a target: TLS 1.3, and no peer without a certificate."""
-    return _context(files, ssl.PROTOCOL_TLS_SERVER)
+    import ssl
+
+    return _restricted(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files)
 
 
 def read_secret(file: str, what: str, nbytes_max: int) -> bytes:
@@ -86,8 +92,10 @@ def read_secret(file: str, what: str, nbytes_max: int) -> bytes:
     return data
 
 
-def _context(files: TlsFiles, protocol: int) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
+def _restricted(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
+    """Return a context that demands TLS 1.3 and certificates, with those of `files`."""
+    import ssl
+
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     try:

@@ -190,9 +190,10 @@ class NixlAgent:
             if handle is not None:
                 self._cancel(handle)
             raise ProtocolError(f"nixl: {way.lower()} refused: {error}") from error
-        self._agent.release_xfer_handle(handle)
         if state != "DONE":
+            self._cancel(handle)
             raise ProtocolError(f"nixl: a {way.lower()} of {len(ours)} records failed: {state}")
+        self._agent.release_xfer_handle(handle)
 
     def _wait(self, handle: object) -> str:
         """Wait until a transfer has ended, because until then it may write to the memory.

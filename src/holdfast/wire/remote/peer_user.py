@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 from holdfast.address import HostPort
 from holdfast.errors import RefusedError
-from holdfast.wire.local.peer_check import is_unmapped
+from holdfast.wire.local.peer_check import ROOT, is_unmapped
 
-_ROOT = 0
 _ALL_STATES = (1 << 32) - 1
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLMSG_ERROR, _NLM_F_REQUEST = 4, 20, 2, 1
@@ -78,7 +77,7 @@ def check_peer(connected: socket.socket, what: str, remedy: str) -> None:
     Call it after the peer's first message, because the kernel knows the user of a socket only once
     the other side has accepted the connection.
     """
-    user, allowed = peer_user(connected), {os.geteuid(), _ROOT}
+    user, allowed = peer_user(connected), {os.geteuid(), ROOT}
     if user in allowed:
         return
     names = " and ".join(f"user {each}" for each in sorted(allowed))

@@ -9,6 +9,7 @@ from typing import Any
 
 from holdfast import report
 from holdfast.cli.options import add_output_argument
+from holdfast.errors import ConfigError
 from holdfast.report import Row
 from holdfast_bench.cli import measuring
 from holdfast_bench.cli.progress import Steps
@@ -50,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Measure, write the ladder file, and yield its fitted values and its predictions."""
+    if args.out == "-":
+        raise ConfigError("--out -: progress and results are printed there; name a file")
     lengths, predicted = (QUICK_LENGTHS, QUICK_PREDICTED) if args.quick else (LENGTHS, PREDICTED)
     with measuring.engines(args.keep) as folder, ExitStack() as stack:
         settings = EnginePairSettings(
