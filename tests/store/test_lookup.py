@@ -175,42 +175,15 @@ def test_who_waits_for_another_waits_no_longer_either(harness) -> None:
     assert one.store.look(one.namespace, chain.keys, 0.01).blocks == 0, "whoever asks never ends"
 
 
-def test_who_waits_for_a_shorter_chains_answer_asks_about_the_rest(other_saved, monkeypatch):
-    _, other, chain = other_saved
-    waits, wait, held, looked = threading.Event(), lookup.wait, other.tier.held, []
+def looked_at_once(other, monkeypatch, first, second):
+    """Look up two chains, the second while the first is asked about; return results, questions."""
+    waits, wait, held = threading.Event(), lookup.wait, other.tier.held
+    results, asked = {}, []
 
-    def look_longer():
-        looked.append(other.store.look(other.namespace, chain.keys, 60.0))
+    def look(which, keys):
+        results[which] = other.store.look(other.namespace, keys, 60.0)
 
-    longer = threading.Thread(target=look_longer)
-
-    def noted_wait(*args, **named):
-        waits.set()
-        return wait(*args, **named)
-
-    def held_once_another_waits(*args):
-        if longer.ident is None:
-            longer.start()
-            assert waits.wait(60)
-        return held(*args)
-
-    monkeypatch.setattr(lookup, "wait", noted_wait)
-    monkeypatch.setattr(other.tier, "held", held_once_another_waits)
-    assert other.store.look(other.namespace, chain.keys[:4], 60.0).blocks == 4
-    longer.join(60)
-    assert looked == [LookupResult(10, {"pool": 10}, {})]
-
-
-def test_who_waits_for_an_equal_chains_answer_asks_nothing(other_saved, monkeypatch):
-    _, other, chain = other_saved
-    longer = other.chain(1, 14)
-    assert longer.keys[:10] == chain.keys
-    waits, wait, held, asked, looked = threading.Event(), lookup.wait, other.tier.held, [], []
-
-    def look():
-        looked.append(other.store.look(other.namespace, longer.keys, 60.0))
-
-    second = threading.Thread(target=look)
+    waiting = threading.Thread(target=look, args=("second", second))
 
     def noted_wait(*args, **named):
         waits.set()
@@ -219,16 +192,32 @@ def test_who_waits_for_an_equal_chains_answer_asks_nothing(other_saved, monkeypa
     def held_once_another_waits(*args):
         asked.append(args)
         if len(asked) == 1:
-            second.start()
+            waiting.start()
             assert waits.wait(60)
         return held(*args)
 
     monkeypatch.setattr(lookup, "wait", noted_wait)
     monkeypatch.setattr(other.tier, "held", held_once_another_waits)
-    look()
-    second.join(60)
-    assert [found.blocks for found in looked] == [10, 10]
-    assert len(asked) == 1
+    look("first", first)
+    waiting.join(60)
+    return results, len(asked)
+
+
+def test_who_waits_for_a_shorter_chains_answer_asks_about_the_rest(other_saved, monkeypatch):
+    _, other, chain = other_saved
+    results, asked = looked_at_once(other, monkeypatch, chain.keys[:4], chain.keys)
+    assert results["first"].blocks == 4
+    assert results["second"] == LookupResult(10, {"pool": 10}, {})
+    assert asked == 2
+
+
+def test_who_waits_for_an_equal_chains_answer_asks_nothing(other_saved, monkeypatch):
+    _, other, chain = other_saved
+    longer = other.chain(1, 14).keys
+    assert longer[:10] == chain.keys
+    results, asked = looked_at_once(other, monkeypatch, longer, longer)
+    assert [found.blocks for found in results.values()] == [10, 10]
+    assert asked == 1
 
 
 def test_a_question_about_no_prompt_is_answered_and_its_plan_is_not_logged(harness) -> None:

@@ -114,13 +114,16 @@ def test_every_block_is_in_one_group_and_each_group_ends_with_what_fills_it(size
         assert sum(nbytes) >= most or group is groups[-1]
 
 
-def test_groups_are_written_while_others_are_sealed(sealed):
-    one = sealed(TogetherTier())
+def check_written_together(one):
     chain = one.chain(1, BLOCKS)
     save(one, chain)
     assert not one.tier.met.broken
     leave_memory(one)
     assert one.read(chain) == BLOCKS
+
+
+def test_groups_are_written_while_others_are_sealed(sealed):
+    check_written_together(sealed(TogetherTier()))
 
 
 def test_the_writer_seals_and_writes_beside_a_busy_pool_that_takes_no_more(sealed, monkeypatch):
@@ -132,12 +135,7 @@ def test_the_writer_seals_and_writes_beside_a_busy_pool_that_takes_no_more(seale
 
     monkeypatch.setattr(write_behind, "LOCAL_SEAL", ParallelSeal(AT_ONCE - 1, 1, 1, 1))
     monkeypatch.setattr(write_behind, "submit_or_run", refused_while_all_are_busy)
-    one = sealed(TogetherTier())
-    chain = one.chain(1, BLOCKS)
-    save(one, chain)
-    assert not one.tier.met.broken
-    leave_memory(one)
-    assert one.read(chain) == BLOCKS
+    check_written_together(sealed(TogetherTier()))
 
 
 def test_groups_are_sealed_by_turns(sealed, monkeypatch):
