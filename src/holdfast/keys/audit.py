@@ -75,7 +75,7 @@ class AuditLog:
         self.path = path
         self._writing = threading.Lock()
         self._lock = threading.Lock()
-        """Held briefly while the attributes below change; no file is written meanwhile."""
+        """Protects the attributes below. It is never held while a file is written."""
         self._denied: dict[str, dict[str, dict[str, _Denial]]] = {}
         """By kind, name and reason; bounded by `DENIED_MAX` and `REASONS_MAX`."""
         self._unwritten: list[_Denial] = []

@@ -184,8 +184,8 @@ class BlockTable:
     ) -> None:
         """Call `visit` with each row of the namespaces that are wanted.
 
-        Takes the lock, and releases it now and then: call without it. Visits each block that is
-        there from the beginning to the end; a block that comes or goes meanwhile may be left out.
+        Call it without the lock, which it takes for `ROWS_AT_ONCE` rows at a time. A block that is
+        added or removed during the call may be left out; every other block is visited.
         """
         index = self.index
         with self.lock:
@@ -339,7 +339,7 @@ class BlockTable:
             self.remove_copy(row, number)
 
     def note_failed(self, tier: int, namespace: Namespace, key: bytes, outcome: Outcome) -> None:
-        """Record a failed copy, so that its shared tier is not asked for the block for a while."""
+        """Record a failed copy; its shared tier is not asked for the block for `FAILED_S`."""
         if tier in self.shared and outcome in (Outcome.CORRUPT, Outcome.UNREADABLE):
             self.failed_remote.note((tier, namespace, key), outcome, self.clock.now())
 
