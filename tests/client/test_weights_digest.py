@@ -1,3 +1,4 @@
+import hashlib
 import multiprocessing
 import os
 import random
@@ -14,7 +15,6 @@ import pytest
 from holdfast.client import weights_digest
 from holdfast.client.weights_digest import (
     NoDigestError,
-    blob_name,
     check_unchanged,
     files_digest,
     process_start_ns,
@@ -266,35 +266,86 @@ def test_processes_that_ask_at_once_read_once(model, memory):
 
 @pytest.fixture
 def hub(model):
-    """A Hugging Face cache: links into a folder of blobs that are named by their content."""
+    """A Hugging Face cache: links in a snapshot to blobs that are named by their content."""
     blobs = model.parent / "blobs"
     blobs.mkdir()
-    for number, file in enumerate(sorted(model.iterdir())):
-        blob = blobs / (str(number) * 64)
+    for file in sorted(model.iterdir()):
+        blob = blobs / hashlib.sha256(file.read_bytes()).hexdigest()
         file.rename(blob)
-        file.symlink_to(blob)
+        file.symlink_to(Path("../blobs") / blob.name)
     return model
 
 
-def test_a_hub_cache_is_not_read_at_all(hub, memory, reads):
+def test_a_blob_is_read_once(hub, memory, unchanged, reads):
     first = digest(hub, memory)
+    assert digest(hub, memory) == first
+    assert len(reads) == 2
+
+
+def extracted_by_name(cache, target):
+    archive = target.with_suffix(".tar")
+    subprocess.run(["tar", "--sort=name", "-C", cache, "-cf", archive, "."], check=True)
+    target.mkdir()
+    subprocess.run(["tar", "-C", target, "-xf", archive], check=True)
+
+
+def copied_with_blobs_first(cache, target):
+    target.mkdir()
+    for folder in ("blobs", "model"):
+        subprocess.run(["cp", "-a", cache / folder, target], check=True)
+
+
+def copied_after_the_links(cache, target):
+    target.mkdir()
+    for folder in ("model", "blobs"):
+        subprocess.run(["cp", "-a", cache / folder, target], check=True)
+
+
+@pytest.mark.parametrize(
+    "copied", [extracted_by_name, copied_with_blobs_first, copied_after_the_links]
+)
+def test_the_copy_of_a_cache_with_edited_weights_is_another_model(copied, hub, memory, tmp_path):
+    first = digest(hub, memory)
+    (hub / "model.safetensors").write_bytes(b"v" * len(PATTERN))  # through the link
+    edited = digest(hub, memory)
+    cache = tmp_path / "cache-of-hub"
+    cache.mkdir()
+    for folder in ("blobs", "model"):
+        (tmp_path / folder).rename(cache / folder)
+    copied(cache, tmp_path / "copy")
+    assert digest(tmp_path / "copy" / "model", memory) == edited != first
+
+
+def test_a_folder_of_blobs_that_is_replaced_by_an_older_one_is_another_model(hub, memory):
     blobs = hub.parent / "blobs"
-    (hub / "model.safetensors").unlink()
-    (blobs / ("1" * 64)).rename(blobs / ("2" * 64))
-    (hub / "model.safetensors").symlink_to(blobs / ("2" * 64))
+    subprocess.run(["cp", "-a", blobs, hub.parent / "older"], check=True)
+    names = {file.readlink().name for file in hub.iterdir()}
+    for name in names:
+        (hub.parent / "older" / name).write_bytes(b"v" * len(PATTERN))
+    time.sleep(0.02)
+    for file in list(hub.iterdir()):  # linked after the older blobs were written
+        target = file.readlink()
+        file.unlink()
+        file.symlink_to(target)
+    first = digest(hub, memory)
+    blobs.rename(hub.parent / "newer")
+    (hub.parent / "older").rename(blobs)
+    assert {file.readlink().name for file in hub.iterdir()} == names
     assert digest(hub, memory) != first
-    assert reads == []
 
 
-def test_a_blob_that_was_written_to_through_its_link_is_read(hub, memory, reads):
+def test_a_blob_that_was_written_to_through_its_link_is_another_model(hub, memory, unchanged):
     first, file = digest(hub, memory), hub / "model.safetensors"
     times = file.stat()
     time.sleep(0.02)
     file.write_bytes(b"v" * len(PATTERN))
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert blob_name(file) is None
     assert digest(hub, memory) != first
-    assert reads == [str(file)]
+
+
+def test_weights_have_one_digest_in_a_hub_cache_and_in_a_folder(model, memory, request):
+    first = digest(model, memory)
+    assert digest(request.getfixturevalue("hub"), memory) == first
 
 
 def test_what_changed_since_a_process_began_may_not_be_what_it_loaded(model):
@@ -333,8 +384,44 @@ def test_a_file_that_was_removed_since_may_have_been_loaded(model):
         check_unchanged(model, [model / "model.safetensors"], since_ns)
 
 
-def test_a_hub_cache_may_be_filled_by_the_engine_itself(hub):
+def test_a_hub_cache_may_be_filled_by_the_engine_itself(hub, tmp_path):
     check_unchanged(hub, sorted(hub.iterdir()), 0)
+    time.sleep(0.02)
+    since_ns = time.time_ns()
+    time.sleep(0.02)
+    (tmp_path / "blobs" / "more").write_bytes(PATTERN)
+    (hub / "more.safetensors").symlink_to("../blobs/more")
+    (hub / "same.safetensors").symlink_to((hub / "model.safetensors").readlink())
+    check_unchanged(hub, sorted(hub.iterdir()), since_ns)
+
+
+@pytest.mark.parametrize("changed", ["blob", "link", "copy", "folder"])
+def test_a_hub_cache_that_changed_since_the_engine_began_is_refused(changed, hub, tmp_path):
+    file = hub / "model.safetensors"
+    if changed == "blob":  # after the engine's own download of it
+        since_ns = 0
+        time.sleep(0.02)
+        file.write_bytes(b"v" * len(PATTERN))
+    else:
+        time.sleep(0.02)
+        since_ns = time.time_ns()
+        check_unchanged(hub, sorted(hub.iterdir()), since_ns)
+        time.sleep(0.02)
+    match changed:
+        case "link":
+            (tmp_path / "other").symlink_to(hub)
+            (hub / "new").symlink_to(tmp_path / "other" / "config.json")
+            (hub / "new").rename(file)
+        case "copy":
+            subprocess.run(["cp", "-a", tmp_path / "blobs", tmp_path / "again"], check=True)
+            subprocess.run(["cp", "-a", hub, tmp_path / "snapshot"], check=True)
+            for old, new in ((tmp_path / "blobs", "again"), (hub, "snapshot")):
+                old.rename(tmp_path / f"{new}.old")
+                (tmp_path / new).rename(old)
+        case "folder":
+            (hub / "config.json").unlink()
+    with pytest.raises(NoDigestError, match=r"changed after this engine's process started"):
+        check_unchanged(hub, sorted(hub.iterdir()), since_ns)
 
 
 def test_a_circle_of_links_ends(tmp_path):

@@ -3,8 +3,8 @@
 Content identifies a checkpoint, its name does not: other systems have served wrong KV for two
 checkpoints of one name. A file's digest is cached with its path, device, inode, size, mtime and
 ctime; the kernel sets ctime, and no tool can restore it. If these do not prove that the file is
-unchanged, it is read again. Blobs of a Hugging Face cache are named by the digest of their content;
-a blob is not read if it was not touched after it was linked.
+unchanged, it is read again. This includes the blobs of a Hugging Face cache: their names state the
+digest of what was downloaded, which a later write through a link does not change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +53,8 @@ MOUNTS = Path("/proc/self/mountinfo")
 
 REMEDY = "set model_digest to a name that changes whenever the weights do"
 
-_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+BLOBS = "blobs"
+"""Folder of a Hugging Face cache with the files that the links in its snapshots lead to."""
 
 _log = logging.getLogger("vllm.holdfast")
 
@@ -90,42 +91,45 @@ def files_digest(
     whole = xxhash.xxh3_128(f"{reader}\0".encode())
     with _locked_cache(cache_file or CACHE_FILE) as known:
         for file in sorted(files):
-            digest = blob_name(file) or _file_digest(file, known, asked_ns)
+            digest = _file_digest(file, known, asked_ns)
             whole.update(f"{os.path.relpath(file, folder)}\0{digest}\0".encode())
     return whole.hexdigest()
 
 
-def blob_name(file: Path) -> str | None:
-    """Return the content digest that names a file in a Hugging Face cache; None for other files.
-
-    Also None for a blob that was changed or touched after the link to it was made: a write to a
-    file of a snapshot goes through the link and changes the blob.
-    """
-    target = Path(os.path.realpath(file, strict=True))
-    if not (file.is_symlink() and target.parent.name == "blobs" and _BLOB.fullmatch(target.name)):
-        return None
-    touched = target.stat().st_ctime_ns > file.lstat().st_ctime_ns
-    return None if touched else target.name
-
-
-def check_unchanged(folder: Path, files: Iterable[Path], since_ns: int) -> None:
+def check_unchanged(folder: Path, files: Collection[Path], since_ns: int) -> None:
     """Raise NoDigestError if `files`, or links on their paths, may have changed after `since_ns`.
 
     An engine hashes its weights after it has loaded them, so a change since its process started may
-    have happened between the two. Untouched blobs of a Hugging Face cache cannot change.
+    have happened between the two. Files that the engine itself downloaded into a Hugging Face cache
+    are new, but did not change; the download also explains the change of `folder`.
     """
-    plain = [file for file in files if blob_name(file) is None]
-    paths = [folder, *plain] if plain else []
-    for path in paths:
+    old = [file for file in files if not _is_download(file, since_ns)]
+    downloads = len(old) < len(files)
+    for path in [folder, *old]:
+        changed_ns = path.stat().st_ctime_ns  # raises OSError for links that lead to themselves
         links = (link for link in _links(path) if link.lstat().st_ctime_ns > since_ns)
         changed = next(links, None)  # not all of them: a changed link may lead back to itself
-        if changed is None and path.stat().st_ctime_ns > since_ns:
+        if changed is None and changed_ns > since_ns and not (downloads and path == folder):
             changed = path
         if changed is not None:
             raise NoDigestError(
                 f"{str(changed)!r} changed after this engine's process started, so it may "
                 f"have loaded the earlier content; start the engine again, or {REMEDY}"
             )
+
+
+def _is_download(file: Path, since_ns: int) -> bool:
+    """Return whether `file` is a link that a download after `since_ns` made in a snapshot.
+
+    A download writes the blob, then the link, and both have the times of the download. A copy of a
+    cache restores earlier modification times, and a write to the blob is later than the link.
+    """
+    if not file.is_symlink() or file.readlink().parent.name != BLOBS:
+        return False
+    link, blob = file.lstat(), file.stat()
+    existed = blob.st_ctime_ns <= since_ns
+    written = blob.st_mtime_ns > since_ns and blob.st_ctime_ns <= link.st_ctime_ns
+    return min(link.st_mtime_ns, link.st_ctime_ns) > since_ns and (existed or written)
 
 
 def process_start_ns() -> int:
