@@ -8,6 +8,7 @@ behind a Unix socket. It computes keys and checks arguments; a `SessionBackend` 
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
@@ -73,27 +74,34 @@ class SessionBackend(Protocol):
     domain_key: bytes
     segment_blocks: int
 
+    @abstractmethod
     def cover(self, keys: Sequence[bytes], deadline_s: float) -> int:
         """Return how many leading blocks are held."""
 
+    @abstractmethod
     def save(self, chain: Chain, rows: Sequence[memoryview], retention: Retention) -> int:
         """Save a chain's blocks; return how many are new."""
 
+    @abstractmethod
     def fetch(self, chain: Chain, rows: Sequence[memoryview], deadline_s: float) -> Landed:
         """Copy the longest held prefix into the leading rows."""
 
     def follow(self, session: str, keys: Sequence[bytes]) -> None:
         """Record that a chain belongs to a session."""
 
+    @abstractmethod
     def closed(self, session: str) -> int:
         """Record that a session ended; return how many of its blocks are held."""
 
+    @abstractmethod
     def returns(self, session: str, in_s: float) -> int:
         """Record that a session returns; return how many of its blocks are held."""
 
+    @abstractmethod
     def prestage(self, keys: Sequence[bytes], in_s: float, deadline_s: float) -> int:
         """Promote the held blocks of a chain to memory within `in_s`; return their number."""
 
+    @abstractmethod
     def pin(self, keys: Sequence[bytes], ttl_s: float, deadline_s: float) -> int:
         """Keep the held blocks of a chain in memory for `ttl_s`; return their number."""
 

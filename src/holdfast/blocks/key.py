@@ -130,7 +130,7 @@ def _checked(tokens: Tokens) -> Tokens:
         return tokens
     numpy = sys.modules.get("numpy")  # a caller with a numpy array has imported it
     if numpy is not None and isinstance(tokens, numpy.ndarray):
-        return _checked_array(tokens)
+        return _checked_array(cast("npt.NDArray[np.generic]", tokens))
     if isinstance(tokens, array):
         if tokens.typecode in _INTEGER_CODES:
             return tokens

@@ -6,6 +6,7 @@ that takes it per block or page would be slow; a device takes it about once per 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -46,9 +47,11 @@ class Pages(NamedTuple):
 class Transfer(Protocol):
     """A batch of moves in progress; a `Future[bool]` is one."""
 
+    @abstractmethod
     def done(self) -> bool:
         """Return, without blocking, whether `result` would return at once."""
 
+    @abstractmethod
     def result(self) -> bool:
         """Block until all copies have ended; return True if every byte was copied."""
 
@@ -64,9 +67,11 @@ class Device(Protocol):
     def mark(self) -> Any:
         """Return a point in the engine's queued work, after which `scatter` can start."""
 
+    @abstractmethod
     def scatter(self, arena: SharedMapping, moves: Sequence[Move], after: Any = None) -> Transfer:
         """Copy payloads from the arena into pages; nothing else uses the pages until then."""
 
+    @abstractmethod
     def gather(self, arena: SharedMapping, moves: Sequence[Move]) -> Transfer:
         """Copy whole blocks into the arena, with their contents after the work queued so far.
 

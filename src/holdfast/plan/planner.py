@@ -7,6 +7,7 @@ planner evaluates every cut between fetched and computed blocks, and takes the b
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -69,6 +70,7 @@ class Plan(NamedTuple):
 class Planner(Protocol):
     """Interface of a planner. Pure."""
 
+    @abstractmethod
     def plan(self, question: PlanQuestion) -> Plan:
         """Return the plan for a question."""
 

@@ -12,6 +12,7 @@ thread-safe: the store calls it under its lock.
 from __future__ import annotations
 
 import struct
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from typing import NamedTuple, Protocol
@@ -65,6 +66,7 @@ class Admission(Protocol):
             self.charge(block)
         return allowed
 
+    @abstractmethod
     def allows(self, block: AdmissionCandidate, now_s: float) -> bool:
         """Return the result of `admit` without counting a write: another rule may refuse it."""
 

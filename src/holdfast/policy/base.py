@@ -7,6 +7,7 @@ never runs backwards. Not thread-safe: the store calls it under its lock. The co
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -54,6 +55,7 @@ class EvictionPolicy(Protocol):
     def forget(self, row: int) -> None:
         """Forget a removed row: if it is added again, it is another block."""
 
+    @abstractmethod
     def victims(self, now_s: float) -> Generator[int, None, None]:
         """Yield rows, least valuable first, each at most once.
 

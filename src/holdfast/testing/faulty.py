@@ -70,7 +70,7 @@ class FaultyTier:
         passed: list[tuple[int, TierPut]] = []
         for i, put in enumerate(batch):
             fault = self._draw("_write")
-            if fault in {InjectedFault.GONE_WRITE, InjectedFault.FULL_WRITE}:
+            if fault is InjectedFault.GONE_WRITE or fault is InjectedFault.FULL_WRITE:
                 outcomes[i] = Outcome.GONE if fault is InjectedFault.GONE_WRITE else Outcome.FULL
                 self._count(fault)
                 self.inner.free([put.place])

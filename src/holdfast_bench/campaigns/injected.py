@@ -254,13 +254,14 @@ def _life(wrapped: Sequence[str], folder: Path, seed: str) -> tuple[int, str]:
     )
     try:
         _, stderr = process.communicate(timeout=_LIFE_S)
+        status = process.wait()
     except subprocess.TimeoutExpired:
         return -1, f"no end within {_LIFE_S:g} s"
     finally:
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)  # a traced process may outlive its strace
             process.communicate()
-    return process.returncode, stderr.decode(errors="replace")
+    return status, stderr.decode(errors="replace")
 
 
 def main(folder: str, seed: str) -> int:

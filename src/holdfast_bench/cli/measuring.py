@@ -120,12 +120,14 @@ def engines(keep: Path | None) -> Iterator[Path]:
 
 def cpu_timed(work: Callable[[], Result], rounds: int) -> tuple[Result, float]:
     """Return the last result of `work`, and the median of this process's CPU seconds per round."""
-    taken_s = []
-    for _ in range(rounds):
+
+    def timed() -> tuple[Result, float]:
         start_s = time.process_time()
         result = work()
-        taken_s.append(time.process_time() - start_s)
-    return result, median_high(taken_s)
+        return result, time.process_time() - start_s
+
+    runs = [timed() for _ in range(rounds)]
+    return runs[-1][0], median_high(seconds for _, seconds in runs)
 
 
 def print_rows(rows: Iterable[Row], steps: Steps) -> Iterator[Row]:

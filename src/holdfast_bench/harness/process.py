@@ -154,7 +154,7 @@ def start_owned(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     process = None
     try:
         with _interrupts_deferred():
-            process = subprocess.Popen(owned(argv), **options)
+            process = subprocess.Popen[bytes](owned(argv), **options)
     except BaseException:
         if process is not None:
             process.kill()

@@ -7,6 +7,7 @@ Holdfast. A get includes the copy of the record into the caller's buffer.
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ class MeasuredPeer(Protocol):
     def get(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> None:
         """Read records into the buffers `into`."""
 
+    @abstractmethod
     def exist(self, keys: Sequence[bytes]) -> int:
         """Return how many of the keys are held."""
 

@@ -131,7 +131,7 @@ def _serve(connected: socket.socket) -> None:
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("port", type=int)
     parser.add_argument("tls", nargs="*", help="certificate, key and authority, to use TLS")
     args = parser.parse_args()

@@ -197,7 +197,7 @@ def walk(setting: DemoSettings) -> Generator[DemoStep]:
 
         tell("the engine was stopped; it starts again, and a second one beside it")
         engine.process.stop()
-        again = dict.fromkeys(("engine-a-again", "engine-b"), kv_transfer)
+        again = {"engine-a-again": kv_transfer, "engine-b": kv_transfer}
         engine, second = start_engines(stack, setting, again)
         for fresh in (engine, second):
             _ask(fresh, prompts.question)

@@ -34,7 +34,7 @@ def proposal_lines(question: SizingQuestion, found: SizingAnswer) -> Iterator[st
     yield from (question.shape.name, question.demand.about, "", advice(question, found), "")
     if best.tiers:
         heads = ("tier", "medium", "holds", "bought", "bound by", "GB/s: one request", "busiest")
-        table = [(*heads, "all", "hits", "DWPD", "W", "$/h")]
+        table: list[tuple[str, ...]] = [(*heads, "all", "hits", "DWPD", "W", "$/h")]
         for tier in best.tiers:
             worn = "-"
             if tier.rated_writes_per_day is not None:

@@ -60,7 +60,7 @@ class Region:
         self.starts = array("I")
         self.sectors = array("I")
         self.namespace: Namespace | None = None
-        self.namespaces = _NO_NAMESPACES
+        self.namespaces: list[Namespace | None] = _NO_NAMESPACES
         self.end_writes()
 
     def begin(self, generation: int) -> None:

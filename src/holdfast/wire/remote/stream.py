@@ -47,6 +47,7 @@ OnProgress: TypeAlias = Callable[[int], None]
 class TimeLimit(Protocol):
     """The time limit of a transfer."""
 
+    @abstractmethod
     def seconds(self, moved: int) -> float:
         """Return how long the next call may block, `moved` bytes after the last one.
 
