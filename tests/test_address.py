@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.address import HostPort, tcp_address, tcp_endpoint
+from holdfast.address import HostPort, socket_path, tcp_address, tcp_endpoint
 from holdfast.errors import ConfigError
 
 
@@ -42,6 +42,12 @@ def test_host_and_port_are_read(address, endpoint):
 def test_other_addresses_are_refused(address):
     with pytest.raises(ConfigError, match=r"is not tcp://host:port, such as tcp://10\.0\.0\.7"):
         tcp_endpoint(address)
+
+
+@pytest.mark.parametrize("address", ["tcp://10.0.0.7:7441", "tcp://", "tcp://flash-1"])
+def test_a_target_is_no_node(address):
+    with pytest.raises(ConfigError, match="a pool's target, which serves other nodes; name a node"):
+        socket_path(address)
 
 
 def test_a_member_has_a_port():

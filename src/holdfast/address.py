@@ -20,6 +20,8 @@ _TCP = re.compile(
     r"tcp://(?:\[([0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})"
 )
 
+_HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\]):[0-9]{1,5}")
+
 
 class HostPort(NamedTuple):
     """A TCP endpoint; an IPv6 host comes without its brackets."""
@@ -51,6 +53,8 @@ class HostPort(NamedTuple):
 
 def socket_path(address: str) -> str:
     """Return the path of a Unix socket; raise ConfigError for any other kind of address."""
+    if is_tcp(address):
+        raise target_named_error(address)
     path = address.removeprefix(UNIX)
     if not path.startswith("/"):
         raise ConfigError(
@@ -63,6 +67,19 @@ def socket_path(address: str) -> str:
             f"allows {UNIX_PATH_BYTES_MAX}; choose a shorter folder"
         )
     return path
+
+
+def target_named_error(address: str) -> ConfigError:
+    """Return the error for a target's address in the place of a node's."""
+    return ConfigError(
+        f"node address {address!r:.300} is that of a pool's target, which serves other nodes; name "
+        "a node on this machine, such as unix:///run/holdfast/node.sock"
+    )
+
+
+def is_host_and_port(address: str) -> bool:
+    """Whether an address is `host:port` without `tcp://`."""
+    return _HOST_AND_PORT.fullmatch(address) is not None
 
 
 def is_tcp(address: str) -> bool:

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from holdfast.address import socket_path
+from holdfast.address import UNIX, socket_path
 from holdfast.config import default_address
 from holdfast.errors import (
     ConfigError,
@@ -66,7 +66,7 @@ class PrivateNode:
         """Find the engine's node or start it. Raises HoldfastError if it does not start."""
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = -1
-        folder = folder or Path(socket_path(default_address())).parent
+        folder = folder or Path(default_address().removeprefix(UNIX)).parent
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
         # A user with write access could make an engine use another node.

@@ -4,6 +4,7 @@ HOLDFAST__TIERS__1__CAPACITY="64 GiB"    overrides tiers.1.capacity of the file
 """
 
 from holdfast.byte_size import Size
+from holdfast.config.check import check_domain_name
 from holdfast.config.defaults import (
     PRIVATE_PARENT,
     arm_failpoint,
@@ -42,6 +43,7 @@ __all__ = [
     "TracesOptions",
     "arm_failpoint",
     "as_data",
+    "check_domain_name",
     "default_address",
     "default_tiers",
     "load",

@@ -40,6 +40,15 @@ NOBODY = 65_534
 _DOMAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
+def check_domain_name(setting: str, name: str) -> None:
+    """Raise ConfigError, naming the setting, for a name that no domain can have."""
+    if not _DOMAIN.fullmatch(name):
+        raise ConfigError(
+            f"{setting}: {name!r} is not the name of a domain, which has 1 to 64 of a-z, 0-9, _ "
+            "and -; rename it"
+        )
+
+
 def check(config: Config) -> None:
     """Raise ConfigError for the first invalid value."""
     try:
@@ -125,8 +134,7 @@ def _check_domains(config: Config) -> None:
         )
     for name, domain in config.domains.items():
         at = f"domains.{name}"
-        if not _DOMAIN.fullmatch(name):
-            raise ConfigError(f"{at}: a domain's name has 1 to 64 of a-z, 0-9, _ and -; rename it")
+        check_domain_name(at, name)
         sources = {
             "key_file": domain.key_file,
             "key_fd": domain.key_fd is not None,

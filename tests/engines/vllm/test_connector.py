@@ -1,4 +1,5 @@
 import functools
+import logging
 from functools import partial
 from types import SimpleNamespace
 
@@ -20,11 +21,16 @@ from holdfast.engines.vllm.counters import COUNTERS, ConnectorCounts
 from holdfast.engines.vllm.work import Handshake, StepWork, WorkerReport
 from holdfast.engines.vllm.worker import WorkerSide
 from holdfast.errors import ConfigError
+from holdfast.wire.local.messages import PROTOCOL, Hello
+from holdfast.wire.local.reconnecting_client import ReconnectingClient
 
 
-def connector(role, policy="recompute", groups=1, **extra):
+def connector(role, policy="recompute", groups=1, kv_role="kv_both", **extra):
     transfer = SimpleNamespace(
-        kv_connector_extra_config=extra, kv_load_failure_policy=policy, engine_id="e"
+        kv_connector_extra_config=extra,
+        kv_load_failure_policy=policy,
+        kv_role=kv_role,
+        engine_id="e",
     )
     config = SimpleNamespace(kv_transfer_config=transfer)
     cache = SimpleNamespace(kv_cache_groups=[object()] * groups, num_blocks=4)
@@ -48,6 +54,39 @@ def test_it_keeps_the_hybrid_memory_manager_and_owes_no_delivery(scheduler):
 def test_a_wrong_key_stops_the_engine_at_its_start():
     with pytest.raises(ConfigError, match=r"extra_config\.adress is unknown"):
         connector(KVConnectorRole.WORKER, adress="unix:///x")
+
+
+def test_an_option_that_the_model_rules_out_stops_the_engine_at_its_start(monkeypatch):
+    group = SimpleNamespace(layers=("layer",), page_tokens=32, spec=None)
+    monkeypatch.setattr("holdfast.engines.vllm.connector.only_group", lambda *_: group)
+    monkeypatch.setattr("holdfast.engines.vllm.connector.geometry_of", lambda *_: None)
+    monkeypatch.setattr("vllm.distributed.parallel_state.get_tensor_model_parallel_rank", lambda: 0)
+    worker = connector(KVConnectorRole.WORKER, block_tokens=100)
+    worker._vllm_config.model_config = None
+    with pytest.raises(ConfigError, match=r"extra_config\.block_tokens: 100 .* write 128"):
+        worker.register_kv_caches({"layer": torch.zeros(4)})
+    with pytest.raises(ConfigError, match="kv_role: 'kv_sender' is unknown"):
+        connector(KVConnectorRole.WORKER, kv_role="kv_sender")
+
+
+def test_what_other_parts_of_holdfast_report_is_shown_by_vllm(monkeypatch, tmp_path):
+    root, shown = logging.getLogger(), []
+    monkeypatch.setattr(root, "handlers", [])  # like vLLM, which configures its own logger only
+    monkeypatch.setattr(logging.getLogger("holdfast"), "handlers", [])
+    vllm = logging.getLogger("vllm")
+    monkeypatch.setattr(vllm, "propagate", False)
+    monkeypatch.setattr(vllm, "handlers", [SimpleNamespace(level=0, handle=shown.append)])
+    for _ in range(2):  # both roles in one process
+        connector(KVConnectorRole.WORKER)
+    hello = Hello(PROTOCOL, "test", b"f" * 16, 64, 128)
+    link = ReconnectingClient(f"unix://{tmp_path}/none.sock", hello, 1.0)
+    link.wait(0.05)
+    link.close()
+    logging.getLogger("holdfast.devices.host").error("copied 1 of 2 bytes")
+    logging.getLogger("holdfast.devices.host").debug("not shown")
+    [gone, copied] = [record for record in shown if record.name.startswith("holdfast.")]
+    assert "requests are recomputed meanwhile" in gone.getMessage()
+    assert (gone.levelname, copied.levelname) == ("WARNING", "ERROR")
 
 
 def test_a_policy_that_fails_requests_is_pointed_out_once(caplog):

@@ -19,6 +19,7 @@ from holdfast.engines.vllm.describe import (
     only_group,
 )
 from holdfast.engines.vllm.options import ConnectorSettings
+from holdfast.errors import ConfigError
 
 SETTING = ConnectorSettings("", "default", 0, "pinned", 0.05, 5.0, saves=True)
 PAGES, HEADS, TOKENS, HEAD_SIZE = 10, 4, 32, 32
@@ -174,9 +175,11 @@ def test_a_block_is_whole_pages(wish, page, tokens):
     assert block_tokens_of(SETTING._replace(block_tokens=wish), page) == tokens
 
 
-def test_a_block_that_pages_do_not_divide_is_refused():
-    with pytest.raises(UnsupportedError, match=r"100 is not a multiple.*32 tokens; write 128"):
+def test_a_block_that_pages_do_not_divide_or_that_is_too_large_is_refused(group):
+    with pytest.raises(ConfigError, match=r"tokens: 100 is not a multiple.*32 tokens; write 128"):
         block_tokens_of(SETTING._replace(block_tokens=100), 32)
+    with pytest.raises(ConfigError, match=r"block_tokens: 1048576: .*limit is.*lower block_tokens"):
+        fingerprint(group, setting=SETTING._replace(block_tokens=1 << 20))
 
 
 def fingerprint(group, rank=0, setting=SETTING, **changes):

@@ -16,6 +16,35 @@ def test_nothing_written_is_a_private_node_with_defaults():
     assert setting.saves
 
 
+@pytest.mark.parametrize(
+    ("role", "loads", "saves"),
+    [("kv_both", True, True), ("kv_consumer", True, False), ("kv_producer", False, True)],
+)
+def test_the_role_says_whether_an_engine_loads_and_saves(role, loads, saves):
+    setting = read_options({}, role)
+    assert (setting.loads, setting.saves) == (loads, saves)
+
+
+@pytest.mark.parametrize("role", ["kv_sender", "", None])
+def test_an_unknown_role_is_refused_by_name(role):
+    with pytest.raises(ConfigError, match=r"kv_role: .* is unknown; known are kv_both, kv_consum"):
+        read_options({}, role)
+
+
+def test_a_producer_that_may_not_save_is_refused(tmp_path):
+    file = tmp_path / "node.yaml"
+    file.write_text(
+        "listen: unix:///run/h.sock\n"
+        "tiers: [{kind: host, capacity: 64 MiB}]\n"
+        "engine: {save: false}\n"
+    )
+    assert not read_options({"holdfast": str(file)}, "kv_consumer").saves
+    with pytest.raises(
+        ConfigError, match=r"kv_producer only saves, and engine\.save in .* is false"
+    ):
+        read_options({"holdfast": str(file)}, "kv_producer")
+
+
 def test_an_address_is_taken_as_it_is():
     assert read_options({"holdfast": "unix:///run/h.sock"}).address == "unix:///run/h.sock"
     assert read_options({"holdfast": "/run/h.sock"}).address == "/run/h.sock"
@@ -49,7 +78,11 @@ def test_a_node_for_other_machines_only_is_refused(tmp_path):
     ("extra", "named"),
     [
         ({"holdfats": "x"}, r"extra_config\.holdfats is unknown; known are holdfast, domain"),
-        ({"holdfast": "node:9000"}, r"extra_config\.holdfast: node address 'node:9000'.*YAML"),
+        ({"holdfast": "node"}, r"extra_config\.holdfast: node address 'node' is not unix.*YAML"),
+        *(
+            ({"holdfast": target}, r"extra_config\.holdfast: .* a pool's target, .* name a node on")
+            for target in ("tcp://10.0.0.7:7441", "tcp://flash-1", "10.0.0.7:7441", "[::1]:7441")
+        ),
         ({"holdfast": 5}, r"extra_config: Expected `str`, got `int` - at `\$\.holdfast`"),
         ({"block_tokens": -1}, r"extra_config\.block_tokens: -1 is below 0"),
         ({"cover_deadline_ms": 0}, r"extra_config\.cover_deadline_ms: 0 is not above 0 and"),
@@ -57,6 +90,7 @@ def test_a_node_for_other_machines_only_is_refused(tmp_path):
         ({"cover_deadline_ms": math.inf}, r"cover_deadline_ms: inf is not above 0 and at most 60,"),
         ({"cover_deadline_ms": 60_001}, r"cover_deadline_ms: 60001 is not above 0 and at most 60"),
         ({"domain": ""}, r"extra_config\.domain is empty"),
+        ({"domain": "My Team"}, r"extra_config\.domain: 'My Team' is not the name of a domain"),
         ({"holdfast": "/no/such.yaml"}, r"/no/such\.yaml: cannot be read"),
     ],
 )

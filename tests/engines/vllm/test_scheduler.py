@@ -347,6 +347,17 @@ def test_a_reader_saves_nothing(fakes):
     assert harness.run(request, 12, [1, 2, 3]).saves == []
 
 
+def test_a_producer_saves_and_asks_for_nothing(fakes):
+    harness = fakes.SchedulerRig(fakes, setting=fakes.setting(loads=False))
+    harness.held = 1
+    request = harness.request(20)
+    assert harness.side.matched_tokens(request, 8) == (0, False)
+    harness.side.allocated(request, [1, 2, 3], 0)
+    assert len(harness.run(request, 20, [1, 2, 3]).saves[0].pages) == 2
+    assert harness.client.of(Cover) == []
+    assert harness.side.counts.data["prompt_tokens_by_source/computed"] == 12
+
+
 def test_a_salt_gives_a_request_names_of_its_own(harness):
     for salt in ("a", "b", "a", None):
         harness.request(20, cache_salt=salt)

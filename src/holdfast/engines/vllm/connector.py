@@ -33,11 +33,12 @@ from holdfast.engines.vllm.describe import (
     geometry_of,
     only_group,
 )
+from holdfast.engines.vllm.log import show_in_vllm_log
 from holdfast.engines.vllm.options import ConnectorSettings, failure_policy_advice, read_options
 from holdfast.engines.vllm.scheduler import SchedulerSide
 from holdfast.engines.vllm.work import Handshake, StepWork, WorkerReport
 from holdfast.engines.vllm.worker import WorkerSide
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.wire.local.messages import PROTOCOL, Hello
 from holdfast.wire.local.reconnecting_client import ReconnectingClient
 
@@ -58,7 +59,10 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
-        self._setting: ConnectorSettings = read_options(transfer.kv_connector_extra_config)
+        show_in_vllm_log()
+        self._setting: ConnectorSettings = read_options(
+            transfer.kv_connector_extra_config, transfer.kv_role
+        )
         self._private: PrivateNode | None = None
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
@@ -299,9 +303,14 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
 
     @contextmanager
     def _passive_on_error(self) -> Iterator[None]:
-        """Log a warning and become passive on an unsupported setting or another error."""
+        """Log a warning and become passive on an unsupported setting or another error.
+
+        An invalid option of the user is raised, so that vLLM does not start.
+        """
         try:
             yield
+        except ConfigError:
+            raise
         except (HoldfastError, OSError) as error:
             _log.warning("Holdfast is off for this engine: %s", error)
             self._handshake = Handshake(refusal=str(error))

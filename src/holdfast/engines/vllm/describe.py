@@ -17,8 +17,8 @@ from holdfast.blocks.layout import Layout, Slice
 from holdfast.client.weights_digest import check_unchanged, files_digest, process_start_ns
 from holdfast.devices.base import Pages
 from holdfast.engines.vllm.checkpoint import checkpoint_of
-from holdfast.engines.vllm.options import ConnectorSettings
-from holdfast.errors import HoldfastError
+from holdfast.engines.vllm.options import EXTRA_CONFIG, ConnectorSettings
+from holdfast.errors import BlockError, ConfigError, HoldfastError
 from holdfast.limits import BLOCK_TOKENS
 
 SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
@@ -133,12 +133,12 @@ def geometry_of(group: KvGroup, tensors: Mapping[str, Any], pages: int) -> Cache
 
 
 def block_tokens_of(setting: ConnectorSettings, page_tokens: int) -> int:
-    """Return the tokens per block; raise UnsupportedError unless a multiple of the page."""
+    """Return the tokens per block; raise ConfigError for an option that the page rules out."""
     block_tokens = setting.block_tokens or -(-BLOCK_TOKENS // page_tokens) * page_tokens
     if block_tokens % page_tokens:
-        raise UnsupportedError(
-            f"block_tokens {block_tokens} is not a multiple of vLLM's page of {page_tokens} "
-            f"tokens; write {-(-block_tokens // page_tokens) * page_tokens}"
+        raise ConfigError(
+            f"{EXTRA_CONFIG}.block_tokens: {block_tokens} is not a multiple of vLLM's page of "
+            f"{page_tokens} tokens; write {-(-block_tokens // page_tokens) * page_tokens}"
         )
     return block_tokens
 
@@ -149,23 +149,29 @@ def fingerprint_of(
     """Return the fingerprint of the blocks of one tensor-parallel rank."""
     model, spec = vllm_config.model_config, group.spec
     block_tokens = block_tokens_of(setting, group.page_tokens)
-    layout = Layout(
-        arrangement=arrangement(vllm_config, group, geometry),
-        dtype=str(spec.dtype).removeprefix("torch."),
-        layers=len(group.layers),
-        kv_heads=spec.num_kv_heads,
-        head_size=spec.head_size,
-        page_tokens=group.page_tokens,
-        page_bytes=geometry.page_bytes,
-        block_tokens=block_tokens,
-        slice=Slice(
-            tp_rank=rank,
-            tp_size=vllm_config.parallel_config.tensor_parallel_size,
-            pp_rank=0,
-            pp_size=1,
-            group=0,
-        ),
+    parts = Slice(
+        tp_rank=rank,
+        tp_size=vllm_config.parallel_config.tensor_parallel_size,
+        pp_rank=0,
+        pp_size=1,
+        group=0,
     )
+    try:
+        layout = Layout(
+            arrangement=arrangement(vllm_config, group, geometry),
+            dtype=str(spec.dtype).removeprefix("torch."),
+            layers=len(group.layers),
+            kv_heads=spec.num_kv_heads,
+            head_size=spec.head_size,
+            page_tokens=group.page_tokens,
+            page_bytes=geometry.page_bytes,
+            block_tokens=block_tokens,
+            slice=parts,
+        )
+    except BlockError as error:
+        if setting.block_tokens:
+            raise ConfigError(f"{EXTRA_CONFIG}.block_tokens: {block_tokens}: {error}") from error
+        raise
     weights = model_digest(vllm_config, setting)
     positions = {
         key: value

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
-from holdfast.address import socket_path
-from holdfast.config import EngineOptions, load
+from holdfast.address import is_host_and_port, socket_path, target_named_error
+from holdfast.config import EngineOptions, check_domain_name, load
 from holdfast.errors import ConfigError
 from holdfast.limits import BLOCK_TOKENS
 from holdfast.prepared import prepared
 
-_AT = "kv_connector_extra_config"
+EXTRA_CONFIG = "kv_connector_extra_config"
+"""Where vLLM's users write the options; the first part of every error."""
+
+Role = Literal["kv_both", "kv_consumer", "kv_producer"]
+"""vLLM's `kv_role`: load and save, only load, only save."""
 
 COVER_DEADLINE_MS_MAX = 60_000
 """The maximum duration of a load, because a wait for the answer alone must not be longer."""
@@ -43,24 +47,26 @@ class ConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.block_tokens < 0:
             raise ConfigError(
-                f"{_AT}.block_tokens: {self.block_tokens} is below 0; omit it for {BLOCK_TOKENS}"
+                f"{EXTRA_CONFIG}.block_tokens: {self.block_tokens} is below 0; omit it for "
+                f"{BLOCK_TOKENS}"
             )
         if self.cover_deadline_ms is not None and not (
             0 < self.cover_deadline_ms <= COVER_DEADLINE_MS_MAX
         ):
             raise ConfigError(
-                f"{_AT}.cover_deadline_ms: {self.cover_deadline_ms:g} is not above 0 and at most "
-                f"{COVER_DEADLINE_MS_MAX:,}; omit it to derive it from the prompt"
+                f"{EXTRA_CONFIG}.cover_deadline_ms: {self.cover_deadline_ms:g} is not above 0 and "
+                f"at most {COVER_DEADLINE_MS_MAX:,}; omit it to derive it from the prompt"
             )
         if not self.domain:
-            raise ConfigError(f"{_AT}.domain is empty; omit it for 'default'")
+            raise ConfigError(f"{EXTRA_CONFIG}.domain is empty; omit it for 'default'")
+        check_domain_name(f"{EXTRA_CONFIG}.domain", self.domain)
 
 
 class ConnectorSettings(NamedTuple):
     """The options resolved, including the `engine` section of a named YAML file.
 
     `address` empty: a private node. `fetch_deadline_s`: maximum duration of a load.
-    `cover_deadline_s` None: derived from the prompt.
+    `cover_deadline_s` None: derived from the prompt. `loads`, `saves`: what the role permits.
     """
 
     address: str
@@ -71,39 +77,52 @@ class ConnectorSettings(NamedTuple):
     fetch_deadline_s: float
     saves: bool
     publish: bytes = b""
+    loads: bool = True
 
 
-def read_options(extra: Mapping[str, Any]) -> ConnectorSettings:
-    """Return the settings of vLLM's extra config; raise ConfigError naming an invalid key."""
+def read_options(extra: Mapping[str, Any], role: str = "kv_both") -> ConnectorSettings:
+    """Return the settings of vLLM's extra config; raise ConfigError naming an invalid value."""
+    if role not in get_args(Role):
+        raise ConfigError(f"kv_role: {role!r} is unknown; known are {', '.join(get_args(Role))}")
     known = ConnectorOptions.__struct_fields__
     for key in extra:
         if key not in known:
-            raise ConfigError(f"{_AT}.{key} is unknown; known are {', '.join(known)}")
+            raise ConfigError(f"{EXTRA_CONFIG}.{key} is unknown; known are {', '.join(known)}")
     try:
         options = msgspec.convert(dict(extra), ConnectorOptions)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
-        raise ConfigError(f"{_AT}: {error}") from error
+        raise ConfigError(f"{EXTRA_CONFIG}: {error}") from error
     address, engine = options.holdfast, EngineOptions()
     if address.endswith((".yaml", ".yml")):
         node = load(address)
         if not node.node_address:
             raise ConfigError(
-                f"{_AT}.holdfast: the node of {address!r} listens on {', '.join(node.addresses)} "
-                "only, and an engine shares memory with its node; add a unix:///path to its listen"
+                f"{EXTRA_CONFIG}.holdfast: the node of {address!r} listens on "
+                f"{', '.join(node.addresses)} only, and an engine shares memory with its node; "
+                "add a unix:///path to its listen"
             )
         address, engine = node.node_address, node.engine
     elif address:
         try:
+            if is_host_and_port(address):
+                raise target_named_error(address)
             socket_path(address)
         except ConfigError as error:
-            raise ConfigError(f"{_AT}.holdfast: {error}; or name the node's YAML file") from error
+            raise ConfigError(
+                f"{EXTRA_CONFIG}.holdfast: {error}; or name the node's YAML file"
+            ) from error
+    if role == "kv_producer" and not engine.save:
+        raise ConfigError(
+            f"kv_role: kv_producer only saves, and engine.save in {options.holdfast!r} is false; "
+            "change one of them"
+        )
     publish = b""
     if options.publish_file:
         from holdfast.assemble.keys import read_key
 
-        publish = read_key(Path(options.publish_file).expanduser(), f"{_AT}.publish_file")
+        publish = read_key(Path(options.publish_file).expanduser(), f"{EXTRA_CONFIG}.publish_file")
     return ConnectorSettings(
         address=address,
         domain=options.domain,
@@ -111,8 +130,9 @@ def read_options(extra: Mapping[str, Any]) -> ConnectorSettings:
         model_digest=options.model_digest or engine.model_digest,
         cover_deadline_s=ms / 1000 if (ms := options.cover_deadline_ms) else None,
         fetch_deadline_s=engine.deadline_s,
-        saves=engine.save,
+        saves=engine.save and role != "kv_consumer",
         publish=publish,
+        loads=role != "kv_producer",
     )
 
 

@@ -303,7 +303,7 @@ class SchedulerSide:
         tracked.forget()
         tracked.planned_local_tokens = local_tokens
         blocks = min(tracked.extend(), CHAIN_BLOCKS_MAX)
-        if not blocks or tracked.request.skip_reading_prefix_cache:
+        if not (blocks and self._setting.loads) or tracked.request.skip_reading_prefix_cache:
             return  # nothing is asked for such a request, so it has no plan
         if clients is None:
             self._end_plan(tracked, NotFollowed.GONE)
