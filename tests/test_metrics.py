@@ -1,5 +1,6 @@
 """The table of metrics, and the text that Prometheus reads."""
 
+import datetime as dt
 import re
 
 import holdfast
@@ -13,6 +14,11 @@ from holdfast.metrics import (
     node_samples,
     target_samples,
 )
+from holdfast.store.options import StoreOptions
+from holdfast.store.store import Store
+from holdfast.wire.remote.credentials import Credentials
+from holdfast.wire.remote.token import VERBS, issue
+from holdfast_bench.harness.certificates import Authority
 
 LINE = re.compile(r'[a-z_]+(\{([a-z]+="([^"\\\n]|\\.)*",?)+\})? \S+')
 TARGET = dict.fromkeys(("connections", "requests", "refused", "received_bytes", "sent_bytes"), 1)
@@ -74,3 +80,17 @@ def test_a_thousand_domains_without_a_name_here_are_one_label_value():
     status["domains"] += [{**stranger, "domain": f"{n:032x}"} for n in range(1_000)]
     used = [each for each in node_samples(status) if each.name == "domain_used_bytes"]
     assert [(each.labels, each.value) for each in used[1:]] == [((OTHER, "host"), 10_000)]
+
+
+def test_certificates_and_tokens_have_the_unix_time_of_their_end(tmp_path):
+    (file := tmp_path / "token").touch(mode=0o600)
+    file.write_text(issue(b"k" * 32, "host-a", VERBS, 600, 1_800_000_000))
+    tls = Authority(tmp_path).issue("node", expires=dt.datetime(2030, 1, 1, tzinfo=dt.UTC))
+    options = StoreOptions(credentials=Credentials(tls, str(file)))
+    with Store(16 << 20, [], {"default": b"k" * 32}, options) as store:
+        lines = exposition(node_samples(store.status())).splitlines()
+        assert 'holdfast_certificate_expiry_seconds{setting="tls.cert"} 1893456000.0' in lines
+        assert "holdfast_token_expiry_seconds 1800000600.0" in lines
+        file.unlink()
+        lines = exposition(node_samples(store.status())).splitlines()
+        assert not [line for line in lines if line.startswith("holdfast_token_expiry_seconds")]

@@ -6,12 +6,16 @@ import msgspec
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """The result of one check; `ok` is None for plain information."""
+    """The result of one check; `ok` is None for plain information.
+
+    `warning`: it works now and needs action before long; the exit status stays 0.
+    """
 
     what: str
     found: str
     why: str = ""
     ok: bool | None = None
+    warning: bool = False
 
 
 def problem(what: str, found: str, why: str) -> Finding:

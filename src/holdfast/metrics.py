@@ -98,6 +98,11 @@ METRICS: Mapping[str, Metric] = {
     "member_latency_seconds": Metric(
         ("tier", "member"), "Answer time of a member to requests without records."
     ),
+    "certificate_expiry_seconds": Metric(
+        ("setting",),
+        "Unix time at which a certificate expires: tls.cert, or tls.ca (its last authority).",
+    ),
+    "token_expiry_seconds": Metric((), "Unix time at which the token of this node expires."),
     "target_connections": Metric((), "Connections of other nodes."),
     "target_requests_total": Metric((), "Requests of other nodes."),
     "target_refused_total": Metric((), "Requests of other nodes that were refused."),
@@ -182,6 +187,13 @@ def node_samples(status: Mapping[str, Any]) -> Iterator[Sample]:
     yield Sample("reservations", (), status["tickets"])
     for action, number in status["audit"].items():
         yield Sample("audit_events_total", (action,), number)
+    for state in status["credentials"]:
+        if state["expires_s"] is None:
+            continue
+        if state["setting"].startswith("tls."):
+            yield Sample("certificate_expiry_seconds", (state["setting"],), state["expires_s"])
+        else:
+            yield Sample("token_expiry_seconds", (), state["expires_s"])
     yield Sample("scrubbed_copies_total", (), status["scrub"]["checked"])
 
 

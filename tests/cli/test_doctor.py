@@ -1,19 +1,24 @@
 """`holdfast doctor`: what was found, what was chosen, why, and an exit code that can be used."""
 
+import datetime as dt
 import json
 import os
 import re
 import socket
+import time
 
 import pytest
 
 from holdfast.cli import main
 from holdfast.errors import NodeGoneError
+from holdfast.probe import free_port
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.kind import direct_io, nearest
 from holdfast.tiers.disk.tier import DiskTier
 from holdfast.version import __version__
 from holdfast.wire.local.client import Client
+from holdfast.wire.remote.token import VERBS, issue
+from holdfast_bench.harness.certificates import Authority
 
 
 def examined(holdfast, *arguments):
@@ -234,3 +239,67 @@ def test_a_pipe_is_left_to_the_node(holdfast, config, tmp_path):
         code, checks, _ = examined(holdfast, "--config", config(), "--set", pipe)
         assert code == 1
         assert checks[what]["why"].endswith("is a pipe, which only `serve` may read; not tried")
+
+
+@pytest.fixture
+def examined_here(capsys):
+    """Run `holdfast doctor` in this process; returns its status and its checks by name."""
+
+    def run(*arguments):
+        code = main(["doctor", *map(str, arguments), "--json", "-"])
+        checks = json.loads(capsys.readouterr().out)["checks"]
+        return code, {check["what"]: check for check in checks}
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("days", "ok", "warning", "words"),
+    [
+        ((-90, -3), False, False, "the certificate expired on "),
+        ((2, 90), False, False, "the certificate is not valid before "),
+        ((-90, 5.5), True, True, ", in 5 days; renew it"),
+        ((-90, 60.5), True, False, ", in 60 days"),
+    ],
+)
+def test_it_says_how_long_a_certificate_is_valid(
+    examined_here, target_files, days, ok, warning, words
+):
+    code, checks = examined_here(*target_files(*days))
+    assert code == (0 if ok else 1)
+    assert words in checks["tls.cert"]["why"]
+    assert (checks["tls.cert"]["ok"], checks["tls.cert"]["warning"]) == (ok, warning)
+    assert checks["tls.ca"]["ok"]
+
+
+@pytest.fixture
+def target_files(config, tmp_path):
+    """Return arguments for a target whose certificate begins and expires in days from now."""
+
+    def make(*days):
+        now = dt.datetime.now(dt.UTC)
+        span = [now + dt.timedelta(days=each) for each in days]
+        files = Authority(tmp_path).issue("node", "127.0.0.1", *span)
+        arguments = ["--config", config(), "--set", f"listen=tcp://127.0.0.1:{free_port()}"]
+        for name in ("cert", "key", "ca"):
+            arguments += ["--set", f"tls.{name}={getattr(files, name)}"]
+        return arguments
+
+    return make
+
+
+def test_a_target_does_not_start_with_an_expired_certificate(holdfast, target_files):
+    done = holdfast("serve", *target_files(-90, -3))
+    assert done.returncode == 2
+    assert re.search(r"tls\.cert: '.*node\.crt': the certificate expired on .*; renew", done.stderr)
+
+
+@pytest.mark.parametrize(("lifetime_s", "ok"), [(600, True), (60, True), (1, False)])
+def test_it_says_how_long_a_token_is_valid(examined_here, config, tmp_path, lifetime_s, ok):
+    (file := tmp_path / "token").touch(mode=0o600)
+    file.write_text(issue(b"k" * 32, "host-a", VERBS, lifetime_s, time.time() - (not ok) * 5))
+    code, checks = examined_here("--config", config(), "--set", f"tokens.file={file}")
+    assert code == (0 if ok else 1)
+    assert checks["tokens.file"]["ok"] is ok
+    assert checks["tokens.file"]["warning"] is (lifetime_s == 60)
+    assert ("make a new one with `holdfast token`" in checks["tokens.file"]["why"]) is not ok

@@ -65,6 +65,7 @@ def open_store(config: Config, calls: DirectCalls | None = None) -> Store:
             segment_blocks=config.segment_blocks,
             scrub_every_s=config.scrub.every_s,
             scrub_bytes_per_s=config.scrub.rate,
+            credentials=node_credentials(config),
             estimates_file=Path(folder, ESTIMATES_FILE) if folder else None,
             calls=calls,
         )
@@ -76,13 +77,18 @@ def open_store(config: Config, calls: DirectCalls | None = None) -> Store:
     return store
 
 
+def node_credentials(config: Config) -> Credentials:
+    """Return the credentials that a node shows to targets."""
+    return Credentials(config.tls, config.tokens.file, config.open)
+
+
 def configured_tier(config: Config, number: int) -> tuple[TierKind, TierContext]:
     """Return the kind and context of tier `number`, which is not the host tier."""
     context = TierContext(
         f"tiers.{number}",
         config.tier_names[number],
         config.segment_blocks,
-        Credentials(config.tls, config.tokens.file, config.open),
+        node_credentials(config),
         config.transport,
     )
     return tier_kind(config.tiers[number]), context

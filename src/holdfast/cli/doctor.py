@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.assemble import configured_tier
+from holdfast.assemble import configured_tier, node_credentials
 from holdfast.assemble.domains import (
     DEFAULT_DOMAIN,
     DEFAULT_KEY_FILE,
@@ -45,6 +45,7 @@ from holdfast.probe import kernel_text, memory
 from holdfast.version import __version__
 from holdfast.wire.local.messages import Status
 from holdfast.wire.remote.credentials import server_context
+from holdfast.wire.remote.expiry import CredentialState, credential_states
 
 ANSWER_S = 5.0
 """Timeout of the node's answers."""
@@ -74,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     lines = [f"holdfast {__version__}"]
     for finding in findings:
         why = f" ({finding.why})" if finding.why else ""
-        lines.append(f"{_MARKS[finding.ok]:<8} {finding.what:<16} {finding.found}{why}")
+        mark = "WARNING" if finding.warning else _MARKS[finding.ok]
+        lines.append(f"{mark:<8} {finding.what:<16} {finding.found}{why}")
     checks = msgspec.to_builtins(findings)
     show("\n".join(lines), {"version": __version__, "checks": checks, "config": data}, args.json)
     return FAILED if any(finding.ok is False for finding in findings) else OK
@@ -204,6 +206,7 @@ def _startup(config: Config) -> Iterator[Finding]:
         yield _tried("tokens", file, partial(_try_key, file, "tokens.key_file"))
     if config.tls:
         yield _tried("tls", config.tls.cert, partial(server_context, config.tls))
+    yield from map(_credential, credential_states(node_credentials(config)))
     if config.socket_group or any(domain.users for domain in config.domains.values()):
         yield _tried("users", "known to this machine", lambda: (users_of(config), group_of(config)))
     if config.http.token_file:
@@ -225,6 +228,13 @@ def _tried(what: str, found: str, attempt: Callable[[], object]) -> Finding:
             what, found, f"{error.filename}: {error.strerror}; run this command as the node's user"
         )
     return Finding(what, found, ok=True)
+
+
+def _credential(state: CredentialState) -> Finding:
+    if state.trouble:
+        return problem(state.setting, state.file, state.trouble)
+    why = f"{state.period}; renew it" if state.soon else state.period
+    return Finding(state.setting, state.file, why, ok=True, warning=state.soon)
 
 
 def _try_http_token(config: Config) -> None:

@@ -100,14 +100,14 @@ def _tables(status: Mapping[str, Any], before: Mapping[str, Any] | None) -> list
     values = [status[name] for name in ("waiting_to_write", "leases", "tickets")]
     values += [status["hints"][name] for name in ("sessions", "prestaging")]
     queues.add_row(*(f"{value:,}" for value in values))
-    members = _table("pool", "member", "breaker", "left out", "answers in", "under way")
+    members = _table("pool", "member", "breaker", "left out", "answers in", "under way", "trouble")
     for tier, shared in status["shared"].items():
         for member in shared["members"]:
             latency_s = member["latency_s"]
             members.add_row(
                 *(tier, member["target"], member["phase"], "yes" if member["ejected"] else ""),
                 "" if latency_s is None else f"{1e3 * latency_s:.2f} ms",
-                str(Size(member["in_flight_bytes"])),
+                *(str(Size(member["in_flight_bytes"])), member.get("trouble", "")),
             )
     return [tiers, queues, members] if members.rows else [tiers, queues]
 

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.address import is_tcp
-from holdfast.assemble import open_store
+from holdfast.assemble import node_credentials, open_store
 from holdfast.assemble.keys import check_descriptors, read_key
 from holdfast.buffers import keep_memory_from_dumps
 from holdfast.config import Config
@@ -39,7 +39,8 @@ from holdfast.node.traces import open_traces
 from holdfast.tiers.kind import BUILT_IN
 from holdfast.version import __version__
 from holdfast.wire.remote import nixl
-from holdfast.wire.remote.credentials import server_context
+from holdfast.wire.remote.credentials import ServerTls
+from holdfast.wire.remote.expiry import credential_states
 
 NO_PARENT = -1
 _SWITCH_S = 0.0005
@@ -73,8 +74,9 @@ def serve(
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     tokens = config.tokens
     token_key = read_key(Path(tokens.key_file), "tokens.key_file") if tokens.key_file else b""
-    context = server_context(config.tls) if config.tls else None
-    entry, users = EntryRules(context, token_key, any_user=config.open), users_of(config)
+    tls = ServerTls(config.tls) if config.tls else None
+    check_expiry(config)
+    entry, users = EntryRules(tls, token_key, any_user=config.open), users_of(config)
     with contextlib.ExitStack() as undo:
         listeners = [undo.enter_context(bind(address)) for address in config.target_addresses]
         local = config.node_address
@@ -128,6 +130,19 @@ def serve(
             shared = NodeContext(store, NodeThreads(), users, recorder, traces)
             runner.run(_run(listener, shared, lambda: ready(addresses), parent_fd, until))
     _log.info("closed")
+
+
+def check_expiry(config: Config) -> None:
+    """Warn of credentials that expire soon, or that a host cannot use now.
+
+    Raises ConfigError for a target whose certificate or CA is not valid now: no host could connect.
+    """
+    for state in credential_states(node_credentials(config)):
+        if state.trouble and config.target_addresses and state.setting.startswith("tls."):
+            raise ConfigError(f"{state.setting}: {state.file!r}: {state.trouble}")
+        if state.trouble or state.soon:
+            why = state.trouble or state.period
+            _log.warning("%s: %r: %s", state.setting, state.file, why)
 
 
 def notify(address: str, state: str) -> None:

@@ -17,6 +17,7 @@ from holdfast.policy.admit import Admission, AlwaysAdmit
 from holdfast.policy.base import EvictionPolicy
 from holdfast.policy.cost_aware import CostAware
 from holdfast.store.call_threads import DirectCalls
+from holdfast.wire.remote.credentials import Credentials
 
 SavedSeconds: TypeAlias = Callable[[int], float]
 """Returns how many seconds sooner so many bytes come from a tier than from the next slower one."""
@@ -45,6 +46,7 @@ class StoreOptions:
     `publish_token` may write. `serves_peers`: other nodes may store records of domains whose key
     is unknown here. `writes_behind`: saved blocks are written to lower tiers before they are
     evicted. `estimates_file`: where speeds are saved between runs.
+    `credentials`: those of the node, whose expiry the status reports.
     """
 
     planner: Planner = field(default_factory=BestCut)
@@ -62,5 +64,6 @@ class StoreOptions:
     scrub_every_s: float = 0.0
     scrub_bytes_per_s: int = 0
     estimates_file: Path | None = None
+    credentials: Credentials = field(default_factory=Credentials)
     calls: DirectCalls = field(default_factory=DirectCalls)
     clock: Clock = field(default_factory=SystemClock)

@@ -18,6 +18,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+import msgspec
+
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import NotFollowed, Outcome, StoreClosedError
@@ -47,6 +49,7 @@ from holdfast.store.scrub import Scrubber
 from holdfast.store.session import EmbeddedSession
 from holdfast.store.shared_ring import SharedRing
 from holdfast.tiers.base import NOWHERE, Lockable, Tier
+from holdfast.wire.remote.expiry import credential_states
 
 _HOUSEKEEPING_S = 0.5
 _CHECK_S = 0.05
@@ -242,7 +245,12 @@ class Store(StoreParts):
             "resident_bytes": sum(host.resident_bytes() for host in self.table.all_hosts()),
             "reclaimed_bytes": self._prefault.reclaimed_bytes,
         }
-        return {**inspection.status(self), "memory": memory, "scrub": self.scrubber.status()}
+        return {
+            **inspection.status(self),
+            "memory": memory,
+            "scrub": self.scrubber.status(),
+            "credentials": msgspec.to_builtins(credential_states(self.options.credentials)),
+        }
 
     forget = _while_open(inspection.forget)
     listing = _while_open(inspection.listing)

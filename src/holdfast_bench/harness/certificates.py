@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import trustme
@@ -18,9 +19,20 @@ class Authority:
         self.file = folder / f"{name}.pem"
         self._ca.cert_pem.write_to_path(self.file)
 
-    def issue(self, name: str, address: str = "127.0.0.1") -> TlsFiles:
-        """Write a certificate for one IP address, and its private key; return the paths."""
-        issued = self._ca.issue_cert(address, common_name=name)
+    def issue(
+        self,
+        name: str,
+        address: str = "127.0.0.1",
+        begins: datetime | None = None,
+        expires: datetime | None = None,
+    ) -> TlsFiles:
+        """Write a certificate for one IP address or name, and its private key; return the paths.
+
+        By default it is valid from 2000 to 3000.
+        """
+        issued = self._ca.issue_cert(
+            address, common_name=name, not_before=begins, not_after=expires
+        )
         certificate, private = self._folder / f"{name}.crt", self._folder / f"{name}.key"
         issued.cert_chain_pems[0].write_to_path(certificate)
         private.touch(mode=0o600)

@@ -1,9 +1,11 @@
 """A target behind TLS, in this process: who is idle stays, and nobody outlasts its end."""
 
 import contextlib
+import datetime as dt
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +20,7 @@ from holdfast.store.store import Store
 from holdfast.testing.payloads import key_of, namespace_of, record_of
 from holdfast.tiers.pool.connection_checks import TargetCondition, check_member
 from holdfast.wire.remote.client import TargetClient
-from holdfast.wire.remote.credentials import Credentials, server_context
+from holdfast.wire.remote.credentials import Credentials, ServerTls
 from holdfast.wire.remote.stream import TlsStream
 
 PEERS = StoreOptions(serves_peers=True)
@@ -40,7 +42,7 @@ class Behind:
         )
         listener = bind("tcp://127.0.0.1:0")
         self.address = address_of(listener)
-        self.server = TargetServer(listener, self.service, EntryRules(server_context(files)))
+        self.server = TargetServer(listener, self.service, EntryRules(ServerTls(files)))
         self.server.start()
         undo.callback(self.server.close)
 
@@ -145,5 +147,59 @@ def test_a_check_of_a_member_names_a_wrong_authority_and_a_missing_certificate(
     assert check(files).condition is TargetCondition.FINE
     refused = check(stranger)
     assert refused.condition is TargetCondition.REFUSED
-    assert "no TLS with mutual certificates" in refused.why
+    assert "(unknown authority)" in refused.why
     assert check(None).condition in (TargetCondition.REFUSED, TargetCondition.UNREACHABLE)
+
+
+SOON = dt.datetime.now(dt.UTC) + dt.timedelta(days=9)
+PAST = dt.datetime.now(dt.UTC) - dt.timedelta(days=3)
+
+
+@pytest.mark.parametrize(
+    ("of_target", "of_host", "words"),
+    [
+        ({"expires": PAST}, {}, "certificate is not accepted: certificate has expired"),
+        ({"begins": SOON, "expires": SOON + dt.timedelta(9)}, {}, "certificate is not yet valid"),
+        ({"address": "10.0.0.7"}, {}, "IP address mismatch"),
+        ({}, {"expires": PAST}, "does not accept this side's certificate: certificate expired"),
+    ],
+)
+def test_a_host_says_why_a_certificate_is_not_accepted(tmp_path, of_target, of_host, words):
+    pytest.importorskip("cryptography")
+    from holdfast_bench.harness.certificates import Authority
+
+    authority = Authority(tmp_path)
+    with contextlib.ExitStack() as undo:
+        behind = Behind(authority.issue("target", **of_target), undo)
+        own = authority.issue("host", **of_host)
+        member = Member(id="t0", address=behind.address)
+        checked = check_member(member, lambda m: TargetClient(m.address, Credentials(tls=own)), 10)
+        assert checked.condition is TargetCondition.REFUSED
+        assert words in checked.why
+
+
+def test_a_certificate_that_was_replaced_is_used_and_one_that_can_not_be_used_is_not(
+    tmp_path, caplog
+):
+    pytest.importorskip("cryptography")
+    from holdfast_bench.harness.certificates import Authority
+
+    authority = Authority(tmp_path)
+    host = authority.issue("host")
+    files = authority.issue("target", expires=PAST)
+    with contextlib.ExitStack() as undo:
+        behind = Behind(files, undo)
+
+        def condition():
+            member = Member(id="t0", address=behind.address)
+            connect = lambda m: TargetClient(m.address, Credentials(tls=host))  # noqa: E731
+            return check_member(member, connect, 10).condition
+
+        assert condition() is TargetCondition.REFUSED
+        authority.issue("target")
+        assert condition() is TargetCondition.FINE
+        Path(files.cert).write_text("half a fil")
+        assert condition() is TargetCondition.FINE
+        assert "the files that were read before stay in use: tls.cert, tls.key" in caplog.text
+        authority.issue("target")
+        assert condition() is TargetCondition.FINE

@@ -23,6 +23,7 @@ from holdfast.node.remote.service import TargetService
 from holdfast.node.remote.session import HANDSHAKE_BYTES_MAX, ReceiveBuffer, TargetSession
 from holdfast.wire.frame import CONNECTION_ID, encode
 from holdfast.wire.local.messages import Refused
+from holdfast.wire.remote.credentials import ServerTls, tls_trouble
 from holdfast.wire.remote.messages import TARGET_PROTOCOL, Challenge, Join, Joined
 from holdfast.wire.remote.nixl import PeerMemory
 from holdfast.wire.remote.peer_user import check_peer
@@ -50,7 +51,7 @@ class EntryRules(NamedTuple):
     unless `any_user`.
     """
 
-    tls: ssl.SSLContext | None = None
+    tls: ServerTls | None = None
     token_key: bytes = b""
     any_user: bool = False
 
@@ -165,7 +166,7 @@ class TargetServer:
             tune(connected, peer)
             deadline = Deadline.within(self._limits.handshake_s)
             tls = self._entry.tls
-            stream = PlainStream(connected) if tls is None else TlsStream(connected, tls)
+            stream = TlsStream(connected, tls.context()) if tls else PlainStream(connected)
             with self._lock:
                 self._peers[threading.current_thread()] = stream
                 if self._closing:  # `close` may have seen only the socket, not this stream
@@ -180,7 +181,7 @@ class TargetServer:
         except ConnectionError as error:
             why = "" if joined else str(error)
         except (OSError, ProtocolError, RefusedError) as error:
-            why = str(error)
+            why = tls_trouble(error) if isinstance(error, ssl.SSLError) else str(error)
             # A peer that closes during the TLS handshake, as a health check does, is not denied.
             has_left = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
             if isinstance(error, RefusedError | ssl.SSLError) and not has_left:

@@ -201,8 +201,11 @@ class PoolTier(AnsweringTier):
         return any(self.health.trusted(member.id) for member in self.lookup.members())
 
     def member_health(self) -> list[dict[str, Any]]:
-        """Return the health of each member as plain data; see `TargetReport`."""
-        return [msgspec.to_builtins(report) for report in self.health.reports()]
+        """Return the health of each member as plain data: `TargetReport`, and its `trouble`."""
+        return [
+            {**msgspec.to_builtins(report), "trouble": self.connections.trouble(report.target)}
+            for report in self.health.reports()
+        ]
 
     def describe(self) -> dict[str, Any]:
         """Return the epoch, the source's error, and each member's health, for display."""

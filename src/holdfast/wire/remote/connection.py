@@ -28,7 +28,7 @@ from holdfast.wire.frame import (
 )
 from holdfast.wire.local.messages import Refused
 from holdfast.wire.remote.buffer_pool import BufferPool, consecutive, copy_parts
-from holdfast.wire.remote.credentials import Credentials, client_context
+from holdfast.wire.remote.credentials import Credentials, client_context, tls_trouble
 from holdfast.wire.remote.messages import (
     TARGET_PROTOCOL,
     Challenge,
@@ -226,7 +226,7 @@ def connect(
                 closed = f"target {address}: closed during the handshake"
                 raise ConnectionResetError(closed) from error
             raise RefusedError(
-                f"target {address}: no TLS with mutual certificates: {error.reason or error}; "
+                f"target {address}: no TLS with mutual certificates: {tls_trouble(error)}; "
                 "compare tls.cert, tls.key and tls.ca on both sides, and the names in the "
                 "certificates"
             ) from error

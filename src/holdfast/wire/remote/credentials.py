@@ -5,7 +5,9 @@ Files are read for each new connection, so that renewed files are used without a
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,8 +20,23 @@ from holdfast.wire.remote.token import TOKEN_CHARS_MAX, Token, read
 if TYPE_CHECKING:
     import ssl
 
+_log = logging.getLogger(__name__)
+
 _OTHERS = 0o007
 _GROUP_AND_OTHERS = 0o077
+_CERTIFICATE_ALERTS = (
+    "BAD_CERTIFICATE",
+    "CERTIFICATE_EXPIRED",
+    "CERTIFICATE_REQUIRED",
+    "CERTIFICATE_REVOKED",
+    "CERTIFICATE_UNKNOWN",
+    "UNKNOWN_CA",
+    "UNSUPPORTED_CERTIFICATE",
+)
+"""Alerts of TLS about a certificate (RFC 8446, 6.2), as OpenSSL names them."""
+
+_UNKNOWN_AUTHORITY = (18, 19, 20, 21)
+"""OpenSSL's verification errors (x509_vfy.h) for a certificate that no known authority signed."""
 
 
 class TlsFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,6 +89,59 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     import ssl
 
     return _restricted(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files)
+
+
+def tls_trouble(error: ssl.SSLError) -> str:
+    """Return the reason of a failed handshake in OpenSSL's words, and whose certificate it is."""
+    import ssl
+
+    reason = error.reason or str(error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        words = error.verify_message
+        unknown = " (unknown authority)" * (error.verify_code in _UNKNOWN_AUTHORITY)
+        return f"the other side's certificate is not accepted: {words}{unknown}"
+    if (alert := reason.partition("ALERT_")[2]) in _CERTIFICATE_ALERTS:
+        words = alert.lower().replace("_", " ")
+        return f"the other side does not accept this side's certificate: {words}"
+    return reason
+
+
+class ServerTls:
+    """The TLS context of a target, read again when a file was replaced. Thread-safe.
+
+    Raises ConfigError if the files cannot be used at the start. Later the last usable ones stay.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._lock = threading.Lock()
+        self._seen = self._stamps()
+        self._context = server_context(files)
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context for a new connection."""
+        with self._lock:
+            if (seen := self._stamps()) != self._seen:
+                self._seen = seen
+                try:
+                    self._context = server_context(self._files)
+                except ConfigError as error:
+                    _log.warning("tls: the files that were read before stay in use: %s", error)
+                else:
+                    _log.info("tls: certificates were replaced and are in use")
+            return self._context
+
+    def _stamps(self) -> list[tuple[int, ...]]:
+        """Return what changes if a file is replaced or written to; empty for a missing file."""
+        stamps: list[tuple[int, ...]] = []
+        for file in (self._files.cert, self._files.key, self._files.ca):
+            try:
+                stat = Path(file).stat()
+            except OSError:
+                stamps.append(())
+            else:
+                stamps.append((stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+        return stamps
 
 
 def read_secret(file: str, what: str, nbytes_max: int) -> bytes:
