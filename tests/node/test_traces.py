@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.config import parse
 from holdfast.errors import ConfigError
+from holdfast.node.traces import RequestTraces
 from holdfast.wire.local import messages as m
 
 sdk = pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
@@ -139,3 +140,22 @@ def test_a_wrong_configuration_is_refused(traces, says, tmp_path):
                 "traces": traces,
             }
         )
+
+
+def test_the_parser_of_traceparents_is_given_nothing_else(monkeypatch):
+    """Some versions of OpenTelemetry parse a long text in quadratic time."""
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    parsed, extract = [], TraceContextTextMapPropagator.extract
+
+    def parse_header(self, carrier):
+        parsed.append(carrier["traceparent"])
+        return extract(self, carrier)
+
+    monkeypatch.setattr(TraceContextTextMapPropagator, "extract", parse_header)
+    traces = RequestTraces(TracerProvider(shutdown_on_exit=False))
+    for trace in (f"{SAMPLED}-" + " " * 40_000 + "\n\nx", "?", f"{SAMPLED}\n", SAMPLED, ""):
+        traces.lookup(m.Cover(b"", trace=trace), m.Covered(0, 0, {}), 1, 2)
+    traces.close()
+    assert parsed == [SAMPLED]

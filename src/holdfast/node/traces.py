@@ -16,6 +16,7 @@ from holdfast.config import TracesOptions
 from holdfast.errors import ConfigError
 from holdfast.store.fetch import FetchResult
 from holdfast.version import __version__
+from holdfast.wire.fields import traceparent
 from holdfast.wire.local.messages import Cover, Covered, Fetch
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class RequestTraces:
 
     def lookup(self, request: Cover, covered: Covered, began_ns: int, ended_ns: int) -> None:
         """Record a lookup and its plan; times are in nanoseconds since the epoch."""
-        engine = self._extract({_HEADER: request.trace}) if request.trace else None
+        sent = traceparent(request.trace)
+        engine = self._extract({_HEADER: sent}) if sent else None
         context = self._span(
             "holdfast.lookup",
             engine,

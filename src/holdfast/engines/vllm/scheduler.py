@@ -25,6 +25,7 @@ from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.work import Handshake, LoadTask, SaveTask, StepWork
 from holdfast.errors import NodeGoneError, NotFollowed, ProtocolError, RefusedError
 from holdfast.limits import CHAIN_BLOCKS_MAX
+from holdfast.wire.fields import traceparent
 from holdfast.wire.local.client import Client
 from holdfast.wire.local.messages import Cover
 from holdfast.wire.local.reconnecting_client import ReconnectingClient
@@ -310,7 +311,7 @@ class SchedulerSide:
             return
         question = PlanRequest(blocks, self._running())
         deadline_s = NODE_SHARE * self._limit_s(tracked)
-        trace = (tracked.request.trace_headers or {}).get("traceparent", "")
+        trace = traceparent((tracked.request.trace_headers or {}).get("traceparent", ""))
         try:
             for client, keys, common in zip(
                 clients, tracked.keys(0, blocks), tracked.common_keys(), strict=True

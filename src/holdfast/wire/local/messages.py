@@ -2,22 +2,29 @@
 
 A request and its reply have the same request id in their frames; replies may come in any order.
 Keys are sent as one byte string, 16 bytes a key. Places are byte offsets of records in the
-session's arena. Framing: `holdfast.wire.frame`.
+session's arena. Framing: `holdfast.wire.frame`. Bounds of fields: `holdfast.wire.fields`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
 
 import msgspec
 
-from holdfast.limits import OBSERVED_MAX, SEGMENT_BLOCKS
+from holdfast.limits import SEGMENT_BLOCKS
+from holdfast.wire.fields import (
+    ByTier,
+    Integer,
+    ObservedList,
+    PackedBytes,
+    Places,
+    Report,
+    ShortBytes,
+    Text,
+    Trace,
+)
 
 PROTOCOL = 1
-
-T = TypeVar("T")
-BoundedList: TypeAlias = Annotated[list[T], msgspec.Meta(max_length=OBSERVED_MAX)]
-"""A list whose length is checked when it is decoded."""
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="type"):
@@ -30,34 +37,34 @@ class Hello(_Message, frozen=True, tag="hello"):
     `payload_bytes` 0 with an empty fingerprint opens a session for reports only, such as `Status`.
     """
 
-    protocol: int
-    peer: str
-    fingerprint: bytes = b""
-    payload_bytes: int = 0
-    block_tokens: int = 0
-    domain: str = "default"
-    description: str = ""
-    publish: bytes = b""
+    protocol: Integer
+    peer: Text
+    fingerprint: ShortBytes = b""
+    payload_bytes: Integer = 0
+    block_tokens: Integer = 0
+    domain: Text = "default"
+    description: Text = ""
+    publish: ShortBytes = b""
     """The secret that permits writes in the public domain."""
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
     """The node's answer to a hello; with a namespace, the arena's descriptor comes with it."""
 
-    protocol: int
-    incarnation: str
-    domain_key: bytes
-    arena_bytes: int
-    common_key: bytes = b""
+    protocol: Integer
+    incarnation: Text
+    domain_key: ShortBytes
+    arena_bytes: Integer
+    common_key: ShortBytes = b""
     """Key of the public domain; empty if there is none, or if the session is in it."""
-    segment_blocks: int = SEGMENT_BLOCKS
+    segment_blocks: Integer = SEGMENT_BLOCKS
     """Number of blocks of a chain that are placed together."""
 
 
 class Refused(_Message, frozen=True, tag="refused"):
     """The request cannot be served; `message` names value, limit and remedy."""
 
-    message: str
+    message: Text
 
 
 class Cover(_Message, frozen=True, tag="cover"):
@@ -70,16 +77,16 @@ class Cover(_Message, frozen=True, tag="cover"):
     timeout for shared tiers, after which the answer leaves them out; 0: the tiers' own timeouts.
     """
 
-    keys: bytes
-    tokens: int = 0
-    have: int = 0
+    keys: PackedBytes
+    tokens: Integer = 0
+    have: Integer = 0
     limit_s: float = 5.0
-    plan: int = 0
-    session: str = ""
-    common: bytes = b""
+    plan: Integer = 0
+    session: Text = ""
+    common: PackedBytes = b""
     """Keys of the leading blocks in the public domain; empty: do not look there."""
     deadline_s: float = 0.0
-    trace: str = ""
+    trace: Trace = ""
     """The engine's span of this request, as a `traceparent` of W3C Trace Context; empty: none."""
 
 
@@ -92,39 +99,39 @@ class Covered(_Message, frozen=True, tag="covered"):
     the outcome `late` or `gone` of asking them.
     """
 
-    blocks: int
-    worth: int
-    sources: dict[str, int]
-    plan: int = 0
+    blocks: Integer
+    worth: Integer
+    sources: ByTier[Integer]
+    plan: Integer = 0
     deadline_s: float = 0.0
     expected_s: float = 0.0
     recompute_s: float = 0.0
-    reason: str = ""
-    unanswered: dict[str, str] = {}
+    reason: Text = ""
+    unanswered: ByTier[Text] = {}
 
 
 class Fetch(_Message, frozen=True, tag="fetch"):
     """Read the leading run of these blocks into the arena and lease it, to carry out `plan`."""
 
-    keys: bytes
+    keys: PackedBytes
     deadline_s: float
-    plan: int = 0
+    plan: Integer = 0
 
 
 class Fetched(_Message, frozen=True, tag="fetched"):
     """The verified blocks, one place each; `outcome` and `reason` tell why not all, if so."""
 
-    lease: int
-    places: list[int]
-    sources: dict[str, int]
-    outcome: str
-    reason: str
+    lease: Integer
+    places: Places
+    sources: ByTier[Integer]
+    outcome: Text
+    reason: Text
 
 
 class Release(_Message, frozen=True, tag="release"):
     """End a lease."""
 
-    lease: int
+    lease: Integer
 
 
 class Released(_Message, frozen=True, tag="released"):
@@ -139,37 +146,37 @@ class Reserve(_Message, frozen=True, tag="reserve"):
     `segment` (8 bytes): segment of the first block, for placement in a pool.
     """
 
-    keys: bytes
-    parent: bytes
-    depth: int
-    segment: bytes = b""
+    keys: PackedBytes
+    parent: ShortBytes
+    depth: Integer
+    segment: ShortBytes = b""
 
 
 class Reserved(_Message, frozen=True, tag="reserved"):
     """The reservation's number `ticket`, and a place per key: -1 if held already, or none free."""
 
-    ticket: int
-    places: list[int]
-    outcome: str
+    ticket: Integer
+    places: Places
+    outcome: Text
 
 
 class Commit(_Message, frozen=True, tag="commit"):
     """Publish the filled slots of a reservation, sealed if configured, with a retention class."""
 
-    ticket: int
-    retention: str = "session"
+    ticket: Integer
+    retention: Text = "session"
 
 
 class Committed(_Message, frozen=True, tag="committed"):
     """The number of blocks that were published."""
 
-    blocks: int
+    blocks: Integer
 
 
 class Abort(_Message, frozen=True, tag="abort"):
     """Cancel a reservation; the engine no longer writes to its slots."""
 
-    ticket: int
+    ticket: Integer
 
 
 class Observed(_Message, frozen=True, tag="observed", omit_defaults=True):
@@ -186,10 +193,10 @@ class Observed(_Message, frozen=True, tag="observed", omit_defaults=True):
     omitted, because nodes of earlier versions do not know all of them.
     """
 
-    steps: BoundedList[tuple[float, float, float]]
-    endings: BoundedList[tuple[int, float, float]] = []
-    not_followed: BoundedList[tuple[int, str, float]] = []
-    prompts: BoundedList[tuple[int, int, dict[str, int]]] = []
+    steps: ObservedList[tuple[float, float, float]]
+    endings: ObservedList[tuple[Integer, float, float]] = []
+    not_followed: ObservedList[tuple[Integer, Text, float]] = []
+    prompts: ObservedList[tuple[Integer, Integer, ByTier[Integer]]] = []
 
 
 class Prestage(_Message, frozen=True, tag="prestage"):
@@ -198,7 +205,7 @@ class Prestage(_Message, frozen=True, tag="prestage"):
     Shared tiers are asked for the other blocks, for at most `deadline_s` (0: the node's default).
     """
 
-    keys: bytes
+    keys: PackedBytes
     in_s: float
     deadline_s: float = 0.0
 
@@ -209,7 +216,7 @@ class Pin(_Message, frozen=True, tag="pin"):
     The blocks are looked up and read for at most `deadline_s` (0: the node's default).
     """
 
-    keys: bytes
+    keys: PackedBytes
     ttl_s: float
     deadline_s: float = 0.0
 
@@ -217,21 +224,21 @@ class Pin(_Message, frozen=True, tag="pin"):
 class Closed(_Message, frozen=True, tag="closed"):
     """Hint: the session has ended."""
 
-    session: str
+    session: Text
 
 
 class Returns(_Message, frozen=True, tag="returns"):
     """Hint: the session returns in `in_s` seconds; `keys`: its current chain, if not empty."""
 
-    session: str
+    session: Text
     in_s: float
-    keys: bytes = b""
+    keys: PackedBytes = b""
 
 
 class Hinted(_Message, frozen=True, tag="hinted"):
     """The number of blocks a hint applies to; 0 if the session is unknown or no block is held."""
 
-    blocks: int
+    blocks: Integer
 
 
 class Done(_Message, frozen=True, tag="done"):
@@ -262,10 +269,10 @@ class Verify(_Message, frozen=True, tag="verify"):
     answered in between.
     """
 
-    fingerprint: str = ""
-    start: int = 0
+    fingerprint: Text = ""
+    start: Integer = 0
     seconds: float = 1.0
-    rate: int = 0
+    rate: Integer = 0
 
 
 class Drop(_Message, frozen=True, tag="drop", omit_defaults=True):
@@ -274,7 +281,7 @@ class Drop(_Message, frozen=True, tag="drop", omit_defaults=True):
     `step` "preview" drops nothing and is answered with the blocks that would be dropped.
     """
 
-    fingerprint: str
+    fingerprint: Text
     step: Literal["", "preview"] = ""
 
 
@@ -286,14 +293,14 @@ class Domains(_Message, frozen=True, tag="domains", omit_defaults=True):
     """
 
     action: Literal["list", "rotate", "retire", "erase"] = "list"
-    name: str = ""
+    name: Text = ""
     step: Literal["", "preview", "confirmed"] = ""
 
 
 class ReportReply(_Message, frozen=True, tag="report"):
     """Plain data, the answer to Status, Members, List, Plans, Verify, Drop and Domains."""
 
-    data: dict[str, object]
+    data: Report
 
 
 Request: TypeAlias = (

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from holdfast.wire.fields import Integer, PackedBytes, ShortBytes, Text
 from holdfast.wire.local.messages import List, Refused, ReportReply, Status
 
 TARGET_PROTOCOL = 1
@@ -23,19 +24,19 @@ class _Message(msgspec.Struct, frozen=True, tag_field="type"):
 class NamedBlocks(_Message, frozen=True, kw_only=True):
     """Blocks of one namespace; `keys` are 16 bytes each."""
 
-    fingerprint: bytes
-    domain: bytes
-    payload_bytes: int
-    block_tokens: int
-    keys: bytes
-    epoch: int = 0
+    fingerprint: ShortBytes
+    domain: ShortBytes
+    payload_bytes: Integer
+    block_tokens: Integer
+    keys: PackedBytes
+    epoch: Integer = 0
 
 
 class Challenge(_Message, frozen=True, tag="challenge"):
     """The target's first message on a connection: its protocol version, and a nonce."""
 
-    protocol: int
-    nonce: bytes
+    protocol: Integer
+    nonce: ShortBytes
     nixl: bool = False
     """Whether the target offers to move records over NIXL."""
 
@@ -43,22 +44,22 @@ class Challenge(_Message, frozen=True, tag="challenge"):
 class Join(_Message, frozen=True, tag="join"):
     """The node's answer: its name, a nonce, and a token's claims and proof if it has one."""
 
-    protocol: int
-    peer: str
-    nonce: bytes
-    claims: str = ""
-    proof: bytes = b""
-    nixl: bytes = b""
+    protocol: Integer
+    peer: Text
+    nonce: ShortBytes
+    claims: Text = ""
+    proof: ShortBytes = b""
+    nixl: PackedBytes = b""
     """Metadata of the node's NIXL agent; empty if records go over TCP."""
 
 
 class Joined(_Message, frozen=True, tag="joined"):
     """The target accepts; the proof shows that it knows the key the token was made with."""
 
-    protocol: int
-    incarnation: str
-    proof: bytes = b""
-    epoch: int = 0
+    protocol: Integer
+    incarnation: Text
+    proof: ShortBytes = b""
+    epoch: Integer = 0
     nixl: bool = False
     """Whether the target can access the memory that the node registered."""
 
@@ -66,34 +67,34 @@ class Joined(_Message, frozen=True, tag="joined"):
 class PutRecords(_Message, frozen=True, tag="put"):
     """Store these records; `headers`: their first 128 bytes each. The payload is the records."""
 
-    headers: bytes
-    epoch: int = 0
-    spans: bytes = b""
+    headers: PackedBytes
+    epoch: Integer = 0
+    spans: PackedBytes = b""
     """The records' addresses and lengths for NIXL, 16 bytes each; then no payload follows."""
 
 
 class Stored(_Message, frozen=True, tag="stored"):
     """One byte per record: 1 if it is held now, 0 if no slot was free or it failed its check."""
 
-    held: bytes
-    epoch: int = 0
+    held: PackedBytes
+    epoch: Integer = 0
 
 
 class GetRecords(NamedBlocks, frozen=True, tag="get"):
     """Ask for the records of the leading run of these blocks that are in memory in time."""
 
     deadline_s: float
-    spans: bytes = b""
+    spans: PackedBytes = b""
     """Where to write the records over NIXL; then no payload follows the answer."""
 
 
 class RecordsFollow(_Message, frozen=True, tag="records"):
     """The first `blocks` records follow; `outcome` and `reason` tell why not all, if so."""
 
-    blocks: int
-    outcome: str
-    reason: str = ""
-    epoch: int = 0
+    blocks: Integer
+    outcome: Text
+    reason: Text = ""
+    epoch: Integer = 0
 
 
 class ExistBlocks(NamedBlocks, frozen=True, tag="exist"):
@@ -103,8 +104,8 @@ class ExistBlocks(NamedBlocks, frozen=True, tag="exist"):
 class Existing(_Message, frozen=True, tag="existing"):
     """One byte per key: 1 if it is held, on any tier."""
 
-    held: bytes
-    epoch: int = 0
+    held: PackedBytes
+    epoch: Integer = 0
 
 
 class DeleteBlocks(NamedBlocks, frozen=True, tag="delete"):
@@ -118,8 +119,8 @@ class SuspectBlocks(NamedBlocks, frozen=True, tag="suspect"):
 class Counted(_Message, frozen=True, tag="counted"):
     """The number of blocks that a DeleteBlocks found, or that a SuspectBlocks deleted."""
 
-    blocks: int
-    epoch: int = 0
+    blocks: Integer
+    epoch: Integer = 0
 
 
 TargetRequest: TypeAlias = (
