@@ -1,6 +1,7 @@
 """The audit log: every change of it shows, several processes share it, floods do not fill it."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -10,14 +11,12 @@ import pytest
 
 from holdfast.keys import audit
 from holdfast.keys.audit import (
-    DENIALS_APART_S,
-    DENIED_MAX,
     FIRST,
-    REASONS_MAX,
     VALUE_CHARS_MAX,
     AuditLog,
     check,
 )
+from holdfast.keys.denials import DENIALS_APART_MAX_S, DENIALS_APART_S, DENIED_MAX, REASONS_MAX
 from holdfast.limits import MIB
 
 
@@ -153,7 +152,6 @@ def test_after_a_minute_all_are_told_again_and_how_many_were_not(log, monkeypatc
     log.deny("host again", "token: forged")
     last = lines(log)[-1]
     assert (last["who"], last["unsaid"]) == ("host again", 0)
-    assert sum(len(kind) for kind in log._denied.values()) == 1
 
 
 def test_all_that_is_told_late_is_made_durable_at_once(log, monkeypatch):
@@ -171,10 +169,7 @@ def test_all_that_is_told_late_is_made_durable_at_once(log, monkeypatch):
 
 def test_what_a_stranger_says_is_cut_before_it_is_kept(log):
     log.deny("user " + "7" * MIB, "domain " + "1 " * MIB)
-    (kind,) = log._denied.values()
-    ((who, reasons),) = kind.items()
-    assert max(len(who), *map(len, reasons)) == VALUE_CHARS_MAX
-    (told,) = reasons.values()
+    (told,) = log._unwritten
     assert max(len(told.who), len(told.why)) == VALUE_CHARS_MAX
 
 
@@ -229,7 +224,21 @@ def test_what_was_only_counted_is_written_once_its_minute_is_over_or_at_the_end(
     for _ in range(3):
         log.deny("host 10.0.0.9", "token: forged")
     log.catch_up(whole=True)
-    assert [line["unsaid"] for line in lines(log)] == [0, 9, 0, 2]
+    assert [line["unsaid"] for line in lines(log)] == [0, 9, 3]
+
+
+def test_a_denial_that_goes_on_is_counted_in_one_record_at_intervals_that_grow(log, monkeypatch):
+    now = [1_000.0]
+    monkeypatch.setattr(audit.time, "monotonic", lambda: now[0])
+    for second in range(6 * 3_600):
+        now[0] += 1
+        log.deny("host 10.0.0.9", f"token: expired {second} s ago by this target's clock")
+        if not second % 10:
+            log.catch_up()
+    log.catch_up(whole=True)
+    told = lines(log)
+    assert sum(1 + line["unsaid"] for line in told) - len(told) + 1 == 6 * 3_600
+    assert len(told) <= 2 + math.log2(DENIALS_APART_MAX_S / DENIALS_APART_S) + 6
 
 
 def test_a_denial_waits_for_no_file(log, monkeypatch):

@@ -44,6 +44,7 @@ from holdfast.session import (
 from holdfast.version import __version__
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
+from holdfast.wire.local.refusal_backoff import RefusalBackoff
 
 T = TypeVar("T")
 
@@ -228,6 +229,9 @@ class _Connection:
         self._pid = os.getpid()
         self._closed = False
         self._retry_at_s = 0.0
+        self._backoff = RefusalBackoff(address, RETRY_S)
+        self._refusal = ""
+        """Why the node refused the last attempt to connect."""
         self._client = Client(address, hello, CONNECT_S)
 
     def client(self, within_s: float) -> Client:
@@ -241,10 +245,18 @@ class _Connection:
             raise NodeGoneError(f"node {self._address}: no connection; another thread reconnects")
         try:
             if self._client.closed:
+                if not self._backoff.due():
+                    raise RefusedError(self._refusal)
                 if time.monotonic() < self._retry_at_s:
                     raise NodeGoneError(f"node {self._address}: no connection; reconnecting soon")
+                self._backoff.connecting()
                 try:
                     self._client = Client(self._address, self._hello, timeout_s)
+                    self._backoff.accepted()
+                except RefusedError as error:
+                    self._refusal = str(error)
+                    self._backoff.refused()
+                    raise
                 except BaseException:
                     self._retry_at_s = time.monotonic() + RETRY_S
                     raise

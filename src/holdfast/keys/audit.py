@@ -26,19 +26,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from holdfast.keys.denials import Denial, DenialCounts
 from holdfast.limits import MIB
 
 FIRST = "0" * 64
 """The previous hash in the first line."""
-
-DENIALS_APART_S = 60.0
-"""Interval in which equal denials are written once and then counted."""
-
-DENIED_MAX = 256
-"""Users, hosts and peers (each) whose denials are counted separately within the interval."""
-
-REASONS_MAX = 8
-"""Reasons that are counted separately for each of them."""
 
 VALUE_CHARS_MAX = 256
 _TAIL_BYTES = 64 << 10
@@ -54,15 +46,6 @@ class AuditVerdict(NamedTuple):
     faults: list[str]
 
 
-class _Denial(NamedTuple):
-    """A denial, its time, and the number of equal ones counted since."""
-
-    at: float
-    who: str
-    why: str
-    unsaid: int = 0
-
-
 class AuditLog:
     """Appends to one file, which several processes may share; without a path it writes nothing.
 
@@ -76,9 +59,8 @@ class AuditLog:
         self._writing = threading.Lock()
         self._lock = threading.Lock()
         """Protects the attributes below. It is never held while a file is written."""
-        self._denied: dict[str, dict[str, dict[str, _Denial]]] = {}
-        """By kind, name and reason; bounded by `DENIED_MAX` and `REASONS_MAX`."""
-        self._unwritten: list[_Denial] = []
+        self._denied = DenialCounts()
+        self._unwritten: list[Denial] = []
         """New denials, which `catch_up` will write; at most as many as `_denied` has."""
         self._counts = Counter[str]()
         self._writer: threading.Thread | None = None
@@ -105,34 +87,22 @@ class AuditLog:
             return dict(self._counts)
 
     def deny(self, who: str, why: str) -> None:
-        """Note a refused access for `catch_up`; an equal one within a minute is only counted.
+        """Note a refused access for `catch_up`; see `DenialCounts` for those that are counted.
 
-        `who` is a kind and a name: "user 1000". A client that is refused for many reasons, or under
-        many names, never suppresses denials of another kind, and those of its own kind for at most
-        a minute.
+        `who` is a kind and a name: "user 1000".
         """
         with self._lock:
             self._counts["denied"] += 1
-        if self.path is None:
-            return
-        # Both may contain text from an unauthenticated peer, so limit their length.
-        now, who, why = time.monotonic(), who[:VALUE_CHARS_MAX], why[:VALUE_CHARS_MAX]
-        with self._lock:
-            kind = self._denied.setdefault(who.partition(" ")[0] if " " in who else "", {})
-            reasons = kind.setdefault(who if who in kind or len(kind) < DENIED_MAX else "", {})
-            reason = why if why in reasons or len(reasons) < REASONS_MAX else ""
-            known = reasons.get(reason)
-            if known is None:
-                reasons[reason] = _Denial(now, who, why)
-                self._unwritten.append(reasons[reason])
-            else:
-                reasons[reason] = known._replace(unsaid=known.unsaid + 1)
+            if self.path is None:
+                return
+            new = self._denied.note(who, why, time.monotonic())
+            self._unwritten += [new] if new else []
 
     def catch_up(self, *, whole: bool = False) -> None:
-        """Write new denials, and the counts of those whose minute is over; if `whole`, of all."""
+        """Write new denials, and the counts of those whose interval is over; if `whole`, of all."""
         with self._lock:
             fresh, self._unwritten = self._unwritten, []
-            late = self._sweep(math.inf if whole else time.monotonic())
+            late = self._denied.due(math.inf if whole else time.monotonic())
         self._record([_as_event(denial) for denial in (*fresh, *late)])
 
     def start_catch_up(self) -> None:
@@ -144,20 +114,9 @@ class AuditLog:
             writer.start()
             self._writer = writer
 
-    def _sweep(self, now: float) -> list[_Denial]:
-        """Remove denials older than a minute; return those with counted ones, to be written."""
-        late: list[_Denial] = []
-        for kind in self._denied.values():
-            for who, reasons in list(kind.items()):
-                over = [why for why, one in reasons.items() if now - one.at >= DENIALS_APART_S]
-                late += [one for why in over if (one := reasons.pop(why)).unsaid]
-                if not reasons:
-                    del kind[who]
-        return late
 
-
-def _as_event(denial: _Denial) -> tuple[str, Mapping[str, str | int]]:
-    return "denied", {"who": denial.who, "why": denial.why, "unsaid": denial.unsaid}
+def _as_event(denial: Denial) -> tuple[str, Mapping[str, str | int]]:
+    return "denied", {"who": denial.who, "why": denial.why, "unsaid": denial.repeats}
 
 
 def _append(path: Path, events: Sequence[tuple[str, Mapping[str, str | int]]]) -> None:

@@ -21,6 +21,7 @@ from typing import cast
 from holdfast.errors import HoldfastError, ProtocolError, RefusedError
 from holdfast.limits import CONNECTIONS_MAX, HANDSHAKE_S, IN_FLIGHT_MAX
 from holdfast.node.local.sessions import NodeSession
+from holdfast.node.refusals import RefusalLog
 from holdfast.wire.frame import (
     CONNECTION_ID,
     RECEIVE_BYTES,
@@ -60,6 +61,7 @@ class NodeServer:
         self._connections: set[ServerConnection] = set()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._users = Counter[int]()
+        self._refusals = RefusalLog(_log)
 
     @property
     def connections(self) -> int:
@@ -128,7 +130,8 @@ class NodeServer:
             with contextlib.suppress(OSError, ProtocolError):
                 _send_now(connected, request_id, refused)
             self._users -= Counter((peer.uid,))
-            _log.warning("no session: %srefused: %s", name, refused.message)
+            line = f"no session: {name}refused: {refused.message}"
+            self._refusals.report(f"user {peer.uid}", line, line)
             connected.close()
             return
         connection = ServerConnection(session, reader, partial(self._ended, peer))

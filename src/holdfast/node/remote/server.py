@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from holdfast.address import HostPort, tcp_address, tcp_endpoint
 from holdfast.errors import BusyError, ConfigError, ProtocolError, RefusedError
+from holdfast.node.refusals import RefusalLog
 from holdfast.node.remote.service import TargetService
 from holdfast.node.remote.session import HANDSHAKE_BYTES_MAX, ReceiveBuffer, TargetSession
 from holdfast.wire.frame import CONNECTION_ID, encode
@@ -94,6 +95,7 @@ class TargetServer:
         self._peers: dict[threading.Thread, socket.socket | Stream] = {}
         """The thread of each connection, and its socket, or its stream once there is one."""
         self._joining = Counter[str]()
+        self._refusals = RefusalLog(_log)
         self._closing = False
         self._acceptor = threading.Thread(target=self._accept, name="holdfast-accept", daemon=True)
 
@@ -191,7 +193,8 @@ class TargetServer:
                 self._handshake_ended(peer)
             if why:
                 self._service.counters.protocol_errors += 1
-                _log.warning("connection ended peer=%s:%d: %s", *peer, why)
+                line = f"connection ended peer={peer.host}:{peer.port}: {why}"
+                self._refusals.report(f"host {peer.host}", why, line)
             self._forget(threading.current_thread())
             if stream is not None:
                 stream.close()

@@ -6,9 +6,10 @@ import logging
 import threading
 import time
 
-from holdfast.errors import HoldfastError, UntrustedPeerError
+from holdfast.errors import HoldfastError, RefusedError, UntrustedPeerError
 from holdfast.wire.local.client import Client
 from holdfast.wire.local.messages import Hello
+from holdfast.wire.local.refusal_backoff import RefusalBackoff
 
 _FIRST_RETRY_S = 0.02
 """Delay before the second attempt to connect."""
@@ -21,6 +22,7 @@ class ReconnectingClient:
 
     Leases and reservations of an earlier client are invalid. `failure`: why the last attempt
     failed. The delay between attempts doubles up to `retry_s`, until a connection lasts that long.
+    After refusals it doubles up to a minute, until the node is started again; see `RefusalBackoff`.
     """
 
     def __init__(self, address: str, hello: Hello, timeout_s: float, retry_s: float = 1.0) -> None:
@@ -29,6 +31,7 @@ class ReconnectingClient:
         self._hello = hello
         self._timeout_s = timeout_s
         self._retry_s = retry_s
+        self._backoff = RefusalBackoff(address, retry_s)
         self._client: Client | None = None
         self._logged = set[bool]()
         self._ended = threading.Event()
@@ -59,8 +62,10 @@ class ReconnectingClient:
     def _keep(self) -> None:
         pause_s = _FIRST_RETRY_S
         while not self._ended.is_set():
+            self._backoff.connecting()
             try:
                 client = Client(self.address, self._hello, self._timeout_s)
+                self._backoff.accepted()
                 since_s = time.monotonic()
                 with self._tried:
                     self._client = client
@@ -79,9 +84,14 @@ class ReconnectingClient:
                     self._note_failure(f"node {self.address}: the connection ended")
                 if time.monotonic() - since_s >= self._retry_s:
                     pause_s = _FIRST_RETRY_S
+            except RefusedError as error:
+                self._note_failure(str(error))
+                self._backoff.refused()
+                pause_s = self._retry_s
             except (HoldfastError, OSError) as error:  # OSError: e.g. no free descriptor
                 self._note_failure(str(error), untrusted=isinstance(error, UntrustedPeerError))
-            self._ended.wait(pause_s)
+            while not self._ended.wait(pause_s) and not self._backoff.due():
+                pass
             pause_s = min(2 * pause_s, self._retry_s)
 
     def _note_failure(self, failure: str, *, untrusted: bool = False) -> None:

@@ -1,0 +1,60 @@
+"""Peers that are refused again and again fill neither the log nor the audit log."""
+
+import contextlib
+import json
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from holdfast.errors import RefusedError
+from holdfast.keys.denials import DENIALS_APART_S
+from holdfast.node import refusals
+from holdfast.node.refusals import RefusalLog
+from holdfast.wire.local import messages as m
+from holdfast.wire.local.client import Client
+from holdfast.wire.local.reconnecting_client import ReconnectingClient
+
+WRONG_DOMAIN = m.Hello(m.PROTOCOL, "engine-7", b"f" * 16, 4096, 16, domain="wrong")
+
+
+def test_a_repeated_warning_is_counted_and_told_again_at_intervals(caplog, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(refusals, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    log = RefusalLog(logging.getLogger("test"))
+    for second in range(200):
+        log.report("user 1000", f"expired {second} s ago", f"refused: expired {second} s ago")
+        now[0] += 1.0
+    log.report("user 1001", "expired 3 s ago", "refused: expired 3 s ago, another user")
+    assert caplog.messages == [
+        "refused: expired 0 s ago",
+        f"{DENIALS_APART_S:.0f} more times: user 1000: expired 0 s ago",
+        f"{2 * DENIALS_APART_S:.0f} more times: user 1000: expired 0 s ago",
+        "refused: expired 3 s ago, another user",
+    ]
+
+
+@pytest.mark.parametrize("hello", [WRONG_DOMAIN, m.Hello(m.PROTOCOL + 1, "engine-7")])
+def test_a_node_says_once_that_an_engine_is_refused(start_node, tmp_path, hello):
+    node = start_node(audit=str(tmp_path / "audit.jsonl"))
+    for _ in range(20):
+        with pytest.raises(RefusedError):
+            Client(node.address, hello, 10)
+    node.stop()
+    assert node.said().count("refused: ") == 1
+    if hello is WRONG_DOMAIN:
+        lines = map(json.loads, (tmp_path / "audit.jsonl").read_text().splitlines())
+        assert [line["unsaid"] for line in lines if line["action"] == "denied"] == [0, 19]
+
+
+def test_an_engine_that_is_refused_asks_rarely_and_comes_in_after_a_restart(start_node, tmp_path):
+    node = start_node()
+    with contextlib.closing(ReconnectingClient(node.address, WRONG_DOMAIN, 10, 0.2)) as engine:
+        assert engine.wait(3) is None
+        assert "'wrong' is not configured" in engine.failure
+        (key := tmp_path / "wrong.key").write_bytes(b"k" * 32)
+        key.chmod(0o600)
+        node.stop()
+        node.config["domains"] = {"wrong": {"key_file": str(key)}}
+        node.start()
+        assert engine.wait(30) is not None
