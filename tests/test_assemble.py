@@ -133,7 +133,7 @@ def test_what_refuses_to_start_lets_go_of_the_disk(configured, tmp_path):
     with open_store(configured()) as store:
         with pytest.raises(BusyError, match="in use by process"):
             open_store(configured())
-        assert store.status()["blocks"] == 0
+        assert store.status().blocks == 0
 
 
 class CountedCalls(DirectCalls):

@@ -3,6 +3,8 @@
 import datetime as dt
 import re
 
+import msgspec
+
 import holdfast
 from holdfast.metrics import (
     HISTOGRAMS,
@@ -12,8 +14,8 @@ from holdfast.metrics import (
     exposition,
     kind_of,
     node_samples,
-    target_samples,
 )
+from holdfast.status import DomainStatus, HistogramStatus, TargetStatus
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.wire.remote.credentials import Credentials
@@ -21,11 +23,10 @@ from holdfast.wire.remote.token import VERBS, issue
 from holdfast_bench.harness.certificates import Authority
 
 LINE = re.compile(r'[a-z_]+(\{([a-z]+="([^"\\\n]|\\.)*",?)+\})? \S+')
-TARGET = dict.fromkeys(("connections", "requests", "refused", "received_bytes", "sent_bytes"), 1)
 
 
 def samples_of(status):
-    return [*node_samples(status), *target_samples(TARGET)]
+    return [*node_samples(msgspec.structs.replace(status, target=TargetStatus(connections=1)))]
 
 
 def test_every_sample_of_a_store_is_in_the_table_with_its_labels():
@@ -51,7 +52,7 @@ def test_each_line_is_a_comment_or_a_sample_and_each_metric_has_one_head():
 
 
 def test_a_histogram_has_growing_buckets_a_sum_and_a_count():
-    data = {"bounds": [0.1, 1.0], "counts": [2, 0, 3], "sum": 7.5}
+    data = HistogramStatus([0.1, 1.0], [2, 0, 3], 7.5)
     assert exposition([Sample("call_seconds", ("fetch",), data)]).splitlines()[2:] == [
         'holdfast_call_seconds_bucket{operation="fetch",le="0.1"} 2',
         'holdfast_call_seconds_bucket{operation="fetch",le="1.0"} 2',
@@ -76,8 +77,8 @@ def test_a_label_may_hold_any_text():
 def test_a_thousand_domains_without_a_name_here_are_one_label_value():
     with holdfast.open(host="16 MiB") as store:
         status = store.status()
-    stranger = {**status["domains"][0], "configured": False, "used_bytes": {"host": 10}}
-    status["domains"] += [{**stranger, "domain": f"{n:032x}"} for n in range(1_000)]
+    strangers = [DomainStatus(f"{n:032x}", used_bytes={"host": 10}) for n in range(1_000)]
+    status = msgspec.structs.replace(status, domains=[*status.domains, *strangers])
     used = [each for each in node_samples(status) if each.name == "domain_used_bytes"]
     assert [(each.labels, each.value) for each in used[1:]] == [((OTHER, "host"), 10_000)]
 

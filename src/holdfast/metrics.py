@@ -1,7 +1,7 @@
 """Metrics of a node in Prometheus' text format: one table of all of them, and their samples.
 
-The samples come from the status of a node as plain data (`Store.status`, `TargetService.status`),
-so a scrape costs one status and no request pays for it. The format is version 0.0.4:
+The samples come from the status of a node, so a scrape costs one status and no request pays for
+it. The format is version 0.0.4:
 https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from holdfast.status import HistogramStatus, NodeStatus, TargetStatus, tier_totals
 from holdfast.version import __version__
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -30,12 +31,12 @@ class Metric(NamedTuple):
 class Sample(NamedTuple):
     """One value of a metric, with the values of its labels in the order of the table.
 
-    Of a histogram, `value` is its plain data: bounds, counts and sum.
+    Of a histogram, `value` is its counts by bucket and its sum.
     """
 
     name: str
     labels: tuple[str, ...]
-    value: Any
+    value: float | HistogramStatus
 
 
 METRICS: Mapping[str, Metric] = {
@@ -134,108 +135,100 @@ def exposition(samples: Iterable[Sample]) -> str:
         lines.append(f"# TYPE holdfast_{name} {kind_of(name)}")
         for sample in of_metric[name]:
             labels = dict(zip(metric.labels, sample.labels, strict=True))
-            data = sample.value
-            if name not in HISTOGRAMS:
-                lines.append(f"holdfast_{name}{_labelled(labels)} {data!r}")
+            value = sample.value
+            if not isinstance(value, HistogramStatus):
+                lines.append(f"holdfast_{name}{_labelled(labels)} {value!r}")
                 continue
-            bounds = [*map(repr, data["bounds"]), "+Inf"]
-            for bound, count in zip(bounds, accumulate(data["counts"]), strict=True):
+            bounds = [*map(repr, value.bounds), "+Inf"]
+            for bound, count in zip(bounds, accumulate(value.counts), strict=True):
                 lines.append(f"holdfast_{name}_bucket{_labelled({**labels, 'le': bound})} {count}")
-            lines.append(f"holdfast_{name}_sum{_labelled(labels)} {data['sum']!r}")
-            lines.append(f"holdfast_{name}_count{_labelled(labels)} {sum(data['counts'])}")
+            lines.append(f"holdfast_{name}_sum{_labelled(labels)} {value.sum!r}")
+            lines.append(f"holdfast_{name}_count{_labelled(labels)} {sum(value.counts)}")
     return "\n".join([*lines, ""])
 
 
-def node_samples(status: Mapping[str, Any]) -> Iterator[Sample]:
+def node_samples(status: NodeStatus) -> Iterator[Sample]:
     """Yield the samples of a node's status."""
-    activity = status["activity"]
-    yield Sample("info", (__version__, status["incarnation"]), 1)
-    yield Sample("uptime_seconds", (), status["uptime_s"])
-    yield Sample("ready", (), int(status["recovered"]))
-    yield Sample("prompts_total", (), activity["prompts"])
-    yield Sample("prompt_tokens_total", (), activity["tokens"])
+    activity = status.activity
+    yield Sample("info", (__version__, status.incarnation), 1)
+    yield Sample("uptime_seconds", (), status.uptime_s)
+    yield Sample("ready", (), int(status.recovered))
+    yield Sample("prompts_total", (), activity.prompts)
+    yield Sample("prompt_tokens_total", (), activity.tokens)
     by_source = {
-        "engine": activity["engine_tokens"],
-        "computed": activity["computed_tokens"],
-        **activity["loaded_tokens"],
+        "engine": activity.engine_tokens,
+        "computed": activity.computed_tokens,
+        **activity.loaded_tokens,
     }
     for source, tokens in by_source.items():
         yield Sample("prompt_tokens_by_source_total", (source,), tokens)
-    yield Sample("saved_seconds", (), activity["saved_s"])
-    for name, outcomes in activity["calls"].items():
+    yield Sample("saved_seconds", (), activity.saved_s)
+    for name, outcomes in activity.calls.items():
         for outcome, number in outcomes.items():
             yield Sample("calls_total", (name, outcome), number)
-        yield Sample("call_blocks_total", (name,), activity["blocks"][name])
-        yield Sample("call_seconds", (name,), activity["seconds"][name])
-    for ending, number in activity["plans"].items():
+        yield Sample("call_blocks_total", (name,), activity.blocks[name])
+        yield Sample("call_seconds", (name,), activity.seconds[name])
+    for ending, number in activity.plans.items():
         yield Sample("plans_total", (ending,), number)
-    yield Sample("plan_error", (), activity["plan_error"])
-    yield Sample("blocks", (), status["blocks"])
+    yield Sample("plan_error", (), activity.plan_error)
+    yield Sample("blocks", (), status.blocks)
     yield from _tier_samples(status)
     # Domains that the configuration does not name are one.
     used_bytes = Counter[tuple[str, str]]()
-    for domain in status["domains"]:
-        name = domain["domain"] if domain["configured"] else OTHER
-        for tier, nbytes in domain["used_bytes"].items():
+    for domain in status.domains:
+        name = domain.domain if domain.configured else OTHER
+        for tier, nbytes in domain.used_bytes.items():
             used_bytes[name, tier] += nbytes
-        for tier, nbytes in domain["quota_bytes"].items():
+        for tier, nbytes in domain.quota_bytes.items():
             yield Sample("domain_quota_bytes", (name, tier), nbytes)
     for labels, nbytes in used_bytes.items():
         yield Sample("domain_used_bytes", labels, nbytes)
-    yield Sample("waiting_writes", (), status["waiting_to_write"])
-    yield Sample("leases", (), status["leases"])
-    yield Sample("reservations", (), status["tickets"])
-    for action, number in status["audit"].items():
+    yield Sample("waiting_writes", (), status.waiting_to_write)
+    yield Sample("leases", (), status.leases)
+    yield Sample("reservations", (), status.tickets)
+    for action, number in status.audit.items():
         yield Sample("audit_events_total", (action,), number)
-    for state in status["credentials"]:
-        if state["expires_s"] is None:
+    for state in status.credentials:
+        if state.expires_s is None:
             continue
-        if state["setting"].startswith("tls."):
-            yield Sample("certificate_expiry_seconds", (state["setting"],), state["expires_s"])
+        if state.setting.startswith("tls."):
+            yield Sample("certificate_expiry_seconds", (state.setting,), state.expires_s)
         else:
-            yield Sample("token_expiry_seconds", (), state["expires_s"])
-    yield Sample("scrubbed_copies_total", (), status["scrub"]["checked"])
+            yield Sample("token_expiry_seconds", (), state.expires_s)
+    yield Sample("scrubbed_copies_total", (), status.scrub.checked)
+    if status.target is not None:
+        yield from _target_samples(status.target)
 
 
-def target_samples(status: Mapping[str, int]) -> Iterator[Sample]:
-    """Yield the samples of a target's status."""
-    yield Sample("target_connections", (), status["connections"])
-    for name in ("requests", "refused", "received_bytes", "sent_bytes"):
-        yield Sample(f"target_{name}_total", (), status[name])
+def _target_samples(status: TargetStatus) -> Iterator[Sample]:
+    yield Sample("target_connections", (), status.connections)
+    yield Sample("target_requests_total", (), status.requests)
+    yield Sample("target_refused_total", (), status.refused)
+    yield Sample("target_received_bytes_total", (), status.received_bytes)
+    yield Sample("target_sent_bytes_total", (), status.sent_bytes)
 
 
-def tier_totals(tiers: Iterable[Mapping[str, Any]]) -> dict[str, Counter[str]]:
-    """Return the usage of each tier, by name; the host tiers of all domains share one memory."""
-    totals: dict[str, Counter[str]] = {}
-    for usage in tiers:
-        total = totals.setdefault(usage["tier"], Counter())
-        capacity_bytes = max(total["capacity_bytes"], usage["capacity_bytes"])
-        total.update({name: usage[name] for name in usage if name != "tier"})
-        total["capacity_bytes"] = capacity_bytes
-    return totals
-
-
-def _tier_samples(status: Mapping[str, Any]) -> Iterator[Sample]:
-    for tier, usage in tier_totals(status["tiers"]).items():
-        if usage["capacity_bytes"]:
-            yield Sample("tier_capacity_bytes", (tier,), usage["capacity_bytes"])
-            yield Sample("tier_used_bytes", (tier,), usage["used_bytes"])
-            yield Sample("tier_records", (tier,), usage["records"])
-        yield Sample("tier_read_bytes_total", (tier,), usage["read_bytes"])
-        yield Sample("tier_written_bytes_total", (tier,), usage["written_bytes"])
-        yield Sample("tier_failures_total", (tier,), usage["failures"])
-    for tier, reachable in status["shared"].items():
-        yield Sample("tier_reachable", (tier,), int(reachable["reachable"]))
-        for member in reachable["members"]:
-            named = (tier, member["target"])
-            yield Sample("member_breaker_open", named, int(member["phase"] != "closed"))
-            yield Sample("member_ejected", named, int(member["ejected"]))
-            if member["latency_s"] is not None:
-                yield Sample("member_latency_seconds", named, member["latency_s"])
-    for tier, number in status["evictions"].items():
+def _tier_samples(status: NodeStatus) -> Iterator[Sample]:
+    for tier, usage in tier_totals(status.tiers).items():
+        if usage.capacity_bytes:
+            yield Sample("tier_capacity_bytes", (tier,), usage.capacity_bytes)
+            yield Sample("tier_used_bytes", (tier,), usage.used_bytes)
+            yield Sample("tier_records", (tier,), usage.records)
+        yield Sample("tier_read_bytes_total", (tier,), usage.read_bytes)
+        yield Sample("tier_written_bytes_total", (tier,), usage.written_bytes)
+        yield Sample("tier_failures_total", (tier,), usage.failures)
+    for tier, shared in status.shared.items():
+        yield Sample("tier_reachable", (tier,), int(shared.reachable))
+        for member in shared.members:
+            named = (tier, member.target)
+            yield Sample("member_breaker_open", named, int(member.phase != "closed"))
+            yield Sample("member_ejected", named, int(member.ejected))
+            if member.latency_s is not None:
+                yield Sample("member_latency_seconds", named, member.latency_s)
+    for tier, number in status.evictions.items():
         yield Sample("evictions_total", (tier,), number)
-    for failed in status["failed_checks"]:
-        yield Sample("failed_checks_total", (failed["tier"], failed["outcome"]), failed["copies"])
+    for failed in status.failed_checks:
+        yield Sample("failed_checks_total", (failed.tier, failed.outcome), failed.copies)
 
 
 def _labelled(labels: Mapping[str, str]) -> str:

@@ -9,7 +9,9 @@ import sys
 import msgspec
 import pytest
 
+from holdfast.cli import main
 from holdfast.cli.domain import _text
+from holdfast.keys.audit import AuditLog
 from holdfast.testing.payloads import payload_of
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
@@ -154,6 +156,33 @@ def test_the_audit_log_is_checked(holdfast, serving, config, tmp_path):
     done = holdfast("inspect", "audit", "--config", config)
     assert done.returncode == 1
     assert "line 2 was changed" in done.stdout
+
+
+def test_the_named_audit_log_is_checked_and_not_the_configured_one(tmp_path, capsys):
+    ours, theirs = tmp_path / "audit.jsonl", tmp_path / "copy.jsonl"
+    for file in (ours, theirs):
+        for peer in ("a", "b"):
+            AuditLog(file).record("token", peer=peer)
+    configured = ["--set", f"audit={ours}", "--json", "-"]
+    assert main(["inspect", "audit", str(theirs), *configured]) == 0
+    assert json.loads(capsys.readouterr().out)["file"] == str(theirs)
+    theirs.write_text(theirs.read_text().replace('"a"', '"c"'))
+    assert main(["inspect", "audit", str(theirs), *configured]) == 1
+    assert json.loads(capsys.readouterr().out)["faults"]
+    assert main(["inspect", "audit", *configured]) == 0
+    assert json.loads(capsys.readouterr().out)["file"] == str(ours)
+
+
+def test_an_audit_log_that_cannot_be_read_is_wrong_usage(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    for arguments, why in (
+        ([str(tmp_path / "none")], "No such file or directory; name an audit log"),
+        ([str(tmp_path)], "cannot be read: "),
+        ([str(tmp_path / "pipe")], "not a regular file; name an audit log"),
+        ([str(tmp_path / "none"), "--node", "unix:///n"], "not a node; remove --node"),
+    ):
+        assert main(["inspect", "audit", *arguments]) == 2
+        assert why in capsys.readouterr().err
 
 
 def test_a_token_is_noted(holdfast, config, tmp_path):

@@ -6,25 +6,11 @@ import re
 import pytest
 
 from holdfast.cli.inspect import _status_lines, plans_text
-from holdfast.metrics import tier_totals
+from holdfast.status import AdmissionStatus, NodeStatus, TierStatus, tier_totals
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
 
 FINGERPRINT = b"fingerprint-16-b".hex()
-
-IDLE = {
-    "uptime_s": 1.0,
-    "activity": {"calls": {}, "prompts": 0, "tokens": 0, "loaded_tokens": {}, "saved_s": 0.0},
-    "failed_checks": [],
-    "incarnation": "00",
-    "blocks": 0,
-    "tiers": [],
-    "admission": [],
-    "domains": [],
-    "hints": {"sessions": 0, "prestaging": 0, "pinned_bytes": 0},
-    "scrub": {"passes": 0, "checked": 0, "corrupt": 0},
-    "faults": [],
-}
 
 
 def inspected(holdfast, node, *arguments):
@@ -75,6 +61,7 @@ def test_unclear_wishes_are_wrong_usage(holdfast, node):
         (["list", FINGERPRINT], "list: shows all fingerprints"),
         (["--all"], "list: drops no blocks; remove --all"),
         (["audit", "--all"], "audit: drops no blocks; remove --all"),
+        (["plans", "/var/log/audit.jsonl"], "'/var/log/audit.jsonl' is not 32 hex digits"),
     ):
         done = holdfast("inspect", *arguments, "--node", node)
         assert done.returncode == 2
@@ -134,24 +121,25 @@ def test_a_node_for_other_nodes_only_is_named(holdfast, verb, tmp_path):
 
 
 def test_memory_is_one_line_however_many_domains_share_it():
-    used = {"used_bytes": 5, "capacity_bytes": 9, "records": 1, "failures": 0}
-    host, disk = {"tier": "host", **used}, {"tier": "disk", **used, "failures": 2}
-    assert tier_totals([host, host, disk]) == {
-        "host": {**used, "used_bytes": 10, "records": 2},
-        "disk": {**used, "failures": 2},
-    }
+    host = TierStatus("host", capacity_bytes=9, used_bytes=5, records=1)
+    disk = TierStatus("disk", capacity_bytes=9, used_bytes=5, records=1, failures=2)
+    both = TierStatus("host", capacity_bytes=9, used_bytes=10, records=2)
+    assert tier_totals([host, host, disk]) == {"host": both, "disk": disk}
 
 
 def test_a_tier_without_a_capacity_of_its_own_is_not_called_empty():
-    used = {"used_bytes": 0, "capacity_bytes": 0, "records": 0, "failures": 1}
-    filled = {**used, "capacity_bytes": 4096, "records": 1, "failures": 0}
-    tiers = [{"tier": "host", **filled}, {"tier": "pool", **used}]
-    lines = _status_lines({**IDLE, "tiers": tiers})
+    tiers = [
+        TierStatus("host", capacity_bytes=4096, records=1),
+        TierStatus("pool", failures=1),
+        TierStatus("odd", trouble="usage() is of type str, not TierUsage"),
+    ]
+    lines = _status_lines(NodeStatus(tiers=tiers))
     assert "  host     0 B of 4 KiB used, 1 record, 0 failures" in lines
     assert "  pool     shared: `holdfast inspect pool` shows its members; 1 failure" in lines
+    assert "  odd      reports no usage: usage() is of type str, not TierUsage" in lines
 
 
 def test_counts_of_a_tiers_rule_are_whole_numbers():
-    rule = {"tier": "disk", "share": 0.123456, "over_budget": 1_234_567.0}
-    lines = _status_lines({**IDLE, "admission": [rule]})
+    rule = AdmissionStatus("disk", {"share": 0.123456, "over_budget": 1_234_567.0})
+    lines = _status_lines(NodeStatus(admission=[rule]))
     assert "  admit   disk: share 0.1235, over_budget 1,234,567" in lines

@@ -7,24 +7,22 @@ import pytest
 
 from holdfast.cli.stats import summary
 from holdfast.errors import RefusedError
+from holdfast.status import ActivityStatus, FailedChecks, NodeStatus
 from holdfast.wire.local import messages as m
 
-STATUS = {
-    "uptime_s": 7_300.0,
-    "failed_checks": [
-        {"tier": "disk", "outcome": "corrupt", "copies": 2},
-        {"tier": "pool", "outcome": "unreadable", "copies": 5},
-    ],
-    "activity": {
-        "prompts": 1_000,
-        "tokens": 200_000,
-        "engine_tokens": 10_000,
-        "loaded_tokens": {"host": 120_000, "disk": 18_000, "pool": 4_000},
-        "computed_tokens": 48_000,
-        "calls": {"lookup": {"ok": 1_200, "miss": 4}, "fetch": {"ok": 900, "late": 3}},
-        "saved_s": 2_280.0,
-    },
-}
+STATUS = NodeStatus(
+    uptime_s=7_300.0,
+    failed_checks=[FailedChecks("disk", "corrupt", 2), FailedChecks("pool", "unreadable", 5)],
+    activity=ActivityStatus(
+        prompts=1_000,
+        tokens=200_000,
+        engine_tokens=10_000,
+        loaded_tokens={"host": 120_000, "disk": 18_000, "pool": 4_000},
+        computed_tokens=48_000,
+        calls={"lookup": {"ok": 1_200, "miss": 4}, "fetch": {"ok": 900, "late": 3}},
+        saved_s=2_280.0,
+    ),
+)
 
 
 def test_the_summary_says_where_tokens_came_from_and_what_was_saved():

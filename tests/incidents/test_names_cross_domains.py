@@ -221,8 +221,8 @@ def test_a_fault_of_one_domain_does_not_explain_a_miss_of_another(opened, monkey
     birch.save()
     acme.record(5)[700] ^= 1
     assert acme.fetch().outcome is Outcome.CORRUPT
-    [fault] = store.status()["faults"]
-    assert fault["domain"] == acme.namespace.domain.hex()
+    [fault] = store.status().faults
+    assert fault.domain == acme.namespace.domain.hex()
     monkeypatch.setattr("holdfast.store.fetch.slots", lambda *_: 5)  # none for block 5
     assert birch.fetch().outcome is Outcome.FULL
 

@@ -46,7 +46,7 @@ def payload():
 def flush(store):
     """Wait until everything is written to the pool."""
     end = time.monotonic() + 60
-    while store.status()["waiting_to_write"]:
+    while store.status().waiting_to_write:
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -205,10 +205,7 @@ def test_a_dead_pool_is_gone_and_what_is_here_is_served(saved, opened):
 
         until(lambda: "pool cannot be reached" in why_not_whole(TOKENS, found, 3))
         until(
-            lambda: (
-                why_not_whole(TOKENS, found, 3)
-                and not store.status()["shared"]["pool"]["reachable"]
-            )
+            lambda: why_not_whole(TOKENS, found, 3) and not store.status().shared["pool"].reachable
         )
         nothing = "nothing is held here; pool cannot be reached"
         until(lambda: why_not_whole([5] * 64, found[:2], 0) == nothing)
@@ -230,7 +227,7 @@ def test_pins_hold_what_came_from_the_pool(saved):
         until(lambda: session.pin(TOKENS, ttl_s=600.0) == len(TOKENS))
         assert in_memory(store) == BLOCKS
         size = session.namespace.record_bytes
-        assert store.status()["hints"]["pinned_bytes"] == BLOCKS * size
+        assert store.status().hints.pinned_bytes == BLOCKS * size
 
 
 def test_a_session_that_returns_finds_what_only_the_pool_holds(saved):

@@ -72,7 +72,7 @@ class Harness:
     def flush(self) -> None:
         """Wait until everything dirty is written below."""
         self.flush_writes()
-        assert not self.store.status()["leases"]
+        assert not self.store.status().leases
 
     def flush_writes(self) -> None:
         """Wait until everything dirty is written below, whatever is leased."""

@@ -1,6 +1,7 @@
 """The rules of a store are told of every use, and where the block was found."""
 
 from holdfast.policy.admit import Admission, AlwaysAdmit
+from holdfast.status import AdmissionStatus
 from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
@@ -73,11 +74,11 @@ def test_what_a_tier_gives_up_and_what_the_rule_knows_is_passed_on():
         saved = [key for chain in chains for key in chain]
         assert [name[-16:] for name in rule.given_up] == saved[: len(rule.given_up)]
         assert len(rule.given_up) >= 12 * 16 - 128
-        assert store.status()["admission"] == [{"tier": "cxl", "told": 12.0 * 16}]
+        assert store.status().admission == [AdmissionStatus("cxl", {"told": 12.0 * 16})]
 
 
 def test_a_rule_that_takes_everything_costs_nothing():
     with Store(MIB, [MemoryTier(64 * MIB)], {"default": b"s" * 32}) as store:
         assert not store.table.rules.choosy
         assert type(store.table.rules.of[0]) is AlwaysAdmit
-        assert store.status()["admission"] == []
+        assert store.status().admission == []

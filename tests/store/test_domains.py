@@ -53,7 +53,7 @@ def test_what_one_node_erases_all_that_share_the_ring_forget(sealed, tmp_path):
     one.store.erase("default")
     other.store.shared_ring.follow()
     assert other.read(chain) == 0
-    assert other.store.status()["blocks"] == 0
+    assert other.store.status().blocks == 0
     assert actions(tmp_path) == ["erase", "erased elsewhere"]
 
 
@@ -63,8 +63,8 @@ def test_no_hint_of_an_erased_domain_is_left(sealed):
     one.store.follow(one.namespace, "chat", chain.keys)
     assert one.store.pin(one.namespace, chain.keys, 100.0) == 6
     one.store.erase("default")
-    hints = one.store.status()["hints"]
-    assert hints == {"sessions": 0, "prestaging": 0, "pinned_bytes": 0}
+    hints = one.store.status().hints
+    assert (hints.sessions, hints.prestaging, hints.pinned_bytes) == (0, 0, 0)
 
 
 def test_a_ring_is_back_even_if_its_changes_cannot_be_applied(sealed, tmp_path, monkeypatch):

@@ -116,7 +116,7 @@ def test_a_flipped_byte_in_the_arena_is_never_served_and_the_next_save_repairs_i
     assert len(again.places) == 2
     assert again.outcome in (Outcome.CORRUPT, Outcome.MISS)
     one.store.release(again.lease)
-    assert one.store.status()["faults"][-1]["tier"] == "host"
+    assert one.store.status().faults[-1].tier == "host"
     assert one.save(chain) == 1
     assert one.read(chain) == 5
 
@@ -167,7 +167,7 @@ def test_what_is_lent_stays_until_it_is_released(harness, place) -> None:
         one.store.table.leases.expire(one.clock.now())
     assert not one.store.release(fetched.lease)
     assert one.store.release(lent.lease)
-    assert not one.store.status()["leases"]
+    assert not one.store.status().leases
 
 
 class RaisingTier(MemoryTier):

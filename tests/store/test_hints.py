@@ -87,7 +87,7 @@ def test_what_returns_is_up_in_time_and_not_before(laddered) -> None:
     one.store.follow(one.namespace, "chat-1", chain.keys)
     one.store.returns(one.namespace.domain, "chat-1", 60.0)
     hints.start_prestages(one.store)
-    assert one.store.status()["hints"]["prestaging"] == 1
+    assert one.store.status().hints.prestaging == 1
     one.clock.advance(59.6)
     hints.start_prestages(one.store)
     until_up(one, chain)
@@ -185,7 +185,7 @@ def test_pins_stay_whatever_else_is_saved_and_end(laddered) -> None:
     assert in_memory(one, chain) == 8
     one.clock.advance(101.0)
     one.store.housekeep()
-    assert one.store.status()["hints"]["pinned_bytes"] == 0
+    assert one.store.status().hints.pinned_bytes == 0
     for seed in range(60, 120):
         one.save(one.chain(seed, 8))
         one.flush_writes()
@@ -221,7 +221,7 @@ def test_two_pins_at_once_are_not_given_the_same_room(laddered, monkeypatch) -> 
     monkeypatch.setattr(hints, "fetch_unverified", meanwhile)
     pinned.append(one.store.pin(one.namespace, chains[0].keys, 100.0))
     assert sum(pinned) == half
-    assert one.store.status()["hints"]["pinned_bytes"] == half * one.namespace.record_bytes
+    assert one.store.status().hints.pinned_bytes == half * one.namespace.record_bytes
 
 
 def test_ephemeral_contexts_never_leave_memory_and_go_first(laddered) -> None:
@@ -280,7 +280,7 @@ def test_the_queue_of_contexts_to_bring_up_is_bounded(laddered) -> None:
     below_only(one, chain)
     for _ in range(WAITING_MAX + 5):
         one.store.prestage(one.namespace, chain.keys, 80_000.0)
-    assert one.store.status()["hints"]["prestaging"] == WAITING_MAX
+    assert one.store.status().hints.prestaging == WAITING_MAX
 
 
 def test_a_context_that_is_pinned_again_with_every_turn_counts_once(laddered) -> None:
@@ -289,13 +289,13 @@ def test_a_context_that_is_pinned_again_with_every_turn_counts_once(laddered) ->
     one.flush_writes()
     for work_item in range(1, 25):
         assert one.store.pin(one.namespace, chain.keys[:work_item], 100.0 - work_item) == work_item
-    pinned = one.store.status()["hints"]["pinned_bytes"]
+    pinned = one.store.status().hints.pinned_bytes
     assert pinned == 24 * one.namespace.record_bytes
     assert len(one.store.table.leases) == 1
     one.clock.advance(98.0)  # what was promised first holds
     one.store.housekeep()
-    assert one.store.status()["hints"]["pinned_bytes"] == pinned
+    assert one.store.status().hints.pinned_bytes == pinned
     one.clock.advance(2.0)
     one.store.housekeep()
-    assert one.store.status()["hints"]["pinned_bytes"] == 0
+    assert one.store.status().hints.pinned_bytes == 0
     assert one.nothing_is_left_over()

@@ -54,10 +54,10 @@ def test_status_tells_fill_recovery_and_faults(harness) -> None:
     one = harness(MIB)
     one.save(one.chain(1, 3))
     status = one.store.status()
-    assert status["blocks"] == 3
-    assert status["tiers"][0]["used_bytes"] == 3 * one.namespace.record_bytes
-    assert status["faults"] == []
-    assert status["waiting_to_write"] == 0
+    assert status.blocks == 3
+    assert status.tiers[0].used_bytes == 3 * one.namespace.record_bytes
+    assert status.faults == []
+    assert status.waiting_to_write == 0
 
 
 def test_drop_forgets_one_fingerprint_only(harness) -> None:
@@ -90,4 +90,4 @@ def test_an_empty_fingerprint_drops_nothing(harness) -> None:
     one.save(one.chain(1, 3))
     with pytest.raises(BlockError, match=r"fingerprint is empty; name one .* everything with '\*'"):
         one.store.drop("")
-    assert one.store.status()["blocks"] == 3
+    assert one.store.status().blocks == 3

@@ -337,7 +337,7 @@ def test_larger_contexts_survive_interruptions_at_sampled_points(
         await_written(store)
         session.save(tokens_for(903, LARGE), blocks_for(903, LARGE))
         serves_large(session, 903, saved=True)
-        assert store.status()["tiers"][1]["records"], "nothing came to the disk"
+        assert store.status().tiers[1].records, "nothing came to the disk"
     assert min(times.values()) >= 5, times
 
 

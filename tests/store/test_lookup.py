@@ -117,7 +117,7 @@ def test_what_two_shared_tiers_have_is_forgotten_block_by_block(harness, monkeyp
     assert len(one.store.table.remote_lookups) == 8
     one.store.housekeep()
     assert len(one.store.table.remote_lookups) == 5
-    assert one.store.status()["blocks"] == 5
+    assert one.store.status().blocks == 5
 
 
 def test_what_was_written_elsewhere_and_left_memory_is_hearsay_too(harness, monkeypatch) -> None:
@@ -131,7 +131,7 @@ def test_what_was_written_elsewhere_and_left_memory_is_hearsay_too(harness, monk
         one.store.housekeep()
     in_memory = one.store.table.host(one.namespace).usage().records
     assert len(by_key) > 2 * in_memory
-    assert one.store.status()["blocks"] <= in_memory + 20, "what others may drop is not counted on"
+    assert one.store.status().blocks <= in_memory + 20, "what others may drop is not counted on"
     assert one.store.look(one.namespace, one.chain(0, 10).keys).blocks == 10
     assert one.read(one.chain(0, 10)) == 10
 

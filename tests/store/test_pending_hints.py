@@ -1,6 +1,7 @@
 """What is known of sessions is bounded, and the one used longest ago is forgotten first."""
 
 from holdfast.blocks.namespace import Namespace
+from holdfast.status import HintStatus
 from holdfast.store import pending_hints
 from holdfast.store.pending_hints import PendingHints
 
@@ -16,7 +17,7 @@ def test_the_session_used_longest_ago_goes_first(monkeypatch) -> None:
     assert known.chain(NAMESPACE.domain, "a").keys == b"k" * 16 + b"l" * 16
     known.forget(NAMESPACE.domain, "a")
     known.forget(NAMESPACE.domain, "a")
-    assert known.status(0.0) == {"sessions": 1, "prestaging": 0, "pinned_bytes": 0}
+    assert known.status(0.0) == HintStatus(sessions=1)
 
 
 def test_due_chains_come_in_the_order_of_their_times() -> None:
@@ -86,6 +87,6 @@ def test_what_is_known_of_an_erased_domain_is_forgotten() -> None:
         known.wait(1.0, pending_hints.PendingPrestage(chain, 9.0))
         known.pin(namespace, b"k" * 16, pending_hints.PinnedChain(9.0, 100, 1))
     known.forget_domain(NAMESPACE.domain)
-    assert known.status(0.0) == {"sessions": 1, "prestaging": 1, "pinned_bytes": 100}
+    assert known.status(0.0) == HintStatus(1, 1, 100)
     known.forget_domain(other.domain)
-    assert known.status(0.0) == {"sessions": 0, "prestaging": 0, "pinned_bytes": 0}
+    assert known.status(0.0) == HintStatus()

@@ -90,12 +90,12 @@ def test_a_copy_that_breaks_off_leaves_no_slot_behind(made, monkeypatch):
     store, acme, _, public = made()
     named, common = acme.names(1, 4), public.names(1, 4)
     public.save(common, common)
-    before = store.status()["tiers"][0], store.status()["tickets"]
+    before = store.status().tiers[0], store.status().tickets
     with monkeypatch.context() as patch:
         patch.setattr(store, "record", {}.__getitem__)
         with pytest.raises(TypeError):
             store.copy_public(acme.namespace, named, common)
-    assert (store.status()["tiers"][0], store.status()["tickets"]) == before
+    assert (store.status().tiers[0], store.status().tickets) == before
     assert store.copy_public(acme.namespace, named, common) == 4
 
 

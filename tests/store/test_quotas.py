@@ -16,6 +16,7 @@ from holdfast.codec.pack import payload
 from holdfast.fairness.shares import Quota
 from holdfast.policy.admit import AlwaysAdmit, PerDomain, WriteBudget
 from holdfast.policy.retention import Retention
+from holdfast.status import DomainStatus
 from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
 from holdfast.store.usage import DomainUsage
@@ -278,17 +279,17 @@ def test_pins_take_nothing_that_others_reserved(two):
 def test_status_tells_fill_and_quotas(two):
     one = two(quotas={"flood": {0: Quota(MIB, 2 * MIB, 3.0)}})
     one.save("flood", 1, 4)
-    found = {entry["domain"]: entry for entry in one.store.status()["domains"]}
-    assert found["flood"] == {
-        "domain": "flood",
-        "configured": True,
-        "unreadable": 0,
-        "share": 3.0,
-        "reserved_bytes": MIB,
-        "used_bytes": {"host": 4 * SIZE},
-        "quota_bytes": {"host": 2 * MIB},
-    }
-    assert found["victim"]["quota_bytes"] == {}
+    found = {entry.domain: entry for entry in one.store.status().domains}
+    assert found["flood"] == DomainStatus(
+        domain="flood",
+        configured=True,
+        unreadable=0,
+        share=3.0,
+        reserved_bytes=MIB,
+        used_bytes={"host": 4 * SIZE},
+        quota_bytes={"host": 2 * MIB},
+    )
+    assert found["victim"].quota_bytes == {}
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -93,7 +93,7 @@ def test_two_senders_of_one_record_leave_one_copy(store):
 
 def test_what_is_held_on_a_lower_tier_needs_no_slot(store):
     put(store)
-    while store.status()["waiting_to_write"]:
+    while store.status().waiting_to_write:
         store.mover.wake()
     for row in list(store.table.index.rows()):
         store.table.remove_copy(row, 0)
@@ -172,7 +172,7 @@ def test_a_doubted_record_that_is_replaced_is_no_failed_check(store):
             assert store.publish_received([receive_slots]) == [Outcome.OK]
             store.table.unverified_records.add(NAMESPACE, KEYS[0], header)
     assert store.table.host(NAMESPACE).usage().records == 1
-    assert store.status()["failed_checks"] == []
+    assert store.status().failed_checks == []
 
 
 def test_an_impossible_size_evicts_nothing(store):
@@ -203,7 +203,7 @@ def test_leased_blocks_outlive_what_comes_after(store):
 
 def test_forgotten_blocks_are_gone_from_every_tier(store):
     put(store)
-    while store.status()["waiting_to_write"]:
+    while store.status().waiting_to_write:
         store.mover.wake()
     assert store.forget(NAMESPACE, [*KEYS[:2], key_of(99)]) == 2
     assert store.held(NAMESPACE, KEYS) == b"\0\0\1\1\1\1"
@@ -266,7 +266,7 @@ def test_what_is_at_hand_or_nowhere_is_lent_without_a_plan(store, monkeypatch):
     assert (missed.places, missed.outcome, missed.sources) == ([], Outcome.MISS, {})
     assert store.release(lent.lease)
     assert store.release(missed.lease)
-    assert not store.status()["leases"]
+    assert not store.status().leases
 
 
 def test_a_record_that_is_in_a_message_twice_takes_one_slot(store):

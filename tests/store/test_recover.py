@@ -23,7 +23,7 @@ def test_a_new_store_serves_what_the_last_one_wrote_below(harness) -> None:
     one.store.close()
     other = harness(MIB, MemoryTier(64 * MIB, records))
     other.store.recovery.wait()
-    assert other.store.status()["recovered_blocks"] == 20
+    assert other.store.status().recovered_blocks == 20
     assert other.store.cover(other.namespace, chain.keys).sources == {"memory": 20}
     assert other.read(chain) == 20
 
@@ -34,7 +34,7 @@ def test_saves_and_fetches_go_on_while_the_scan_is_stuck(harness) -> None:
     chain = one.chain(1, 5)
     one.save(chain)
     assert one.read(chain) == 5
-    assert one.store.status()["recovery_s"] is None
+    assert one.store.status().recovery_s is None
     tier.go.set()
     assert one.store.recovery.wait(60)
 
@@ -52,7 +52,7 @@ def test_the_newest_copy_of_a_block_wins(harness) -> None:
     other.store.recovery.wait()
     assert other.store.table.index.places[1][0] == place + 7
     assert list(records) == [place + 7]
-    assert other.store.status()["recovered_blocks"] == 1, "the same block twice is one"
+    assert other.store.status().recovered_blocks == 1, "the same block twice is one"
     assert other.read(chain) == 1
 
 
@@ -70,7 +70,7 @@ def test_what_was_written_since_does_not_go_for_its_own_sake(harness) -> None:
     one.flush()
     tier.go.set()
     assert one.store.recovery.wait(60)
-    assert (tier.usage().records, one.store.status()["recovered_blocks"]) == (5, 0)
+    assert (tier.usage().records, one.store.status().recovered_blocks) == (5, 0)
     with one.store.table.lock:
         for row in list(one.store.table.index.rows()):
             one.store.table.remove_copy(row, 0)
@@ -122,7 +122,7 @@ def test_a_tier_that_cannot_be_scanned_is_logged_and_left(harness, caplog) -> No
 
     one = harness(MIB, Broken(64 * MIB))
     assert one.store.recovery.wait(60)
-    assert one.store.status()["recovery_s"] is not None
+    assert one.store.status().recovery_s is not None
     assert "recovery of tier=memory ended early" in caplog.text
     chain = one.chain(1, 3)
     one.save(chain)

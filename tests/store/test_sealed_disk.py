@@ -142,4 +142,4 @@ def test_what_was_written_before_sealing_is_overwritten_when_it_is_found(opened,
     image = (folder / "blocks.holdfast").read_bytes()
     assert not any(mark in image for mark in marks)
     assert bytes(payload_of(b"o" * 16, PAYLOAD)) in image, "what is not sealed is left as it is"
-    assert store.status()["tiers"][1]["records"] == 1
+    assert store.status().tiers[1].records == 1

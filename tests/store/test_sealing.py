@@ -257,8 +257,8 @@ def test_a_store_with_another_ring_has_misses_and_changes_nothing_there(house, t
     assert far == before
     one.leave()
     assert one.fetch() == (6, Outcome.OK)
-    domains = {entry["domain"]: entry for entry in other.store.status()["domains"]}
-    assert domains["acme"]["unreadable"] == 6
+    domains = {entry.domain: entry for entry in other.store.status().domains}
+    assert domains["acme"].unreadable == 6
     [line] = [r.getMessage() for r in caplog.records if "are misses here" in r.getMessage()]
     assert "'acme'" in line
     assert "the same `keyring` file" in line
@@ -355,7 +355,7 @@ def test_an_erased_domain_is_gone_everywhere_and_the_others_are_not(house, tmp_p
     assert erased["everywhere"]
     assert one.store.held(one.namespace(), one.chain()) == bytes(6)
     assert one.fetch() == (0, Outcome.MISS)
-    assert one.store.status()["tiers"][0]["used_bytes"] == 0
+    assert one.store.status().tiers[0].used_bytes == 0
     assert one.fetch("globex") == (6, Outcome.OK)
     one.store.close()
     far.clear()
@@ -389,7 +389,7 @@ def test_a_lease_ends_with_its_domain_and_a_ticket_publishes_nothing(house):
     assert one.store.commit(reserved.ticket) == 0
     one.clock.advance(RECLAIM_S + 1)
     one.store.housekeep()
-    assert one.store.status()["tiers"][0]["used_bytes"] == 0
+    assert one.store.status().tiers[0].used_bytes == 0
 
 
 def test_a_commit_under_way_does_not_outlive_the_domain(house):

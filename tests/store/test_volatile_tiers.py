@@ -137,8 +137,8 @@ def test_a_flipped_byte_in_cxl_memory_is_never_served(ladder):
     place = one.store.table.index.places[1][row]
     one.cxl._memory[place + 5_000] ^= 1
     assert one.contexts.read(chain) == 3
-    fault = one.store.status()["faults"][-1]
-    assert (fault["tier"], fault["outcome"]) == ("cxl", "corrupt")
+    fault = one.store.status().faults[-1]
+    assert (fault.tier, fault.outcome) == ("cxl", "corrupt")
     assert one.contexts.read(chain) == 8, "the disk has it too"
 
 
@@ -184,10 +184,10 @@ def test_a_quota_holds_on_cxl_and_status_shows_it(configured):
         for number in range(12):
             contexts.save(chain_of(f"c{number}", 8))
             contexts.wait_written()
-        (team,) = [d for d in store.status()["domains"] if d["domain"] == "team"]
-        assert 0 < team["used_bytes"]["cxl"] <= MIB == team["quota_bytes"]["cxl"]
-        assert team["used_bytes"]["disk1"] == 96 * contexts.namespace.record_bytes
-        assert [tier["tier"] for tier in store.status()["tiers"]] == [
+        (team,) = [d for d in store.status().domains if d.domain == "team"]
+        assert 0 < team.used_bytes["cxl"] <= MIB == team.quota_bytes["cxl"]
+        assert team.used_bytes["disk1"] == 96 * contexts.namespace.record_bytes
+        assert [tier.tier for tier in store.status().tiers] == [
             *["host"] * 2,
             "cxl",
             "disk1",

@@ -9,6 +9,7 @@ from holdfast.blocks.envelope import read_header
 from holdfast.blocks.namespace import Namespace, namespace_of
 from holdfast.errors import Outcome
 from holdfast.membership.members import Member
+from holdfast.status import NodeStatus
 from holdfast.testing.memory import SharedMemoryTier
 from holdfast.testing.shared_tier_contract import SharedTierContract
 from holdfast.tiers.base import HeldAnswer
@@ -133,7 +134,7 @@ class Target:
         return BlockCount(0, self._trouble(deadline_s) or Outcome.OK)  # none of them is damaged
 
     def stats(self, deadline_s):
-        return {}, self._trouble(deadline_s) or Outcome.OK
+        return NodeStatus(), self._trouble(deadline_s) or Outcome.OK
 
     def close(self):
         pass

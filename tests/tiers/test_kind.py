@@ -5,14 +5,19 @@ import os
 import shutil
 import subprocess
 import sys
+import urllib.request
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from holdfast.byte_size import Size
+from holdfast.cli import main
 from holdfast.config import as_data, parse
 from holdfast.errors import ConfigError
+from holdfast.finding import Finding
 from holdfast.node.daemon import log_tiers
+from holdfast.probe import free_port
 from holdfast.testing.memory import MemoryTier
 from holdfast.tiers import kind
 from holdfast.tiers.kind import TierContext, TierKind, TierSection, find_kind
@@ -128,6 +133,56 @@ def test_bad_options_and_kinds_are_named(environment, configured, section, said)
     assert said in done.stdout
 
 
+@pytest.fixture
+def served(environment, configured):
+    """Serve an installed tier with metrics; returns the configuration and the page's URL."""
+    running = []
+
+    def start(sections):
+        port = free_port()
+        file = configured(sections)
+        file.write_text(f"{file.read_text()}http: {{listen: 'tcp://127.0.0.1:{port}'}}\n")
+        argv = [sys.executable, "-m", "holdfast", "serve", "--config", str(file)]
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment)
+        running.append(process)
+        assert process.stdout.readline().startswith("READY")
+        return file, f"http://127.0.0.1:{port}"
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+EVERY_COMMAND = """
+import sys
+from holdfast.cli import main
+
+COMMANDS = (
+    *(["inspect"], ["inspect", "pool"], ["inspect", "plans"], ["stats"], ["verify"], ["domain"]),
+    *(["top", "--views", "1"], ["doctor"], ["inspect", "drop", "--all", "--yes"]),
+)
+for command in COMMANDS:
+    as_json = [] if command[0] == "top" else ["--json", "/dev/null"]
+    assert main([*command, "--config", sys.argv[1], *as_json]) == 0, command
+"""
+
+
+def test_every_command_and_page_shows_a_node_with_installed_tiers(environment, served):
+    file, url = served("{kind: toy, capacity: 256 MiB}, {kind: toy_shared, shelf: a}")
+    done = run(environment, "-c", EVERY_COMMAND, file)
+    assert done.returncode == 0, done.stderr
+    assert "toy      0 B of 256 MiB used, 0 records, 0 failures" in done.stdout
+    for path in ("/", "/metrics", "/status.json", "/readyz"):
+        with urllib.request.urlopen(url + path, timeout=60) as reply:
+            text = reply.read().decode()
+        if path == "/metrics":
+            assert f'holdfast_tier_capacity_bytes{{tier="toy"}} {256 << 20}\n' in text
+        if path == "/status.json":
+            (toy,) = [tier for tier in json.loads(text)["tiers"] if tier["tier"] == "toy"]
+            assert (toy["capacity_bytes"], toy["trouble"]) == (256 << 20, "")
+
+
 class Options(TierSection, frozen=True):
     size: int = 1
 
@@ -173,6 +228,30 @@ def test_a_configuration_is_written_as_it_was_read(offered):
     assert as_data(config)["tiers"][1] == {"kind": "mine", "size": 3}
     assert parse(as_data(config)) == config
     assert not config.shares
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (Finding("tiers.1", Size(3), ok=True), "ok       tiers.1          3 B"),
+        (OSError("no medium"), "PROBLEM  tiers.1          mine cannot be examined (OSError: no"),
+    ],
+)
+def test_doctor_shows_what_the_examination_of_a_kind_yields_or_raises(
+    offered, tmp_path, capsys, found, said
+):
+    def examine(options, context):
+        if isinstance(found, Exception):
+            raise found
+        yield found
+
+    offered(a=TierKind(Options, lambda *_: MemoryTier(1), examine=examine))
+    file = tmp_path / "node.yaml"
+    file.write_text(json.dumps(section(size=1)))
+    main(["doctor", "--config", str(file)])
+    assert said in capsys.readouterr().out
+    main(["doctor", "--config", str(file), "--json", "-"])
+    assert json.loads(capsys.readouterr().out)["checks"]
 
 
 def test_a_node_logs_no_option_of_an_installed_kind(offered, caplog):

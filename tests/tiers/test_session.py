@@ -65,7 +65,7 @@ def test_blocks_of_one_store_are_covered_fetched_and_pinned_by_others(config, ti
     blocks = blocks.astype(np.float16)
     with holdfast.open(config("a")) as store:
         assert store.session(FINGERPRINT).save(TOKENS, blocks) == 12
-        until(lambda: store.status()["waiting_to_write"] == 0)
+        until(lambda: store.status().waiting_to_write == 0)
     with holdfast.open(config("b")) as store:
         session, found = store.session(FINGERPRINT), np.zeros_like(blocks)
         until(lambda: session.cover(TOKENS) == len(TOKENS))  # Mooncake's client may have to start

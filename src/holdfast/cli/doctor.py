@@ -29,6 +29,7 @@ from holdfast.cli import FAILED, OK
 from holdfast.cli.options import (
     add_config_arguments,
     add_json_argument,
+    ask_status,
     connected,
     load_config,
     many,
@@ -42,10 +43,10 @@ from holdfast.node.daemon import http_token
 from holdfast.node.local.users import group_of, users_of
 from holdfast.node.traces import open_traces
 from holdfast.probe import kernel_text, memory
+from holdfast.status import CredentialState
 from holdfast.version import __version__
-from holdfast.wire.local.messages import Status
 from holdfast.wire.remote.credentials import server_context
-from holdfast.wire.remote.expiry import CredentialState, credential_states
+from holdfast.wire.remote.expiry import credential_states
 
 ANSWER_S = 5.0
 """Timeout of the node's answers."""
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         why = f" ({finding.why})" if finding.why else ""
         mark = "WARNING" if finding.warning else _MARKS[finding.ok]
         lines.append(f"{mark:<8} {finding.what:<16} {finding.found}{why}")
-    checks = msgspec.to_builtins(findings)
+    checks = msgspec.to_builtins(findings, enc_hook=str)
     show("\n".join(lines), {"version": __version__, "checks": checks, "config": data}, args.json)
     return FAILED if any(finding.ok is False for finding in findings) else OK
 
@@ -161,7 +162,13 @@ def _configuration(args: argparse.Namespace, config: Config) -> Iterator[Finding
     for number, tier in enumerate(config.tiers):
         if not isinstance(tier, HostOptions):
             kind, context = configured_tier(config, number)
-            yield from kind.examine(tier, context)
+            try:
+                yield from kind.examine(tier, context)
+            except HoldfastError:
+                raise
+            except Exception as error:  # noqa: BLE001  # code of another package
+                why = f"{type(error).__name__}: {error}; update the package that offers this kind"
+                yield problem(context.at, f"{context.name} cannot be examined", why)
             continue
         limit = memory()
         share = 100 * tier.capacity / limit.nbytes
@@ -292,17 +299,22 @@ def _node(config: Config) -> Iterator[Finding]:
         return
     try:
         with connected(config.node_address, "doctor", ANSWER_S) as ask:
-            status = ask(Status())
+            status = ask_status(ask)
     except NodeGoneError as error:
         yield Finding("node", "no answer", str(error))
         return
     except HoldfastError as error:
         yield problem("node", "refuses", str(error))
         return
-    blocks, faults, recovery_s = status["blocks"], status["faults"], status["recovery_s"]
-    yield Finding("node", f"answers at {config.node_address}", many(blocks, "block"), ok=True)
+    held = many(status.blocks, "block")
+    yield Finding("node", f"answers at {config.node_address}", held, ok=True)
+    recovery_s = status.recovery_s
     words = "still reading the disk" if recovery_s is None else f"took {recovery_s:.3f} s"
-    yield Finding("recovery", f"{many(status['recovered_blocks'], 'block')} found", words)
-    if faults:
-        failed = f"{many(len(faults), 'block')} failed"
+    yield Finding("recovery", f"{many(status.recovered_blocks, 'block')} found", words)
+    for tier in status.tiers:
+        if tier.trouble:
+            why = f"{tier.trouble}; update the package that offers this kind of tier"
+            yield problem(f"tier {tier.tier}", "reports no usage", why)
+    if status.faults:
+        failed = f"{many(len(status.faults), 'block')} failed"
         yield problem("faults", failed, "`holdfast inspect` lists them")

@@ -23,7 +23,13 @@ from holdfast.cli.stats import summary
 from holdfast.config import Size
 from holdfast.errors import ConfigError, NotFollowed
 from holdfast.keys.audit import check
-from holdfast.metrics import tier_totals
+from holdfast.status import (
+    NodeStatus,
+    SharedTierReport,
+    read_shared,
+    read_status,
+    tier_totals,
+)
 from holdfast.wire.local.messages import Drop, List, Members, Plans, Request, Status
 
 EVERYTHING = "*"
@@ -60,7 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "members; drop stored blocks (asks first, or needs --yes); or check the audit log",
     )
     parser.add_argument(
-        "fingerprint", nargs="?", default="", help="32 hex digits, as listed by `inspect`"
+        "what",
+        nargs="?",
+        default="",
+        metavar="FINGERPRINT|FILE",
+        help="for drop: 32 hex digits, as listed by `inspect`; for audit: the audit log (default: "
+        "the configuration's)",
     )
     parser.add_argument("--all", action="store_true", help="drop all blocks")
     add_yes_argument(parser)
@@ -74,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.action}: drops no blocks; remove --all")
     if args.action == "audit":
         return _audit(args)
-    fingerprint = read_fingerprint(args.fingerprint)
+    fingerprint = read_fingerprint(args.what)
     if args.action == "drop" and bool(fingerprint) == args.all:
         raise ConfigError("drop: name one fingerprint, or add --all")
     if args.action != "drop" and fingerprint:
@@ -105,114 +116,113 @@ def run(args: argparse.Namespace) -> int:
         case "plans":
             text = plans_text(answer)
         case "pool":
-            text = _pools_text(answer["shared"])
+            text = _pools_text(read_shared(answer).shared)
         case _:
-            text = "\n".join([*_status_lines(answer["status"]), "", *_stored(answer["blocks"])])
+            text = "\n".join(
+                [*_status_lines(read_status(answer["status"])), "", *_stored(answer["blocks"])]
+            )
     show(text, {"node": address, **answer}, args.json)
     return OK
 
 
 def _audit(args: argparse.Namespace) -> int:
-    """Check the hash chain of the configured audit log; no node is needed."""
-    config = load_config(args)
-    if not config.audit_file:
+    """Check the hash chain of an audit log, the named or the configured one; no node is needed."""
+    if args.node:
+        raise ConfigError("audit: reads a file of this machine, not a node; remove --node")
+    file = args.what or load_config(args).audit_file
+    if not file:
         raise ConfigError(
             "audit: without a disk tier there is no audit log by default; name a file"
         )
     try:
-        found = check(Path(config.audit_file))
+        found = check(Path(file))
     except OSError as error:
-        raise ConfigError(
-            f"audit: {config.audit_file!r} cannot be read: {error.strerror}; it is created when "
-            "the first domain gets a data key, or a peer is refused"
-        ) from error
+        when = "it is created when the first domain gets a data key, or a peer is refused"
+        remedy = "name an audit log" if args.what else when
+        raise ConfigError(f"audit: {file!r} cannot be read: {error.strerror}; {remedy}") from error
     verdict = "the chain is broken:" if found.faults else "the chain is whole"
-    lines = [f"{config.audit_file}: {many(found.lines, 'line')}, last hash {found.head}; {verdict}"]
+    lines = [f"{file}: {many(found.lines, 'line')}, last hash {found.head}; {verdict}"]
     lines += [f"  {fault}" for fault in found.faults]
-    show("\n".join(lines), {"file": config.audit_file, **found._asdict()}, args.json)
+    show("\n".join(lines), {"file": file, **found._asdict()}, args.json)
     return FAILED if found.faults else OK
 
 
-def _pools_text(pools: Sequence[Mapping[str, Any]]) -> str:
+def _pools_text(pools: Sequence[SharedTierReport]) -> str:
     """Return a line for each pool and its members, with each member's health and usage."""
     lines = []
     for pool in pools:
-        members = pool.get("members", [])
-        lines.append(
-            f"{pool['tier']}: {many(len(members), 'member')}, epoch {pool.get('epoch', 0)}"
-        )
-        if pool.get("trouble"):
-            lines.append(f"  membership: {pool['trouble']}")
-        for member in members:
-            phase = member.get("phase", "closed")
-            health = "ejected" if member.get("ejected") else f"breaker {phase}"
-            for words, name in (("answers in", "latency_s"), ("reads in", "first_byte_s")):
-                if member.get(name) is not None:
-                    health += f", {words} {1e3 * member[name]:.2f} ms"
-            condition, why = member.get("condition"), member.get("why")
-            if condition is not None:
-                health += f"; {condition}"
-                if condition == "fine":
-                    health += f" in {1e3 * member.get('answer_s', 0.0):.1f} ms"
-                health += f": {why}" if why else ""
+        lines.append(f"{pool.tier}: {many(len(pool.members), 'member')}, epoch {pool.epoch}")
+        if pool.trouble:
+            lines.append(f"  trouble: {pool.trouble}")
+        for member in pool.members:
+            health = "ejected" if member.ejected else f"breaker {member.phase}"
+            for words, time_s in (
+                ("answers in", member.latency_s),
+                ("reads in", member.first_byte_s),
+            ):
+                if time_s is not None:
+                    health += f", {words} {1e3 * time_s:.2f} ms"
+            if member.condition is not None:
+                health += f"; {member.condition}"
+                if member.condition == "fine":
+                    health += f" in {1e3 * member.answer_s:.1f} ms"
+                health += f": {member.why}" if member.why else ""
             lines.append(
-                f"  {member['id']:<12} {member['address']}  {member['state']}, "
-                f"{100 * member['share']:.1f} % of keys, {health}"
+                f"  {member.id:<12} {member.address}  {member.state}, "
+                f"{100 * member.share:.1f} % of keys, {health}"
             )
             lines += [
-                f"    {tier:<8} {Size(used['used_bytes'])} of {Size(used['capacity_bytes'])} used"
-                for tier, used in tier_totals(member["tiers"]).items()
+                f"    {tier:<8} {Size(used.used_bytes)} of {Size(used.capacity_bytes)} used"
+                for tier, used in tier_totals(member.tiers).items()
             ]
     return "\n".join(lines or ["this node has no shared tier"])
 
 
-def _status_lines(status: Mapping[str, Any]) -> list[str]:
+def _status_lines(status: NodeStatus) -> list[str]:
     """Return what the node did, and its tiers, admission rules, domains, hints and faults."""
     lines = summary(status)
-    lines.append(f"node {status['incarnation']}: {many(status['blocks'], 'block')}")
-    for tier, used in tier_totals(status["tiers"]).items():
-        failures = many(used["failures"], "failure")
-        if used["capacity_bytes"]:
+    lines.append(f"node {status.incarnation}: {many(status.blocks, 'block')}")
+    for tier, used in tier_totals(status.tiers).items():
+        failures = many(used.failures, "failure")
+        if used.trouble:
+            lines.append(f"  {tier:<8} reports no usage: {used.trouble}")
+        elif used.capacity_bytes:
             lines.append(
-                f"  {tier:<8} {Size(used['used_bytes'])} of {Size(used['capacity_bytes'])} used, "
-                f"{many(used['records'], 'record')}, {failures}"
+                f"  {tier:<8} {Size(used.used_bytes)} of {Size(used.capacity_bytes)} used, "
+                f"{many(used.records, 'record')}, {failures}"
             )
         else:
             lines.append(
                 f"  {tier:<8} shared: `holdfast inspect pool` shows its members; {failures}"
             )
-    for rule in status["admission"]:
+    for rule in status.admission:
         figures = [
-            f"{name} {value:,.0f}" if float(value).is_integer() else f"{name} {value:.4g}"
-            for name, value in rule.items()
-            if name != "tier"
+            f"{name} {value:,.0f}" if value.is_integer() else f"{name} {value:.4g}"
+            for name, value in rule.figures.items()
         ]
-        lines.append(f"  admit   {rule['tier']}: {', '.join(figures)}")
-    for domain in status["domains"]:
+        lines.append(f"  admit   {rule.tier}: {', '.join(figures)}")
+    for domain in status.domains:
         usage = []
-        for tier, used_bytes in domain["used_bytes"].items():
-            most = domain["quota_bytes"].get(tier)
+        for tier, used_bytes in domain.used_bytes.items():
+            most = domain.quota_bytes.get(tier)
             of = "" if most is None else f" of its {Size(most)}"
             usage.append(f"{tier} {Size(used_bytes)}{of}")
-        line = f"  domain  {domain['domain']}: {', '.join(usage)}"
-        if domain["reserved_bytes"]:
-            line += f", {Size(domain['reserved_bytes'])} of host reserved"
-        if domain.get("unreadable", 0):
-            line += f", {many(domain['unreadable'], 'record')} unreadable (another key ring?)"
-        lines.append(f"{line}, share {domain['share']:g}")
-    hints, scrub = status["hints"], status["scrub"]
+        line = f"  domain  {domain.domain}: {', '.join(usage)}"
+        if domain.reserved_bytes:
+            line += f", {Size(domain.reserved_bytes)} of host reserved"
+        if domain.unreadable:
+            line += f", {many(domain.unreadable, 'record')} unreadable (another key ring?)"
+        lines.append(f"{line}, share {domain.share:g}")
+    hints, scrub = status.hints, status.scrub
     lines.append(
-        f"  hints   {many(hints['sessions'], 'session')} followed, "
-        f"{many(hints['prestaging'], 'context')} to prestage, {Size(hints['pinned_bytes'])} pinned"
+        f"  hints   {many(hints.sessions, 'session')} followed, "
+        f"{many(hints.prestaging, 'context')} to prestage, {Size(hints.pinned_bytes)} pinned"
     )
     lines.append(
-        f"  scrub   {many(scrub['passes'], 'pass')}, {many(scrub['checked'], 'copy')}, "
-        f"{scrub['corrupt']} corrupt"
+        f"  scrub   {many(scrub.passes, 'pass')}, {many(scrub.checked, 'copy')}, "
+        f"{scrub.corrupt} corrupt"
     )
-    lines += [
-        f"  fault   {fault['tier']} {fault['key']}: {fault['outcome']}"
-        for fault in status["faults"]
-    ]
+    lines += [f"  fault   {fault.tier} {fault.key}: {fault.outcome}" for fault in status.faults]
     return lines
 
 

@@ -15,7 +15,8 @@ from holdfast.address import socket_path
 from holdfast.config import Config, default_address, load, machine_address
 from holdfast.errors import ConfigError
 from holdfast.report import check_target, write_text
-from holdfast.wire.local.messages import PROTOCOL, Hello, ReportReply, Request
+from holdfast.status import NodeStatus, read_status
+from holdfast.wire.local.messages import PROTOCOL, Hello, ReportReply, Request, Status
 
 CONNECT_S = 5.0
 ANSWER_S = 60.0
@@ -106,6 +107,11 @@ def connected(address: str, verb: str, timeout_s: float = ANSWER_S) -> Iterator[
             return client.call(request, ReportReply, timeout_s).data
 
         yield ask
+
+
+def ask_status(ask: Ask) -> NodeStatus:
+    """Return the status of the node that `ask` asks. Raises ProtocolError if it cannot be read."""
+    return read_status(ask(Status()))
 
 
 def read_fingerprint(text: str) -> str:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from typing import Any
+
+import msgspec
 
 from holdfast.cli import OK
 from holdfast.cli.options import (
     add_json_argument,
     add_node_arguments,
+    ask_status,
     connected,
     many,
     node_address,
     show,
 )
-from holdfast.wire.local.messages import Status
+from holdfast.status import NodeStatus
 
 _UNITS = ((86_400.0, "day"), (3_600.0, "hour"), (60.0, "minute"), (1.0, "second"))
 
@@ -30,24 +31,23 @@ def run(args: argparse.Namespace) -> int:
     """Print the node's counters in three lines."""
     address = node_address(args)
     with connected(address, "stats") as ask:
-        status = ask(Status())
+        status = ask_status(ask)
     names = ("uptime_s", "activity", "evictions", "failed_checks")
-    kept = {name: status[name] for name in names}
+    data = msgspec.to_builtins(status)
+    kept = {name: data[name] for name in names}
     show("\n".join(summary(status)), {"node": address, **kept}, args.json)
     return OK
 
 
-def summary(status: Mapping[str, Any]) -> list[str]:
+def summary(status: NodeStatus) -> list[str]:
     """Return what a node did since its start, in lines of text."""
-    activity = status["activity"]
-    lookups = sum(activity["calls"].get("lookup", {}).values())
-    late = activity["calls"].get("fetch", {}).get("late", 0)
-    corrupt = sum(
-        failed["copies"] for failed in status["failed_checks"] if failed["outcome"] == "corrupt"
-    )
-    tokens, loaded = activity["tokens"], activity["loaded_tokens"]
-    prompts = f"{many(activity['prompts'], 'prompt')} of {many(tokens, 'token')}"
-    uptime_s = status["uptime_s"]
+    activity = status.activity
+    lookups = sum(activity.calls.get("lookup", {}).values())
+    late = activity.calls.get("fetch", {}).get("late", 0)
+    corrupt = sum(failed.copies for failed in status.failed_checks if failed.outcome == "corrupt")
+    tokens, loaded = activity.tokens, activity.loaded_tokens
+    prompts = f"{many(activity.prompts, 'prompt')} of {many(tokens, 'token')}"
+    uptime_s = status.uptime_s
     unit_s, unit = next((each for each in _UNITS if uptime_s >= each[0]), _UNITS[-1])
     ago = many(int(uptime_s // unit_s), unit)
     lines = [f"since start, {ago} ago: {many(lookups, 'lookup')}, {prompts}"]
@@ -60,11 +60,11 @@ def summary(status: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"{percent(sum(loaded.values()))} of prompt tokens from Holdfast"
             f"{f' ({by_tier})' if by_tier else ''}, "
-            f"{percent(activity['engine_tokens'])} from the engines' own caches, "
-            f"{percent(activity['computed_tokens'])} computed"
+            f"{percent(activity.engine_tokens)} from the engines' own caches, "
+            f"{percent(activity.computed_tokens)} computed"
         )
     lines.append(
-        f"{activity['saved_s'] / 60:,.1f} engine-minutes saved (estimated time of computing less "
+        f"{activity.saved_s / 60:,.1f} engine-minutes saved (estimated time of computing less "
         f"the measured time); {corrupt:,} corrupt, {late:,} late"
     )
     return lines

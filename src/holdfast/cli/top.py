@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from holdfast.byte_size import Size
 from holdfast.cli import OK
-from holdfast.cli.options import Ask, add_node_arguments, connected, node_address
+from holdfast.cli.options import Ask, add_node_arguments, ask_status, connected, node_address
 from holdfast.cli.stats import summary
 from holdfast.errors import ConfigError
-from holdfast.metrics import tier_totals
-from holdfast.wire.local.messages import Status
+from holdfast.status import NodeStatus, tier_totals
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -68,46 +67,49 @@ def run(args: argparse.Namespace) -> int:
 
 def _views(ask: Ask, every_s: float, number: int) -> Iterator[list[str | Table]]:
     """Yield what to show every `every_s` seconds; `number` 0: without end."""
-    before: Mapping[str, Any] | None = None
+    before: NodeStatus | None = None
     shown = 0
     while not number or shown < number:
         if shown:
             time.sleep(every_s)
-        status = ask(Status())
+        status = ask_status(ask)
         yield [*summary(status), *_tables(status, before)]
         before, shown = status, shown + 1
 
 
-def _tables(status: Mapping[str, Any], before: Mapping[str, Any] | None) -> list[Table]:
+def _tables(status: NodeStatus, before: NodeStatus | None) -> list[Table]:
     """Return the tables of tiers, queues and, if there are any, pool members."""
     tiers = _table("tier", "used", "of", "records", "read", "written", "evicted", "failures")
-    past = tier_totals(before["tiers"]) if before else {}
-    elapsed_s = status["uptime_s"] - before["uptime_s"] if before else 0.0
-    for tier, now in tier_totals(status["tiers"]).items():
+    past = tier_totals(before.tiers) if before else {}
+    elapsed_s = status.uptime_s - before.uptime_s if before else 0.0
+    for tier, now in tier_totals(status.tiers).items():
         rates = ["", ""]
         if tier in past and elapsed_s > 0:
-            moved = [now[name] - past[tier][name] for name in ("read_bytes", "written_bytes")]
+            old = past[tier]
+            moved = now.read_bytes - old.read_bytes, now.written_bytes - old.written_bytes
             rates = [f"{Size(int(nbytes / elapsed_s))}/s" for nbytes in moved]
-        capacity_bytes = now["capacity_bytes"]
-        share = f"{100 * now['used_bytes'] / capacity_bytes:.0f} %" if capacity_bytes else ""
+        capacity_bytes = now.capacity_bytes
+        share = f"{100 * now.used_bytes / capacity_bytes:.0f} %" if capacity_bytes else ""
         capacity = str(Size(capacity_bytes)) if capacity_bytes else "shared"
-        evicted = status["evictions"].get(tier, 0)
+        evicted = status.evictions.get(tier, 0)
         tiers.add_row(
-            *(tier, share, capacity, f"{now['records']:,}", *rates),
-            *(f"{evicted:,}", f"{now['failures']:,}"),
+            *(tier, share, capacity, f"{now.records:,}", *rates),
+            *(f"{evicted:,}", f"{now.failures:,}"),
         )
     queues = _table("waiting writes", "leases", "reservations", "sessions", "to prestage")
-    values = [status[name] for name in ("waiting_to_write", "leases", "tickets")]
-    values += [status["hints"][name] for name in ("sessions", "prestaging")]
+    values = (
+        *(status.waiting_to_write, status.leases, status.tickets),
+        *(status.hints.sessions, status.hints.prestaging),
+    )
     queues.add_row(*(f"{value:,}" for value in values))
     members = _table("pool", "member", "breaker", "left out", "answers in", "under way", "trouble")
-    for tier, shared in status["shared"].items():
-        for member in shared["members"]:
-            latency_s = member["latency_s"]
+    for tier, shared in status.shared.items():
+        for member in shared.members:
+            latency_s = member.latency_s
             members.add_row(
-                *(tier, member["target"], member["phase"], "yes" if member["ejected"] else ""),
+                *(tier, member.target, member.phase, "yes" if member.ejected else ""),
                 "" if latency_s is None else f"{1e3 * latency_s:.2f} ms",
-                *(str(Size(member["in_flight_bytes"])), member.get("trouble", "")),
+                *(str(Size(member.in_flight_bytes)), member.trouble),
             )
     return [tiers, queues, members] if members.rows else [tiers, queues]
 

@@ -41,6 +41,7 @@ from holdfast.session import (
     check_session,
     name_unanswered,
 )
+from holdfast.status import NodeStatus, read_status
 from holdfast.version import __version__
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
@@ -93,9 +94,9 @@ class NodeStore:
             self._sessions.add(session)
         return Session(session)
 
-    def status(self) -> dict[str, Any]:
-        """Return the node's state as plain data, as `holdfast inspect --json` shows it."""
-        return self._node.call(m.Status(), m.ReportReply, ANSWER_S).data
+    def status(self) -> NodeStatus:
+        """Return the node's status, which `holdfast inspect --json` shows."""
+        return read_status(self._node.call(m.Status(), m.ReportReply, ANSWER_S).data)
 
     def listing(self) -> list[dict[str, Any]]:
         """Return the stored blocks by fingerprint, domain and tier."""

@@ -28,6 +28,7 @@ import msgspec
 
 from holdfast.keys.denials import Denial, DenialCounts
 from holdfast.limits import MIB
+from holdfast.regular_file import open_regular
 
 FIRST = "0" * 64
 """The previous hash in the first line."""
@@ -152,7 +153,7 @@ def check(path: Path) -> AuditVerdict:
     forge that, but not the lines up to a hash that was copied elsewhere: they are unchanged since.
     """
     number, before, faults = 0, FIRST, []
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         for at, data in enumerate(file, 1):
             line = _parsed(data)
             if line is None:

@@ -10,9 +10,10 @@ import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from holdfast.errors import Outcome
+from holdfast.status import ActivityStatus, HistogramStatus
 
 SECONDS_BOUNDS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
@@ -49,9 +50,9 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
-    def as_data(self) -> dict[str, Any]:
+    def status(self) -> HistogramStatus:
         """Return bounds, the count of each bucket (one more than bounds) and the sum."""
-        return {"bounds": list(self._bounds), "counts": list(self._counts), "sum": self._sum}
+        return HistogramStatus(list(self._bounds), list(self._counts), self._sum)
 
 
 class Activity:
@@ -104,21 +105,21 @@ class Activity:
         with self._lock:
             self._plans[why] += 1
 
-    def as_data(self) -> dict[str, Any]:
-        """Return all counts as plain data."""
+    def status(self) -> ActivityStatus:
+        """Return all counts."""
         with self._lock:
-            loaded = dict(self._loaded)
-            counted = {name: self._prompts[name] for name in ("prompts", "tokens", "engine_tokens")}
-            return {
-                **counted,
-                "loaded_tokens": loaded,
-                "computed_tokens": self._prompts["tokens"]
-                - self._prompts["engine_tokens"]
-                - sum(loaded.values()),
-                "calls": {name: dict(outcomes) for name, outcomes in self._calls.items()},
-                "blocks": dict(self._blocks),
-                "seconds": {name: each.as_data() for name, each in self._seconds.items()},
-                "plans": dict(self._plans),
-                "plan_error": self._plan_error.as_data(),
-                "saved_s": self._saved_s,
-            }
+            counted, loaded = self._prompts, dict(self._loaded)
+            others = counted["engine_tokens"] + sum(loaded.values())
+            return ActivityStatus(
+                prompts=counted["prompts"],
+                tokens=counted["tokens"],
+                engine_tokens=counted["engine_tokens"],
+                loaded_tokens=loaded,
+                computed_tokens=counted["tokens"] - others,
+                calls={name: dict(outcomes) for name, outcomes in self._calls.items()},
+                blocks=dict(self._blocks),
+                seconds={name: each.status() for name, each in self._seconds.items()},
+                plans=dict(self._plans),
+                plan_error=self._plan_error.status(),
+                saved_s=self._saved_s,
+            )

@@ -6,82 +6,80 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import BlockError
+from holdfast.status import (
+    AdmissionStatus,
+    DomainStatus,
+    FailedChecks,
+    FaultStatus,
+    NodeStatus,
+)
 from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
-from holdfast.tiers.base import HealthReporting, is_away
+from holdfast.tiers.reported import description, shared_status, tier_status
 
 EVERYTHING = "*"
 
 
-def status(store: StoreParts) -> dict[str, Any]:
-    """Return usage, counters and the state of recovery as plain data."""
+def status(store: StoreParts) -> NodeStatus:
+    """Return usage, counters and the state of recovery."""
     table = store.table
     with table.lock:
-        hosts = [("host", host.usage()) for host in table.all_hosts()]
-        usages = [*hosts, *((tier.name, tier.usage()) for tier in table.lower)]
+        tiers = [*map(tier_status, table.all_hosts()), *map(tier_status, table.lower)]
         usage, names = table.usage, {domain: name for name, domain in store.domain_ids.items()}
         seen = [domain for used in usage.used for domain in used]
         domains = [
-            {
-                "domain": names.get(domain, domain.hex()),
-                "configured": domain in names,
-                "unreadable": table.sealing.unreadable[domain],
-                "share": usage.share(domain),
-                "reserved_bytes": usage.quota(HOST, domain).reserved_bytes,
-                "used_bytes": {
+            DomainStatus(
+                domain=names.get(domain, domain.hex()),
+                configured=domain in names,
+                unreadable=table.sealing.unreadable[domain],
+                share=usage.share(domain),
+                reserved_bytes=usage.quota(HOST, domain).reserved_bytes,
+                used_bytes={
                     table.tier_name(tier): used[domain] for tier, used in enumerate(usage.used)
                 },
-                "quota_bytes": store.quotas(domain),
-            }
+                quota_bytes=store.quotas(domain),
+            )
             for domain in dict.fromkeys([*names, *seen])
         ]
-        return {
-            "incarnation": store.incarnation,
-            "blocks": len(table.index),
-            "tiers": [{"tier": name, **msgspec.to_builtins(each)} for name, each in usages],
-            "admission": [
-                {"tier": table.tier_name(tier), **figures}
+        return NodeStatus(
+            incarnation=store.incarnation,
+            blocks=len(table.index),
+            tiers=tiers,
+            admission=[
+                AdmissionStatus(table.tier_name(tier), figures)
                 for tier, rule in enumerate(table.rules.of, start=1)
                 if (figures := rule.figures())
             ],
-            "domains": domains,
-            "evictions": {table.tier_name(tier): n for tier, n in table.evictions.items()},
-            "failed_checks": [
-                {"tier": table.tier_name(tier), "outcome": str(outcome), "copies": n}
+            domains=domains,
+            evictions={table.tier_name(tier): n for tier, n in table.evictions.items()},
+            failed_checks=[
+                FailedChecks(table.tier_name(tier), str(outcome), n)
                 for (tier, outcome), n in table.failed_checks.items()
             ],
-            "activity": store.activity.as_data(),
-            "uptime_s": store.clock.now() - store.opened_at_s,
-            "leases": len(table.leases),
-            "tickets": table.leases.reservations,
-            "waiting_to_write": table.unwritten(),
-            "hints": store.pending_hints.status(store.clock.now()),
-            "recovered_blocks": store.recovery.blocks,
-            "recovery_s": store.recovery.seconds,
-            "recovered": store.recovery.wait(0),
-            "audit": store.audit.counts(),
-            "shared": {
-                tier.name: {
-                    "reachable": not is_away(tier),
-                    "members": tier.member_health() if isinstance(tier, HealthReporting) else [],
-                }
-                for tier in table.shared.values()
-            },
-            "faults": [
-                {
-                    "key": fault.key.hex(),
-                    "fingerprint": fault.namespace.fingerprint.hex(),
-                    "domain": fault.namespace.domain.hex(),
-                    "tier": fault.tier,
-                    "outcome": str(fault.outcome),
-                }
+            activity=store.activity.status(),
+            uptime_s=store.clock.now() - store.opened_at_s,
+            leases=len(table.leases),
+            tickets=table.leases.reservations,
+            waiting_to_write=table.unwritten(),
+            hints=store.pending_hints.status(store.clock.now()),
+            recovered_blocks=store.recovery.blocks,
+            recovery_s=store.recovery.seconds,
+            recovered=store.recovery.wait(0),
+            audit=store.audit.counts(),
+            shared={tier.name: shared_status(tier) for tier in table.shared.values()},
+            faults=[
+                FaultStatus(
+                    key=fault.key.hex(),
+                    fingerprint=fault.namespace.fingerprint.hex(),
+                    domain=fault.namespace.domain.hex(),
+                    tier=fault.tier,
+                    outcome=str(fault.outcome),
+                )
                 for fault in table.faults
             ],
-        }
+        )
 
 
 def listing(store: StoreParts) -> list[dict[str, Any]]:
@@ -115,7 +113,7 @@ def listing(store: StoreParts) -> list[dict[str, Any]]:
 
 def shared(store: StoreParts) -> dict[str, Any]:
     """Return what each shared tier reports of its remote side; asks over the network, bounded."""
-    return {"shared": [tier.describe() for tier in store.table.shared.values()]}
+    return {"shared": [description(tier) for tier in store.table.shared.values()]}
 
 
 def would_drop(store: StoreParts, fingerprint: str) -> dict[str, Any]:

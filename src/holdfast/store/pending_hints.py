@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.limits import MIB
+from holdfast.status import HintStatus
 
 SESSIONS_MAX = 65_536
 KEYS_BYTES_MAX = 64 * MIB
@@ -149,10 +150,6 @@ class PendingHints:
         self._waiting_bytes = sum(len(staging.chain.keys) for _, _, staging in self._waiting)
         self._pins = {chain: pin for chain, pin in self._pins.items() if chain[0].domain != domain}
 
-    def status(self, now_s: float) -> dict[str, int]:
+    def status(self, now_s: float) -> HintStatus:
         """Return how many sessions are followed, contexts wait, and bytes are pinned."""
-        return {
-            "sessions": len(self._sessions),
-            "prestaging": len(self._waiting),
-            "pinned_bytes": self.pinned_bytes(now_s),
-        }
+        return HintStatus(len(self._sessions), len(self._waiting), self.pinned_bytes(now_s))

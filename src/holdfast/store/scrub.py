@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from holdfast.errors import Outcome
 from holdfast.limits import MIB
+from holdfast.status import ScrubStatus
 from holdfast.store.block_table import ROWS_AT_ONCE, BlockTable
 from holdfast.store.core import StoreParts
 from holdfast.store.verify import read_copy, verify_record
@@ -104,14 +105,9 @@ class Scrubber:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def status(self) -> dict[str, int]:
+    def status(self) -> ScrubStatus:
         """Return what was read since start, and how much of it was corrupt."""
-        return {
-            "passes": self.passes,
-            "checked": self.checked,
-            "bytes": self.checked_bytes,
-            "corrupt": self.corrupt,
-        }
+        return ScrubStatus(self.passes, self.checked, self.checked_bytes, self.corrupt)
 
     def pace(self) -> int:
         """Return the rate in bytes a second with which a pass ends well within its period."""

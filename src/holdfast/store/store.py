@@ -26,6 +26,7 @@ from holdfast.errors import NotFollowed, Outcome, StoreClosedError
 from holdfast.fairness.fair_queue import Priority, WorkItem
 from holdfast.policy.retention import Retention
 from holdfast.session import Session
+from holdfast.status import MemoryStatus, NodeStatus
 from holdfast.store import domains as domain_keys
 from holdfast.store import fetch as fetch_path
 from holdfast.store import hints, lookup, public_domain, reported_records
@@ -238,19 +239,19 @@ class Store(StoreParts):
         return {**self.plan_log.as_data(), **self.estimates.describe()}
 
     @_while_open
-    def status(self) -> dict[str, Any]:
-        """Return usage, counters and the state of recovery as plain data."""
-        memory = {
-            "capacity_bytes": self.host_bytes,
-            "resident_bytes": sum(host.resident_bytes() for host in self.table.all_hosts()),
-            "reclaimed_bytes": self._prefault.reclaimed_bytes,
-        }
-        return {
-            **inspection.status(self),
-            "memory": memory,
-            "scrub": self.scrubber.status(),
-            "credentials": msgspec.to_builtins(credential_states(self.options.credentials)),
-        }
+    def status(self) -> NodeStatus:
+        """Return usage, counters and the state of recovery."""
+        memory = MemoryStatus(
+            capacity_bytes=self.host_bytes,
+            resident_bytes=sum(host.resident_bytes() for host in self.table.all_hosts()),
+            reclaimed_bytes=self._prefault.reclaimed_bytes,
+        )
+        return msgspec.structs.replace(
+            inspection.status(self),
+            memory=memory,
+            scrub=self.scrubber.status(),
+            credentials=credential_states(self.options.credentials),
+        )
 
     forget = _while_open(inspection.forget)
     listing = _while_open(inspection.listing)

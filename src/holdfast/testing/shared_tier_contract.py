@@ -21,6 +21,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import msgspec
 import pytest
 
 from holdfast.buffers import aligned_buffer
@@ -38,6 +39,7 @@ from holdfast.tiers.base import (
     Reachable,
     SharedTier,
 )
+from holdfast.tiers.reported import description, shared_status, tier_status
 
 SIZES = (4_000, 65_000, 300_000, 2 * MIB)
 """Payload bytes of the test records."""
@@ -412,6 +414,18 @@ class SharedTierContract:
             begun_s = time.monotonic()
             assert tier.describe()["tier"] == tier.name
             assert watch.since(begun_s) <= self.deadline_s + self.slack_s
+
+    def test_what_it_reports_is_shown(self, tier: SharedTier, remote_side: RemoteSide) -> None:
+        for is_dead in (False, True):
+            if is_dead:
+                remote_side.kill()
+            for told in (tier_status(tier), shared_status(tier)):
+                assert not told.trouble, told.trouble
+                assert msgspec.msgpack.encode(told)
+            described = description(tier)
+            assert tier.describe().keys() <= described.keys(), described
+            assert msgspec.json.encode(described)
+            assert msgspec.msgpack.encode(described)
 
     def test_after_close_everything_is_gone(self, tier: SharedTier) -> None:
         blocks = ChainedBlocks(4_000)

@@ -20,6 +20,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
 import pytest
 
 from holdfast.blocks.namespace import namespace_of as namespace_of_header
@@ -27,6 +28,7 @@ from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
 from holdfast.testing.payloads import is_right, key_of, namespace_of, record_of
 from holdfast.tiers.base import NOWHERE, LocalTier, Place, ReservedPlaces, TierGet, TierPut
+from holdfast.tiers.reported import tier_status
 
 SIZES = (4_000, 65_000, 300_000)
 """Payload bytes of the test records: one sector, some, and many."""
@@ -211,6 +213,14 @@ class TierContract:
         assert 5 * size <= tier.usage().used_bytes <= 10 * size
         tier.free(places)
         assert (tier.usage().used_bytes, tier.usage().records) == (0, 0)
+
+    def test_what_it_reports_is_shown(self, tier: LocalTier) -> None:
+        for fill in (0, 3):
+            Blocks(4_000).save(tier, range(fill))
+            told = tier_status(tier)
+            assert not told.trouble, told.trouble
+            assert msgspec.json.decode(msgspec.json.encode(told))["tier"] == tier.name
+            assert msgspec.msgpack.encode(told)
 
     # Threads.
 

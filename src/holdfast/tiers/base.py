@@ -23,6 +23,7 @@ from holdfast.blocks.envelope import Header
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import Outcome
+from holdfast.status import MemberStatus
 
 Place = NewType("Place", int)
 """Location of a record on a tier: a number >= 0 with a meaning to this tier only."""
@@ -300,8 +301,8 @@ class Rebalancing(Reachable, Protocol):
 class HealthReporting(Protocol):
     """A shared tier that knows the health of its members from its own requests to them."""
 
-    def member_health(self) -> list[dict[str, Any]]:
-        """Return each member's `target`, breaker `phase`, `ejected` and `latency_s`; no I/O."""
+    def member_health(self) -> Sequence[MemberStatus]:
+        """Return the health of each member; no I/O. The store reads at most 1,024 members."""
         ...
 
 

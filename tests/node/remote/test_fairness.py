@@ -43,7 +43,7 @@ def ask(node):
 
 
 def sending(node):
-    return node.service.status()["sending_bytes"]
+    return node.service.status().sending_bytes
 
 
 def test_connections_that_never_read_hold_up_their_own_domain_only(node, ask):

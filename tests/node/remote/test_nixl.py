@@ -92,7 +92,7 @@ def test_slots_that_a_lost_transfer_may_read_stay_leased(served, monkeypatch):
         assert there.get(KEYS[:3]) == 3  # over TCP
     # The same connection answers only after it has released the lease of the get before.
     assert there.target.exist(NAMESPACE, KEYS[:1], 10).outcome is Outcome.OK
-    assert there.store.status()["leases"] == 1
+    assert there.store.status().leases == 1
 
 
 def test_a_run_ends_at_the_first_block_that_is_not_held(served):

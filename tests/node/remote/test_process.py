@@ -90,13 +90,13 @@ def test_what_is_put_survives_kill_9_and_is_served_again(start):
     target = client()
     round_trip(target)
     end = time.monotonic() + 120
-    while target.stats(20)[0]["waiting_to_write"]:
+    while target.stats(20)[0].waiting_to_write:
         assert time.monotonic() < end
         time.sleep(0.02)
     node.kill()
     assert target.get(NAMESPACE, KEYS, buffers(), 20).outcome is Outcome.GONE
     node.start()
-    while target.stats(20)[0].get("recovery_s") is None:
+    while target.stats(20)[0].recovery_s is None:
         assert time.monotonic() < end
         time.sleep(0.02)
     into = buffers()

@@ -173,7 +173,7 @@ def test_a_reported_copy_on_a_targets_disk_is_checked_too(served):
     node = served(tier=MemoryTier(16 * MIB), host_bytes=4 * MIB)
     assert node.target.put(RECORDS[:3], 10) == [Outcome.OK] * 3
     store = node.store
-    node.until(lambda: store.status()["waiting_to_write"] == 0)
+    node.until(lambda: store.status().waiting_to_write == 0)
     row = store.table.index.find(NAMESPACE, KEYS[1])
     place = store.table.index.places[1][row]
     tier = store.table.lower[0]
@@ -229,7 +229,7 @@ def test_a_batch_for_which_there_is_no_room_leaves_the_connection_in_step(served
 def test_a_put_that_the_receive_budget_turns_away_counts_as_full(node, monkeypatch):
     monkeypatch.setattr(node.service, "receiving", lambda *_: contextlib.nullcontext(False))
     assert node.target.put(RECORDS[:2], 10) == [Outcome.FULL] * 2
-    assert node.store.status()["activity"]["calls"]["receive"] == {"full": 1}
+    assert node.store.status().activity.calls["receive"] == {"full": 1}
 
 
 def test_a_record_larger_than_the_memory_is_refused_and_evicts_nothing(served):
@@ -273,11 +273,11 @@ def test_a_get_that_outlasts_its_lease_is_sent_from_slots_that_are_still_its_own
 
 def test_it_says_how_it_is(node):
     node.target.put(RECORDS[:2], 10)
-    data, outcome = node.target.stats(5)
+    status, outcome = node.target.stats(5)
     assert outcome is Outcome.OK
-    assert data["blocks"] == 2
-    assert data["target"]["received_bytes"] == 2 * NAMESPACE.record_bytes
-    assert data["incarnation"] == node.store.incarnation
+    assert status.blocks == 2
+    assert status.target.received_bytes == 2 * NAMESPACE.record_bytes
+    assert status.incarnation == node.store.incarnation
 
 
 @pytest.mark.parametrize(
@@ -401,13 +401,13 @@ def test_who_takes_no_answer_is_sent_away_and_its_lease_ends(served):
     node = served(HASTY, host_bytes=64 * MIB)
     namespace = namespace_of(4 * MIB)
     node.target.put([record_of(namespace, key) for key in KEYS[:8]], 10)
-    before = node.service.status()["connections"]
+    before = node.service.status().connections
     with node.connect() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         keys = b"".join(KEYS[:8])
         raw.sendall(encode(2, m.GetRecords(**namespace._asdict(), keys=keys, deadline_s=5)))
-        node.until(lambda: node.service.status()["connections"] <= before)
-        node.until(lambda: not node.store.status()["leases"])
+        node.until(lambda: node.service.status().connections <= before)
+        node.until(lambda: not node.store.status().leases)
 
 
 def test_connections_have_a_limit(served):
@@ -428,8 +428,8 @@ def test_connections_of_all_listeners_are_counted(node):
         elsewhere = TargetClient(address_of(listener))
         with contextlib.closing(elsewhere):
             assert elsewhere.put(RECORDS[:1], 5) == [Outcome.OK]
-            assert node.service.status()["connections"] == 2
-        node.until(lambda: node.service.status()["connections"] == 1)
+            assert node.service.status().connections == 2
+        node.until(lambda: node.service.status().connections == 1)
 
 
 def test_closing_cuts_everybody(node, ended):
@@ -463,7 +463,7 @@ def test_a_thousand_gets_of_one_segment_read_each_block_once(served, monkeypatch
     reads = []
     node = served(TargetLimits(), Counting(64 * MIB))
     node.target.put(RECORDS, 10)
-    node.until(lambda: node.store.status()["waiting_to_write"] == 0)
+    node.until(lambda: node.store.status().waiting_to_write == 0)
     for row in list(node.store.table.index.rows()):
         node.store.table.remove_copy(row, 0)
     blocks = []

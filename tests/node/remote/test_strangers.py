@@ -38,7 +38,7 @@ def test_a_system_without_threads_to_spare_turns_one_away_and_the_next_is_served
         assert ended(raw)
     monkeypatch.undo()
     assert node.target.put(RECORDS[:1], 5) == [Outcome.OK]
-    assert node.service.status()["turned_away"] == 1
+    assert node.service.status().turned_away == 1
 
 
 def test_a_stranger_is_given_little_memory(node, caplog, ended):
@@ -54,9 +54,9 @@ def test_a_stranger_is_given_little_memory(node, caplog, ended):
 def test_one_host_does_not_keep_the_others_at_the_door(node):
     silent = [socket.create_connection(tcp_endpoint(node.address)) for _ in range(13)]
     until_s = time.monotonic() + 20
-    while node.service.status()["turned_away"] < 1 and time.monotonic() < until_s:
+    while node.service.status().turned_away < 1 and time.monotonic() < until_s:
         time.sleep(0.01)
-    assert node.service.status()["turned_away"] == 1
+    assert node.service.status().turned_away == 1
     with socket.socket() as other:
         other.bind(("127.0.0.2", 0))
         other.connect(tcp_endpoint(node.address))

@@ -14,6 +14,7 @@ from holdfast.codec.pack import check_without_key, pack, payload, verify
 from holdfast.errors import Outcome, RefusedError
 from holdfast.membership.members import Member
 from holdfast.membership.membership import MembershipOptions
+from holdfast.status import NodeStatus
 from holdfast.testing.payloads import header_of, namespace_of, payload_of
 from holdfast.tiers.base import TierGet, TierPut, segment_place
 from holdfast.tiers.breaker import BreakerOptions
@@ -77,7 +78,7 @@ class FakeTarget:
         return self.delete(namespace, damaged, deadline_s)
 
     def stats(self, deadline_s):
-        return {}, Outcome.OK if self._answers() else Outcome.GONE
+        return NodeStatus(), Outcome.OK if self._answers() else Outcome.GONE
 
     def close(self) -> None:
         pass

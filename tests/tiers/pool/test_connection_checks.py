@@ -7,12 +7,13 @@ import pytest
 
 from holdfast.errors import Outcome, RefusedError
 from holdfast.membership.members import Member
+from holdfast.status import NodeStatus, TierStatus
 from holdfast.tiers.pool import connection_checks
 from holdfast.tiers.pool.connection_checks import LATE_S, TargetCondition, check_member
 from holdfast.wire.remote.client import TargetClient
 
 MEMBER = Member(id="t0", address="tcp://127.0.0.1:1")
-TIERS = [{"name": "disk"}]
+TIERS = [TierStatus("disk")]
 
 
 class Answers:
@@ -23,7 +24,7 @@ class Answers:
         self.closed = False
 
     def stats(self, _deadline_s):
-        return {"tiers": TIERS} if self.outcome is Outcome.OK else {}, self.outcome
+        return NodeStatus(tiers=TIERS if self.outcome is Outcome.OK else []), self.outcome
 
     def close(self):
         self.closed = True

@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import ConfigError, Outcome, RefusedError
+from holdfast.status import NodeStatus
 from holdfast.testing.payloads import is_right, key_of, namespace_of, record_of
 from holdfast.wire.frame import encode
 from holdfast.wire.local.messages import Refused
@@ -198,7 +199,7 @@ def test_no_target_is_gone():
     held = node.exist(NAMESPACE, KEYS, 30)
     assert held == (bytes(8), Outcome.GONE)
     assert node.put(RECORDS, 5) == [Outcome.GONE] * 8
-    assert node.stats(5) == ({}, Outcome.GONE)
+    assert node.stats(5) == (NodeStatus(), Outcome.GONE)
     node.close()
     assert node.exist(NAMESPACE, KEYS, 5).outcome is Outcome.GONE
 

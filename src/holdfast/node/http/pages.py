@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast.metrics import CONTENT_TYPE, exposition, node_samples, target_samples
+from holdfast.metrics import CONTENT_TYPE, exposition, node_samples
 from holdfast.node.http.server import Answer, Routes
 from holdfast.node.remote.service import TargetService
+from holdfast.status import NodeStatus
 from holdfast.store.store import Store
 
 STATUS_MAX_AGE_S = 0.5
@@ -30,6 +31,13 @@ _PAGE_POLICY = (
 )
 
 
+class PageStatus(NodeStatus, frozen=True):
+    """The status of a node, its last plans, and how often plans were right."""
+
+    plans: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    right: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
 class NodePages:
     """The routes of one node: its store, and its service for other nodes."""
 
@@ -37,7 +45,7 @@ class NodePages:
         self._store = store
         self._service = service
         self._lock = asyncio.Lock()
-        self._status: dict[str, Any] = {}
+        self._status = PageStatus()
         self._taken_at_s = float("-inf")
 
     def routes(self) -> Routes:
@@ -61,8 +69,7 @@ class NodePages:
 
     async def _metrics(self) -> Answer:
         status = await self._current()
-        samples = [*node_samples(status), *target_samples(status["target"])]
-        return Answer(HTTPStatus.OK, exposition(samples).encode(), CONTENT_TYPE)
+        return Answer(HTTPStatus.OK, exposition(node_samples(status)).encode(), CONTENT_TYPE)
 
     async def _json(self) -> Answer:
         body = msgspec.json.encode(await self._current())
@@ -89,7 +96,7 @@ class NodePages:
             return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{why}\n".encode())
         return Answer(HTTPStatus.OK, b"ready\n")
 
-    async def _current(self) -> dict[str, Any]:
+    async def _current(self) -> PageStatus:
         """Return the status, at most `STATUS_MAX_AGE_S` old; taken on another thread."""
         async with self._lock:
             if time.monotonic() - self._taken_at_s > STATUS_MAX_AGE_S:
@@ -98,12 +105,7 @@ class NodePages:
                 self._taken_at_s = time.monotonic()
             return self._status
 
-    def _take(self) -> dict[str, Any]:
-        status = self._store.status()
+    def _take(self) -> PageStatus:
         plans = self._store.plan_log.as_data()
-        return {
-            **status,
-            "target": self._service.status(),
-            "plans": plans["plans"][:PLANS_SHOWN],
-            "right": plans["right"],
-        }
+        status = msgspec.structs.asdict(self._service.node_status())
+        return PageStatus(**status, plans=plans["plans"][:PLANS_SHOWN], right=plans["right"])

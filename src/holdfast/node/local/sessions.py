@@ -18,6 +18,8 @@ from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
+
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace
 from holdfast.config import DEADLINE_S_MAX
@@ -469,7 +471,8 @@ def _report(store: Store, request: m.Request) -> dict[str, Any]:
         case m.Domains():
             return _domains(store, request)
         case _:
-            return store.status()
+            status: dict[str, Any] = msgspec.to_builtins(store.status())
+            return status
 
 
 def _domains(store: Store, request: m.Domains) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import ProtocolError
 from holdfast.limits import (
@@ -23,6 +25,7 @@ from holdfast.limits import (
     PACE_S,
 )
 from holdfast.node.remote.send_budget import SendBudget, SendScheduler
+from holdfast.status import NodeStatus, TargetStatus
 from holdfast.store.store import Store
 from holdfast.tiers.base import Place
 from holdfast.wire.remote.nixl import NixlAgent
@@ -160,6 +163,10 @@ class TargetService:
         whole, rest = divmod(nbytes, len(self._discard))
         return [self._discard] * whole + ([self._discard[:rest]] if rest else [])
 
-    def status(self) -> dict[str, int]:
+    def status(self) -> TargetStatus:
         """Return the counters, and the bytes in memory that are being sent."""
-        return {**vars(self.counters), "sending_bytes": self.send_budget.total()}
+        return TargetStatus(**vars(self.counters), sending_bytes=self.send_budget.total())
+
+    def node_status(self) -> NodeStatus:
+        """Return the status of the store, and of this service."""
+        return msgspec.structs.replace(self.store.status(), target=self.status())

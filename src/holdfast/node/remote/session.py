@@ -158,7 +158,7 @@ class TargetSession:
                 case m.SuspectBlocks():
                     return m.Counted(store.check_suspects(*_named(request)))
                 case Status():
-                    return ReportReply({**store.status(), "target": self._service.status()})
+                    return ReportReply(msgspec.to_builtins(self._service.node_status()))
                 case List():
                     return ReportReply({"blocks": store.listing()})
                 case _:

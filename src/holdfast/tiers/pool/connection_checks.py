@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from holdfast.errors import HoldfastError, Outcome
 from holdfast.membership.members import Member
+from holdfast.status import TierStatus
 from holdfast.wire.remote.client import TargetClient
 
 CHECK_S = 2.0
@@ -41,7 +42,7 @@ class CheckedTarget(NamedTuple):
     condition: TargetCondition
     why: str
     seconds: float
-    tiers: list[dict[str, Any]]
+    tiers: list[TierStatus]
 
     def text(self) -> str:
         """Return the finding in words."""
@@ -75,7 +76,7 @@ def check_member(
         if took_s > LATE_S:
             condition = TargetCondition.LATE
             why = f"answered after {took_s:.2f} s, more than {LATE_S:g} s"
-        return CheckedTarget(condition, why, took_s, list(report.get("tiers", [])))
+        return CheckedTarget(condition, why, took_s, report.tiers)
     if refusal:
         return CheckedTarget(TargetCondition.REFUSED, refusal, took_s, [])
     why = trouble or f"no answer ({outcome})"

@@ -6,10 +6,11 @@ import logging
 import threading
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from holdfast.errors import HoldfastError, Outcome
 from holdfast.membership.members import Member
+from holdfast.status import NodeStatus
 from holdfast.tiers.breaker import CallEnding
 from holdfast.tiers.pool.health import PoolHealth
 from holdfast.tiers.pool.target_statistics import CallKind
@@ -18,7 +19,7 @@ from holdfast.wire.remote.client import BlockCount, HeldFlags, ReceivedRecords, 
 from holdfast.wire.remote.stream import OnProgress
 
 Answer: TypeAlias = (
-    ReceivedRecords | HeldFlags | BlockCount | list[Outcome] | tuple[dict[str, Any], Outcome]
+    ReceivedRecords | HeldFlags | BlockCount | list[Outcome] | tuple[NodeStatus, Outcome]
 )
 A = TypeVar("A", bound=Answer)
 _log = logging.getLogger(__name__)

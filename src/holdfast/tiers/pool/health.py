@@ -17,6 +17,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from holdfast.clock import Clock
+from holdfast.status import MemberStatus
 from holdfast.tiers.breaker import (
     BreakerOptions,
     BreakerPhase,
@@ -73,25 +74,6 @@ class BegunCall(msgspec.Struct):
     nbytes: int
     kind: CallKind = CallKind.QUESTION
     first_byte_at_s: float | None = None
-
-
-class TargetReport(msgspec.Struct, frozen=True):
-    """A target's health, for display. Times in seconds; None if nothing was measured.
-
-    `latency_s` is that of questions, `first_byte_s` that of reads that found something; 95 % of
-    these ended within `late_s`.
-    """
-
-    target: str
-    phase: BreakerPhase
-    ejected: bool
-    in_flight_bytes: int
-    latency_s: float | None
-    first_byte_s: float | None
-    late_s: float | None
-    failure_share: float
-    breaker_opened: int
-    ejections: int
 
 
 def ejected_max(targets: int) -> int:
@@ -236,14 +218,14 @@ class PoolHealth:
             known = [late_s for late_s in each if late_s is not None]
             return statistics.median_low(known) if known else None
 
-    def reports(self) -> list[TargetReport]:
-        """Return a report by target."""
+    def reports(self) -> list[MemberStatus]:
+        """Return the status of each target, by name."""
         with self._lock:
             self._review()
             return [
-                TargetReport(
+                MemberStatus(
                     target=name,
-                    phase=target.breaker.phase(),
+                    phase=str(target.breaker.phase()),
                     ejected=self._ejected(target),
                     in_flight_bytes=target.in_flight_bytes,
                     latency_s=target.answers[CallKind.QUESTION].latency_s,

@@ -28,6 +28,7 @@ from holdfast.errors import Outcome
 from holdfast.limits import MIB, SEGMENT_BLOCKS
 from holdfast.membership.members import Member
 from holdfast.membership.membership import Membership, MembershipOptions, MembershipSource
+from holdfast.status import MemberStatus
 from holdfast.tiers.base import (
     AnsweringTier,
     HeldAnswer,
@@ -200,10 +201,10 @@ class PoolTier(AnsweringTier):
         """Return whether any member may receive users' requests."""
         return any(self.health.trusted(member.id) for member in self.lookup.members())
 
-    def member_health(self) -> list[dict[str, Any]]:
-        """Return the health of each member as plain data: `TargetReport`, and its `trouble`."""
+    def member_health(self) -> list[MemberStatus]:
+        """Return the health of each member, from this host's requests to it."""
         return [
-            {**msgspec.to_builtins(report), "trouble": self.connections.trouble(report.target)}
+            msgspec.structs.replace(report, trouble=self.connections.trouble(report.target))
             for report in self.health.reports()
         ]
 

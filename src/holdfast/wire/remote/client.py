@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,6 +23,7 @@ from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import ConfigError, Outcome, ProtocolError
 from holdfast.limits import FRAME_PAYLOAD_BYTES_MAX, MIB
+from holdfast.status import NodeStatus, read_status
 from holdfast.wire.frame import printable
 from holdfast.wire.local.messages import Refused, ReportReply, Status
 from holdfast.wire.remote import messages as m
@@ -197,10 +198,13 @@ class TargetClient:
         """
         return self._count(self._named(m.SuspectBlocks, namespace, keys), deadline_s)
 
-    def stats(self, deadline_s: float) -> tuple[dict[str, Any], Outcome]:
-        """Return the target's status."""
+    def stats(self, deadline_s: float) -> tuple[NodeStatus, Outcome]:
+        """Return the target's status; empty if the target is of a version that has another."""
         reply, outcome, _ = self._ask(Status(), ReportReply, Deadline.within(deadline_s))
-        return ({} if reply is None else dict(reply.data)), outcome
+        try:
+            return read_status({} if reply is None else reply.data), outcome
+        except ProtocolError:
+            return NodeStatus(), outcome
 
     def close(self) -> None:
         """Close idle connections; calls under way complete, later ones are GONE."""

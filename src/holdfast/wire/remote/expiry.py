@@ -18,6 +18,7 @@ import msgspec
 from holdfast.errors import ConfigError
 from holdfast.limits import MIB
 from holdfast.regular_file import read_regular
+from holdfast.status import CredentialState
 from holdfast.wire.remote.credentials import Credentials
 
 CERTIFICATE_WARN_S = 14 * 86_400.0
@@ -38,24 +39,6 @@ class Validity(NamedTuple):
 
     begins_s: float
     expires_s: float
-
-
-class CredentialState(msgspec.Struct, frozen=True):
-    """A file of credentials, the setting that names it, and when it begins and expires.
-
-    Times are Unix seconds, None if the file cannot be read. `period`: when it expires, in words.
-    `trouble`: why it cannot be used, with the remedy; empty if it can. `soon`: whether it expires
-    within `CERTIFICATE_WARN_S` or `TOKEN_WARN_S`. `may`: the permissions of a token.
-    """
-
-    setting: str
-    file: str
-    begins_s: float | None = None
-    expires_s: float | None = None
-    period: str = ""
-    trouble: str = ""
-    soon: bool = False
-    may: tuple[str, ...] = ()
 
 
 def credential_states(

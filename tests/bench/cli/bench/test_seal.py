@@ -41,7 +41,7 @@ def test_a_pool_is_measured_beside_one_that_is_not_sealed(tmp_path, monkeypatch)
 
     class Kept(seal.TargetUnderTest):
         def __exit__(self, *error):
-            targets.append({**self.client.stats(5)[0]})
+            targets.append(self.client.stats(5)[0])
             super().__exit__(*error)
 
     monkeypatch.setattr(seal, "TargetUnderTest", Kept)
@@ -50,6 +50,4 @@ def test_a_pool_is_measured_beside_one_that_is_not_sealed(tmp_path, monkeypatch)
     assert all(row.value > 0 and row.goal == seal.TIER_GOAL for row in rows)
     assert all(row.more["plain_cpu_s_per_gb"] > 0 for row in rows)
     writes = seal.PASSES + seal.POOL_CONTEXTS
-    assert targets[0]["blocks"] == 2 * writes * seal.BATCH, (
-        "of both stores, under names of their own"
-    )
+    assert targets[0].blocks == 2 * writes * seal.BATCH, "of both stores, under names of their own"

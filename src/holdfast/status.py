@@ -1,0 +1,304 @@
+"""The status of a store, node or target as structs; one form for commands, metrics, pages, wire.
+
+Every field has a default, so that a reader decodes the status of an older node. Unknown fields,
+such as those of a newer node, are ignored. Times are in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.errors import ProtocolError
+from holdfast.prepared import prepared
+
+T = TypeVar("T")
+
+
+@prepared
+class TierStatus(msgspec.Struct, frozen=True):
+    """Usage of one tier, and its counters since start.
+
+    `trouble`: why the tier's own report could not be used; empty if it could.
+    """
+
+    tier: str
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+    records: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    failures: int = 0
+    trouble: str = ""
+
+
+@prepared
+class MemberStatus(msgspec.Struct, frozen=True):
+    """One member of a shared tier, as this node's own requests found it.
+
+    `phase` is that of the circuit breaker. `latency_s` is that of questions, `first_byte_s` that of
+    reads that found something; 95 % of these ended within `late_s`. None: not measured.
+    `trouble`: why the member cannot be used; empty if it can.
+    """
+
+    target: str
+    phase: str = "closed"
+    ejected: bool = False
+    in_flight_bytes: int = 0
+    latency_s: float | None = None
+    first_byte_s: float | None = None
+    late_s: float | None = None
+    failure_share: float = 0.0
+    breaker_opened: int = 0
+    ejections: int = 0
+    trouble: str = ""
+
+
+class SharedTierStatus(msgspec.Struct, frozen=True):
+    """Whether a shared tier can be reached, and the members that it knows.
+
+    `trouble`: why the tier's own report could not be used; empty if it could.
+    """
+
+    reachable: bool = True
+    members: list[MemberStatus] = []
+    trouble: str = ""
+
+
+class MemberReport(msgspec.Struct, frozen=True):
+    """One member of a shared tier, as a check found it: it asked the member.
+
+    `share`: part of the keys that belong to the member. `condition`: how it answered, in `answer_s`
+    seconds, and `why` not well; None if the tier checks no members. `tiers`: its own.
+    """
+
+    id: str = ""
+    address: str = ""
+    state: str = ""
+    share: float = 0.0
+    phase: str = "closed"
+    ejected: bool = False
+    latency_s: float | None = None
+    first_byte_s: float | None = None
+    condition: str | None = None
+    why: str = ""
+    answer_s: float = 0.0
+    tiers: list[TierStatus] = []
+
+
+@prepared
+class SharedTierReport(msgspec.Struct, frozen=True):
+    """What a shared tier tells of its remote side; `trouble`: why it cannot tell more."""
+
+    tier: str
+    epoch: int = 0
+    trouble: str = ""
+    members: list[MemberReport] = []
+
+
+@prepared
+class SharedReport(msgspec.Struct, frozen=True):
+    """A node's answer about all of its shared tiers."""
+
+    shared: list[SharedTierReport] = []
+
+
+class AdmissionStatus(msgspec.Struct, frozen=True):
+    """Figures of the rule that admits blocks to a tier, by name."""
+
+    tier: str
+    figures: dict[str, float] = {}
+
+
+class DomainStatus(msgspec.Struct, frozen=True):
+    """Usage of one domain by tier, and its limits; `configured`: `domain` is its name, not its id.
+
+    `unreadable`: records that the present key ring cannot open.
+    """
+
+    domain: str
+    configured: bool = False
+    unreadable: int = 0
+    share: float = 1.0
+    reserved_bytes: int = 0
+    used_bytes: dict[str, int] = {}
+    quota_bytes: dict[str, int] = {}
+
+
+class FailedChecks(msgspec.Struct, frozen=True):
+    """Number of copies on a tier that failed a check when they were read, by outcome."""
+
+    tier: str
+    outcome: str
+    copies: int = 0
+
+
+class HistogramStatus(msgspec.Struct, frozen=True):
+    """Counts by bucket, one more than the buckets' upper bounds, and the sum of all values."""
+
+    bounds: list[float] = []
+    counts: list[int] = []
+    sum: float = 0.0
+
+
+class ActivityStatus(msgspec.Struct, frozen=True):
+    """Counters of a store since it was opened; tokens are those of prompts, by their source.
+
+    `calls`: by operation and outcome. `blocks`, `seconds`: by operation. `plans`: by ending.
+    """
+
+    prompts: int = 0
+    tokens: int = 0
+    engine_tokens: int = 0
+    loaded_tokens: dict[str, int] = {}
+    computed_tokens: int = 0
+    calls: dict[str, dict[str, int]] = {}
+    blocks: dict[str, int] = {}
+    seconds: dict[str, HistogramStatus] = {}
+    plans: dict[str, int] = {}
+    plan_error: HistogramStatus = HistogramStatus()
+    saved_s: float = 0.0
+
+
+class HintStatus(msgspec.Struct, frozen=True):
+    """Sessions that hints follow, contexts that wait to be prestaged, and bytes that are pinned."""
+
+    sessions: int = 0
+    prestaging: int = 0
+    pinned_bytes: int = 0
+
+
+class FaultStatus(msgspec.Struct, frozen=True):
+    """A copy that failed its check: key, fingerprint and domain id as hex digits."""
+
+    key: str
+    fingerprint: str
+    domain: str
+    tier: str
+    outcome: str
+
+
+class MemoryStatus(msgspec.Struct, frozen=True):
+    """Bytes of the host tiers of all domains together."""
+
+    capacity_bytes: int = 0
+    resident_bytes: int = 0
+    reclaimed_bytes: int = 0
+
+
+class ScrubStatus(msgspec.Struct, frozen=True):
+    """Passes of the scrub, the copies and bytes that it checked, and how many were corrupt."""
+
+    passes: int = 0
+    checked: int = 0
+    bytes: int = 0
+    corrupt: int = 0
+
+
+class CredentialState(msgspec.Struct, frozen=True):
+    """A file of credentials, the setting that names it, and when it begins and expires.
+
+    Times are Unix seconds, None if the file cannot be read. `period`: when it expires, in words.
+    `trouble`: why it cannot be used, with the remedy; empty if it can. `soon`: whether it expires
+    within the time at which warnings begin. `may`: the permissions of a token.
+    """
+
+    setting: str
+    file: str
+    begins_s: float | None = None
+    expires_s: float | None = None
+    period: str = ""
+    trouble: str = ""
+    soon: bool = False
+    may: tuple[str, ...] = ()
+
+
+class TargetStatus(msgspec.Struct, frozen=True):
+    """Counters of a node's service for other nodes; `sending_bytes`: in memory, being sent."""
+
+    connections: int = 0
+    accepted: int = 0
+    turned_away: int = 0
+    protocol_errors: int = 0
+    requests: int = 0
+    refused: int = 0
+    corrupt: int = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    sending_bytes: int = 0
+
+
+@prepared
+class NodeStatus(msgspec.Struct, frozen=True):
+    """What a store holds and has done.
+
+    `recovery_s`: None until the disk tiers are recovered. `tickets`: reservations of writers.
+    `target`: None for a store that serves no other nodes.
+    """
+
+    incarnation: str = ""
+    blocks: int = 0
+    tiers: list[TierStatus] = []
+    admission: list[AdmissionStatus] = []
+    domains: list[DomainStatus] = []
+    evictions: dict[str, int] = {}
+    failed_checks: list[FailedChecks] = []
+    activity: ActivityStatus = ActivityStatus()
+    uptime_s: float = 0.0
+    leases: int = 0
+    tickets: int = 0
+    waiting_to_write: int = 0
+    hints: HintStatus = HintStatus()
+    recovered_blocks: int = 0
+    recovery_s: float | None = None
+    recovered: bool = False
+    audit: dict[str, int] = {}
+    shared: dict[str, SharedTierStatus] = {}
+    faults: list[FaultStatus] = []
+    memory: MemoryStatus = MemoryStatus()
+    scrub: ScrubStatus = ScrubStatus()
+    credentials: list[CredentialState] = []
+    target: TargetStatus | None = None
+
+
+def read_status(data: object) -> NodeStatus:
+    """Return the status in a node's answer. Raises ProtocolError for anything else."""
+    return _read(data, NodeStatus)
+
+
+def read_shared(data: object) -> SharedReport:
+    """Return the shared tiers in a node's answer. Raises ProtocolError for anything else."""
+    return _read(data, SharedReport)
+
+
+def _read(data: object, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(
+            f"the node's status cannot be read: {error}; install the same version of holdfast on "
+            "both sides"
+        ) from error
+
+
+def tier_totals(tiers: Iterable[TierStatus]) -> dict[str, TierStatus]:
+    """Return the usage of each tier, by name; the host tiers of all domains share one memory."""
+    totals: dict[str, TierStatus] = {}
+    for one in tiers:
+        before = totals.get(one.tier)
+        if before is None:
+            totals[one.tier] = one
+            continue
+        totals[one.tier] = TierStatus(
+            tier=one.tier,
+            capacity_bytes=max(before.capacity_bytes, one.capacity_bytes),
+            used_bytes=before.used_bytes + one.used_bytes,
+            records=before.records + one.records,
+            read_bytes=before.read_bytes + one.read_bytes,
+            written_bytes=before.written_bytes + one.written_bytes,
+            failures=before.failures + one.failures,
+            trouble=before.trouble or one.trouble,
+        )
+    return totals
