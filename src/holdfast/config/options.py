@@ -136,8 +136,9 @@ class HttpOptions(_Section, frozen=True):
 
     `listen`: tcp://HOST:PORT, or unix:///PATH for this node's user. `token_file`: a file with a
     secret that clients present, as a bearer token or as the password of basic authentication; the
-    health paths need none. Without it, only loopback addresses are allowed, unless `open`, which
-    shows everyone who can connect the names of domains, and how much they hold.
+    health paths need none. Without it, only loopback addresses are allowed, and clients of the
+    node's user and root, unless `open`, which shows every client that can connect the names of
+    domains, and how much they hold.
     """
 
     listen: str = ""

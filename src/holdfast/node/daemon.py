@@ -110,9 +110,7 @@ def serve(
             target.start()
             undo.callback(target.close)
         if http is not None:
-            status = HttpServer(http, NodePages(store, service).routes(), token).start()
-            undo.callback(status.close)
-            _log.info("metrics and status at %s", config.http.listen)
+            undo.callback(_serve_http(http, config, token, NodePages(store, service)).close)
         until: Callable[[asyncio.Event], Awaitable[object]] = asyncio.Event.wait
         if config.register:
             entry_in_pool = register(config.register, list(map(address_of, listeners)))
@@ -143,6 +141,17 @@ def check_expiry(config: Config) -> None:
         if state.trouble or state.soon:
             why = state.trouble or state.period
             _log.warning("%s: %r: %s", state.setting, state.file, why)
+
+
+def _serve_http(
+    listener: socket.socket, config: Config, token: bytes, pages: NodePages
+) -> HttpServer:
+    """Serve metrics and status; on TCP, clients without a token must be of this node's user."""
+    any_user = token or config.http.open or not is_tcp(config.http.listen)
+    check_client = None if any_user else pages.check_client
+    server = HttpServer(listener, pages.routes(), token, check_client=check_client).start()
+    _log.info("metrics and status at %s", config.http.listen)
+    return server
 
 
 def notify(address: str, state: str) -> None:

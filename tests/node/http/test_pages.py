@@ -1,8 +1,11 @@
 """A real node's metrics, health and status over HTTP equal what it did."""
 
 import json
+import os
 import re
 import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 
@@ -79,6 +82,42 @@ def test_a_token_guards_all_but_the_probes(start_node, tmp_path):
         fetch(f"{base}/metrics")
     held = {"Authorization": "Bearer secret-of-16-bytes"}
     assert "holdfast_info" in fetch(f"{base}/metrics", held)
+
+
+GET_AS_USER = """
+import encodings.idna, os, sys, urllib.error, urllib.request
+os.setgid(65534)
+os.setuid(int(sys.argv[1]))
+for url in sys.argv[2:]:
+    try:
+        with urllib.request.urlopen(url, timeout=60) as reply:
+            print(reply.status, reply.read(1_000))
+    except urllib.error.HTTPError as error:
+        print(error.status, error.read())
+"""
+
+
+def got_by(user, *urls):
+    command = [sys.executable, "-c", GET_AS_USER, str(user), *urls]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
+def test_another_user_of_the_machine_reads_probes_only(start_node):
+    port, open_port = free_port(), free_port()
+    node = start_node(http={"listen": f"tcp://127.0.0.1:{port}"})
+    base = f"http://127.0.0.1:{port}"
+    paths = ("/metrics", "/status.json", "/events", "/")
+    for answer in got_by(4242, *(f"{base}{path}" for path in paths)):
+        assert answer.startswith("403 ")
+        assert "belongs to user 4242" in answer
+        assert "present a token (http.token_file), or set http.open: true" in answer
+    assert got_by(4242, f"{base}/healthz", f"{base}/readyz") == ["200 b'ok\\n'", "200 b'ready\\n'"]
+    assert got_by(0, f"{base}/metrics")[0].startswith("200 ")
+    node.stop()
+    assert "user 4242" in (node.folder / "disk" / "audit.jsonl").read_text()
+    start_node(http={"listen": f"tcp://127.0.0.1:{open_port}", "open": True})
+    assert got_by(4242, f"http://127.0.0.1:{open_port}/metrics")[0].startswith("200 ")
 
 
 def test_metrics_come_over_a_unix_socket(start_node, tmp_path):

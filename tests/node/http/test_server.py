@@ -3,12 +3,14 @@
 import asyncio
 import base64
 import contextlib
+import re
 import socket
 import time
 from http import HTTPStatus
 
 import pytest
 
+from holdfast.errors import RefusedError
 from holdfast.node.http.server import Answer, HttpLimits, HttpServer, Routes
 from holdfast.node.remote.server import bind
 
@@ -60,11 +62,11 @@ def serve():
     """Start a server; returns a function that connects to it."""
     servers, clients = [], []
 
-    def start(token=b""):
+    def start(token=b"", limits=LIMITS, **options):
         listener = bind("tcp://127.0.0.1:0")
         place = listener.getsockname()
         routes = Routes(PATHS, public=frozenset({"/open"}))
-        servers.append(HttpServer(listener, routes, token, LIMITS).start())
+        servers.append(HttpServer(listener, routes, token, limits, **options).start())
 
         def connect(request=b""):
             client = socket.create_connection(place, timeout=30)
@@ -175,6 +177,46 @@ def test_connections_above_twice_the_limit_are_cut_unread(serve):
     for client in silent:
         assert client.recv(1) == b""
     assert answer_to(connect(get()))[0] == "HTTP/1.1 200 OK"
+
+
+@pytest.mark.parametrize("silent", [1, 2, 10], ids=lambda times: f"{times} times the limit")
+@pytest.mark.parametrize("sent", [b"", b"GET /open HTTP/1.1\r\nX: "], ids=["nothing", "half"])
+def test_probes_are_answered_beside_clients_that_do_not_finish_a_request(serve, silent, sent):
+    connect = serve(TOKEN)
+    clients = [connect(sent) for _ in range(silent * LIMITS.connections)]
+    for _ in range(3):
+        assert answer_to(connect(get("/open")))[0] == "HTTP/1.1 200 OK"
+        assert answer_to(connect(get("/open").replace(b"GET", b"HEAD")))[0] == "HTTP/1.1 200 OK"
+    for client in clients[: -2 * LIMITS.connections]:
+        assert client.recv(1) == b""  # the oldest made room
+
+
+def test_probes_are_answered_beside_clients_that_do_not_read(serve):
+    connect = serve(limits=LIMITS._replace(write_s=30))
+    scrapes = [connect(get("/large")) for _ in range(LIMITS.connections)]
+    for scrape in scrapes:
+        assert scrape.recv(12) == b"HTTP/1.1 200"
+    assert answer_to(connect(get()))[0] == "HTTP/1.1 503 Service Unavailable"
+    assert answer_to(connect(get("/open")))[0] == "HTTP/1.1 200 OK"
+
+
+def test_above_the_limit_requests_must_arrive_sooner(serve):
+    connect = serve(limits=LIMITS._replace(head_s=600, hurried_head_s=0))
+    silent = [connect() for _ in range(2 * LIMITS.connections)]
+    assert answer_to(connect(get()))[0] == "HTTP/1.1 200 OK"
+    assert silent[0].recv(1) == b""
+
+
+def test_a_client_that_is_refused_reads_probes_only(serve):
+    def check_client(connected):
+        raise RefusedError(f"port {connected.getpeername()[1]} is not admitted")
+
+    connect = serve(check_client=check_client)
+    client = connect(get())
+    status, rest = answer_to(client)
+    assert status == "HTTP/1.1 403 Forbidden"
+    assert re.search(rb"port \d+ is not admitted", rest)
+    assert answer_to(connect(get("/open")))[0] == "HTTP/1.1 200 OK"
 
 
 def test_pages_left_open_do_not_keep_out_a_scrape(serve):

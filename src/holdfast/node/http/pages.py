@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
 from http import HTTPStatus
@@ -11,11 +12,13 @@ from typing import Any
 
 import msgspec
 
+from holdfast.errors import RefusedError
 from holdfast.metrics import CONTENT_TYPE, exposition, node_samples
 from holdfast.node.http.server import Answer, Routes
 from holdfast.node.remote.service import TargetService
 from holdfast.status import NodeStatus
 from holdfast.store.store import Store
+from holdfast.wire.remote.peer_user import check_peer
 
 STATUS_MAX_AGE_S = 0.5
 """A status that is younger answers another request, so that many readers cost as much as one."""
@@ -24,6 +27,8 @@ EVENT_S = 1.0
 """Seconds between two events of a status page."""
 
 PLANS_SHOWN = 12
+
+_FOR_OTHERS = "present a token (http.token_file), or set http.open: true for every local user"
 
 _PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -61,6 +66,17 @@ class NodePages:
             },
             public=frozenset({"/healthz", "/readyz"}),
         )
+
+    def check_client(self, connected: socket.socket) -> None:
+        """Raise RefusedError for a client on loopback TCP of another user than the node's or root.
+
+        The refusal is recorded in the audit log.
+        """
+        try:
+            check_peer(connected, "the HTTP client", _FOR_OTHERS)
+        except RefusedError as error:
+            self._store.audit.deny("a client of http", str(error))
+            raise
 
     async def _page(self) -> Answer:
         page = resources.files("holdfast.node.http").joinpath("status.html").read_bytes()

@@ -1,9 +1,11 @@
 """A read-only HTTP/1.1 server on a thread of its own, with a limit on everything a client may do.
 
 It answers GET and HEAD, closes each connection after its answer, and reads no request body. It
-disconnects clients that send or read too slowly. Connections above the limit get status 503, and
-those above twice the limit are closed without an answer. So a scrape that stalls, or a page that is
-open in 200 browsers, costs the node no more than `LIMITS` allows.
+disconnects clients that send or read too slowly. Connections above the limit get status 503, except
+that probes, the public paths, are answered. Above twice the limit, other requests are closed
+without an answer, and each new connection replaces the oldest one whose request has not arrived. So
+a scrape that stalls, or a page that is open in 200 browsers, costs the node no more than `LIMITS`
+allows, and clients that send nothing do not make an orchestrator restart the node.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import NamedTuple, Self
 
+from holdfast.errors import RefusedError
 from holdfast.limits import KIB
 
 _CRLF2 = b"\r\n\r\n"
@@ -27,7 +30,7 @@ _BACKLOG = 64
 _START_S = 5.0
 _CANCEL_S = 0.1
 _CLOSE_FACTOR = 2
-"""Connections above this multiple of the limit are closed without an answer."""
+"""Above this multiple of the limit, connections are closed without an answer, except probes."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,12 +38,14 @@ _log = logging.getLogger(__name__)
 class HttpLimits(NamedTuple):
     """Limits on clients; times in seconds.
 
-    A request has at most `head_bytes` and must arrive within `head_s`. An answer, or one event of a
-    stream, must be read within `write_s`. Of `connections` at most `streams` may be streams.
+    A request has at most `head_bytes` and must arrive within `head_s`, or within `hurried_head_s`
+    while more than `connections` are open. An answer, or one event of a stream, must be read within
+    `write_s`. Of `connections` at most `streams` may be streams.
     """
 
     head_bytes: int = 8 * KIB
     head_s: float = 5.0
+    hurried_head_s: float = 2.0
     write_s: float = 10.0
     connections: int = 64
     streams: int = 32
@@ -62,7 +67,10 @@ Route = Callable[[], Awaitable[Answer]]
 
 
 class Routes(NamedTuple):
-    """The function that answers each path; the paths in `public` need no token."""
+    """The function that answers each path; the paths in `public` are probes, for every client.
+
+    They need no token, and are answered above the limit of connections.
+    """
 
     of_path: Mapping[str, Route]
     public: frozenset[str] = frozenset()
@@ -72,7 +80,8 @@ class HttpServer:
     """Serves a bound socket until `close`, and owns it.
 
     `token`: secret that a client presents as a bearer token or as the password of basic
-    authentication; empty if the routes are open to whoever can connect.
+    authentication; empty if clients need none. `check_client`: called in a thread with each
+    connection that asks for a path that is not public; raises RefusedError to refuse it.
     """
 
     def __init__(
@@ -81,12 +90,16 @@ class HttpServer:
         routes: Routes,
         token: bytes = b"",
         limits: HttpLimits = LIMITS,
+        check_client: Callable[[socket.socket], None] | None = None,
     ) -> None:
         self._listener = listener
         self._routes = routes
         self._token = token
         self._limits = limits
+        self._check_client = check_client
         self._connections: set[asyncio.Task[None]] = set()
+        self._silent: dict[asyncio.Task[None], float] = {}
+        """Connections whose request has not arrived, oldest first, and when they were accepted."""
         self._streams = 0
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
@@ -133,13 +146,16 @@ class HttpServer:
         if task is None:  # pragma: no cover  # asyncio runs it as a task
             return
         self._connections.add(task)
+        self._silent[task] = self._loop.time()
+        self._close_silent()
         is_answered = False
         try:
-            if len(self._connections) > _CLOSE_FACTOR * self._limits.connections:
-                return  # a client that sends nothing would hold its descriptor for `head_s`
             async with asyncio.timeout(self._limits.head_s):
                 head = await reader.readuntil(_CRLF2)
-            answer = await self._answer(head)
+            self._silent.pop(task, None)
+            answer = await self._answer(head, writer)
+            if answer is None:
+                return
             is_answered = True
             await self._send(writer, answer, with_body=not head.startswith(b"HEAD "))
         except (TimeoutError, OSError, asyncio.IncompleteReadError):
@@ -154,24 +170,45 @@ class HttpServer:
                 await self._refuse(writer, HTTPStatus.INTERNAL_SERVER_ERROR)
         finally:
             self._connections.discard(task)
+            self._silent.pop(task, None)
             writer.transport.abort()
 
-    async def _answer(self, head: bytes) -> Answer:
-        """Return the answer to a request, given its head."""
-        if len(self._connections) > self._limits.connections:
-            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "5"})
+    def _close_silent(self) -> None:
+        """Above a limit, close connections whose request should have arrived by now."""
+        most, now_s = self._limits.connections, self._loop.time()
+        for task, since_s in list(self._silent.items()):
+            is_late = now_s - since_s > self._limits.hurried_head_s
+            if len(self._connections) <= (most if is_late else _CLOSE_FACTOR * most):
+                return
+            del self._silent[task]
+            self._connections.discard(task)
+            task.cancel()
+
+    async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> Answer | None:
+        """Return the answer to a request, given its head; None: close without one."""
         method, _, rest = head.partition(b" ")
         target, _, version = rest.partition(b"\r\n")[0].rpartition(b" ")
+        path = target.partition(b"?")[0].decode("ascii", "replace")
+        is_public = path in self._routes.public
+        if not is_public and len(self._connections) > self._limits.connections:
+            if len(self._connections) >= _CLOSE_FACTOR * self._limits.connections:
+                return None
+            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "5"})
         if not version.startswith(b"HTTP/1."):
             return _refusal(HTTPStatus.BAD_REQUEST)
         if method not in (b"GET", b"HEAD"):
             return _refusal(HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET, HEAD"})
-        path = target.partition(b"?")[0].decode("ascii", "replace")
         route = self._routes.of_path.get(path)
         if route is None:
             return _refusal(HTTPStatus.NOT_FOUND)
-        if path not in self._routes.public and not self._may_enter(head):
+        if not is_public and not self._may_enter(head):
             return _refusal(HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": 'Basic realm="holdfast"'})
+        if not is_public and self._check_client is not None:
+            connected: socket.socket = writer.get_extra_info("socket")
+            try:
+                await self._loop.run_in_executor(None, self._check_client, connected)
+            except RefusedError as error:
+                return Answer(HTTPStatus.FORBIDDEN, f"403 Forbidden: {error}\n".encode())
         return await route()
 
     def _may_enter(self, head: bytes) -> bool:
