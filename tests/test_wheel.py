@@ -10,8 +10,8 @@ import pytest
 from holdfast.sim.shipped import find_ladder, find_trace
 
 ROOT = Path(__file__).resolve().parent.parent
-SMALL = ("taubench", "lmcache-agent", "azure-code")
-BYTES_MAX = 1_500_000
+SHIPPED = ("conversation", "taubench", "lmcache-agent", "azure-code")
+BYTES_MAX = 1_800_000
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +26,9 @@ def wheel(tmp_path_factory):
     return file
 
 
-def test_small_traces_and_ladders_are_in_it(wheel):
+def test_traces_and_ladders_are_in_it(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    for trace in SMALL:
+    for trace in SHIPPED:
         assert f"holdfast/sim/data/traces/{find_trace(trace).name}" in names
     for ladder in ("four-tiers", "host-and-disk", "cxl", "many-workers"):
         assert f"holdfast/sim/data/ladders/{find_ladder(ladder).name}" in names
@@ -43,7 +43,7 @@ def test_it_is_small_and_has_no_tests(wheel):
 
 def test_what_it_has_can_be_simulated_without_the_repository(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    words = "sim taubench --ladder host-and-disk --model Llama-3.1-70B"
+    words = "sim conversation --ladder host-and-disk --model Llama-3.1-70B"
     done = subprocess.run(
         [sys.executable, "-m", "holdfast", *words.split()],
         cwd=tmp_path,

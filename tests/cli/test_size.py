@@ -57,10 +57,11 @@ def test_a_picture_on_standard_output_stands_alone(capsys):
 
 def test_it_sizes_for_a_trace(capsys, tmp_path):
     picture = tmp_path / "hits.svg"
-    asked = ["--model", "qwen3-8b", "--gpu", "H100", "--trace", str(TRACE), *FEW]
+    asked = ["--model", "qwen3-8b", "--gpu", "H100", "--trace", str(TRACE), "--rate", "2", *FEW]
     assert main(["size", *asked, "--chart", "hits", "--svg", str(picture)]) == 0
     shown = capsys.readouterr().out
-    assert "2,454 requests" in shown
+    assert "2,454 requests, without times, 2,987 tokens on average; sized for 2 per second" in shown
+    assert "so its requests arrive evenly, 2 a second, in the order of the file" in shown
     assert "hits           92" in shown or "hits           93" in shown
     assert "what hits cost" in picture.read_text()
 

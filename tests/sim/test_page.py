@@ -30,7 +30,7 @@ def report(tmp_path_factory):
     """The report of a shipped trace on a shipped ladder."""
     file = tmp_path_factory.mktemp("sim") / "sim.html"
     options = ["--ladder", "four-tiers", "--model", "Llama-3.1-70B", "--html", str(file)]
-    assert main(["sim", "taubench", *options]) == 0
+    assert main(["sim", "taubench", "--rate", "5", *options]) == 0
     return file.read_text()
 
 

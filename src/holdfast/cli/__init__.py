@@ -74,7 +74,7 @@ VERBS = {
         (
             "sim",
             "simulate a trace on a modelled ladder: hits, times, wear, cost",
-            "taubench --model Llama-3.1-70B --ladder four-tiers",
+            "conversation --model Llama-3.1-70B --ladder four-tiers --workers 4 --router soonest",
         ),
         (
             "size",

@@ -16,6 +16,7 @@ from holdfast.report import Report, Row, number, write, write_text
 from holdfast.sim.amounts import size_text
 from holdfast.sim.bounds import bounds, bounds_figures
 from holdfast.sim.economy import assumptions, economy_figures
+from holdfast.sim.evidence import check_reuse, check_times, paced
 from holdfast.sim.figures import SimulationFigures, hit_figures, time_figures, wear_figures
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.hardware import capacity_text, check_contexts, resolve
@@ -85,9 +86,13 @@ def run(args: argparse.Namespace) -> int:
     ladder = read_ladder(str(find_ladder(args.ladder)))
     model = load_model(args.model) if args.model else None
     profile = load_profile(args.prices or "")
-    trace = read_trace(args)
+    trace = read_trace(args, model)
+    check_reuse(trace)
     if model:
         check_contexts(trace, model)
+    if args.rate is not None:
+        trace = paced(trace, args.rate)
+    check_times(trace)
     hardware = resolve(ladder, profile, trace.block_tokens, model)
     fleet = Fleet(hardware, args.workers, rules_of(hardware, args.policy))
     hints = returns(trace) if args.hints else None
@@ -133,16 +138,12 @@ def _command(args: argparse.Namespace) -> str:
     if args.model:
         words += ["--model", args.model]
     words += ["--workers", str(args.workers), "--router", args.router, "--policy", args.policy]
-    for option in ("closed_loop", "hints"):
-        words += [_option(option)] if getattr(args, option) else []
-    for option in ("prices", *OPTIONS):
-        value = getattr(args, option)
-        words += [_option(option), str(value)] if value is not None else []
+    for name in ("closed_loop", "hints", "prices", *OPTIONS):
+        value = getattr(args, name)
+        if value is not None and value is not False:
+            option = "--" + name.replace("_", "-")
+            words += [option] if value is True else [option, str(value)]
     return shlex.join(words)
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _show(found: SimulationFigures, figures: list[Row], model: ModelShape | None) -> None:
@@ -195,6 +196,8 @@ def _rows(
     """Return the rows of the report: setting, verdict, every figure, and the assumptions."""
     setting: dict[str, object] = {
         "trace": found.trace.name,
+        "block_tokens": found.trace.block_tokens,
+        "other_block_tokens": list(found.trace.other_block_tokens),
         "ladder": found.fleet.hardware.name,
         "model": model.name if model else None,
         "gpus": found.fleet.hardware.gpus,

@@ -11,7 +11,9 @@ from holdfast.cli.options import add_json_argument, add_output_argument, count
 from holdfast.cli.traces import OPTIONS, add_trace_arguments, read_trace
 from holdfast.errors import ConfigError
 from holdfast.report import Report, Row, at_most, write, write_text
+from holdfast.sim.evidence import check_own_rate, check_reuse
 from holdfast.sim.explain import CLAIMS, find_claim
+from holdfast.sim.hardware import check_contexts
 from holdfast.sim.model.catalogue import known_models, load_model
 from holdfast.sim.profile import load_profile
 from holdfast.sim.size.demand import Cut, of_trace, of_users
@@ -60,9 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument(
         "--trace", metavar="TRACE", help="a trace instead of users: a file, or a shipped trace"
-    )
-    load.add_argument(
-        "--rate", type=float, metavar="R", help="requests a second (default: the trace's own)"
     )
     add_trace_arguments(load)
     load.add_argument(
@@ -144,7 +143,12 @@ def _question(args: argparse.Namespace) -> SizingQuestion:
         for name in ("users", "context", "new", "every"):
             if getattr(args, name) is not None:
                 raise ConfigError(f"--{name}: a trace contains this; omit one of them")
-        demand = of_trace(read_trace(args), args.rate, cut)
+        trace = read_trace(args, shape)
+        check_contexts(trace, shape)
+        check_reuse(trace)
+        if args.rate is None:
+            check_own_rate(trace)
+        demand = of_trace(trace, args.rate, cut)
     else:
         if args.rate is not None:
             raise ConfigError("--rate: needs a trace; the rate of users follows from --every")
@@ -181,6 +185,8 @@ def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
         "gpu": question.gpu.about,
         "gpus": question.gpus,
         "nodes": question.nodes or None,
+        "block_tokens": demand.block_tokens,
+        "other_block_tokens": list(demand.other_block_tokens),
         "peak": demand.peak,
         "input_tokens": float(demand.input_tokens.mean()),
         "slo_ttft_s": goal.ttft_s,

@@ -6,16 +6,26 @@ import argparse
 
 from holdfast.cli.options import count
 from holdfast.errors import ConfigError
+from holdfast.sim.evidence import without_longer
+from holdfast.sim.formats.arrivals import UNITS_S
 from holdfast.sim.formats.load import load
 from holdfast.sim.formats.rows import Reading
+from holdfast.sim.model.shape import ModelShape
 from holdfast.sim.shipped import find_trace
 from holdfast.sim.trace import Trace
 
-OPTIONS = ("block_tokens", "window")
+OPTIONS = ("rate", "block_tokens", "window", "time_unit", "drop_longer")
+"""The options of a trace, as names of arguments; None if not given."""
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Declare `--block-tokens` and `--window`, which some trace formats do not contain."""
+    """Declare the options for what a trace does not contain, or what a model cannot take."""
+    parser.add_argument(
+        "--rate",
+        type=float,
+        metavar="R",
+        help="requests a second (default: the trace's own); needed if a trace has no times",
+    )
     parser.add_argument(
         "--block-tokens",
         type=count,
@@ -28,14 +38,26 @@ def add_trace_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGrou
         metavar="S",
         help="period in which the trace's sessions start, in seconds",
     )
+    parser.add_argument(
+        "--time-unit",
+        choices=tuple(UNITS_S),
+        help="unit of the trace's times, if it is not that of the format",
+    )
+    parser.add_argument(
+        "--drop-longer",
+        action="store_true",
+        default=None,
+        help="leave out requests that are longer than the model's maximum context",
+    )
 
 
-def read_trace(args: argparse.Namespace) -> Trace:
-    """Return the trace that `args.trace` names, a file or a shipped one.
+def read_trace(args: argparse.Namespace, model: ModelShape | None) -> Trace:
+    """Return the trace that `args.trace` names, a file or a shipped one, as the options say.
 
-    Raises TraceError, and ConfigError for a window if the trace's requests have times.
+    `--rate` is left to the caller. Raises TraceError; and ConfigError for a window if the trace's
+    requests have times, or for `--drop-longer` without a model.
     """
-    reading = Reading(block_tokens=args.block_tokens)
+    reading = Reading(block_tokens=args.block_tokens, time_unit=args.time_unit)
     if args.window is not None:
         reading = reading._replace(window_s=args.window)
     trace = load(find_trace(args.trace), reading)
@@ -44,4 +66,6 @@ def read_trace(args: argparse.Namespace) -> Trace:
             f"--window: {args.window:g} s: for sessions without start times, but the requests of "
             f"{trace.name} have times of their own; omit it"
         )
-    return trace
+    if args.drop_longer and model is None:
+        raise ConfigError("--drop-longer: needs a model, whose maximum context it applies")
+    return without_longer(trace, model) if args.drop_longer and model else trace

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from holdfast.report import Row
 from holdfast.sim.amounts import HOURS_PER_YEAR, SECONDS_PER_DAY
+from holdfast.sim.evidence import trace_notes
 from holdfast.sim.figures import SimulationFigures
 from holdfast.sim.profile import OBJECT_BYTES
 from holdfast.sim.trace import share
@@ -105,7 +106,7 @@ def assumptions(run: SimulationFigures) -> list[str]:
             f"writes per day are extrapolated from {_hours(run.span_s / HOUR_S)} hours, which "
             "overstates them if these are busy hours or tiers still fill"
         )
-    return lines
+    return [*lines, *trace_notes(run.trace)]
 
 
 def _hours(hours: float) -> str:

@@ -146,7 +146,8 @@ def check_contexts(trace: Trace, model: ModelShape) -> None:
             f"--model {model.name}: takes at most {model.context_max:,} tokens "
             f"(max_position_embeddings), but {longer:,} of the {trace.requests:,} requests of "
             f"{trace.name} are longer, the longest {int(trace.input_tokens.max()):,}; name another "
-            "model, or give a config.json with its rope scaling applied"
+            "model, drop them with --drop-longer, or give a config.json with its rope scaling "
+            "applied"
         )
 
 

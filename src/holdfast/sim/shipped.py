@@ -43,7 +43,7 @@ def find_trace(text: str) -> Path:
         if (folder / SHIPPED[text]).exists():
             return folder / SHIPPED[text]
     raise TraceError(
-        f"{text}: traces/{SHIPPED[text]} does not exist; the package contains small traces only, "
+        f"{text}: traces/{SHIPPED[text]} does not exist; the package does not contain it, "
         "so clone the repository, or give the path of the file"
     )
 

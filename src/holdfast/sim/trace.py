@@ -53,6 +53,12 @@ class Trace(NamedTuple):
     """Whether ids identify content; False: ids are made up, with reuse within sessions only."""
     composed: bool = False
     """Whether the sessions were recorded one at a time and start at random within a window."""
+    untimed: str = ""
+    """Why `time_s` gives an order only, as "it has no times"; empty if it has arrival times."""
+    other_block_tokens: tuple[int, ...] = ()
+    """Other block sizes that fit the file as well as `block_tokens`, which is then a guess."""
+    remarks: tuple[str, ...] = ()
+    """What the loader found or assumed that changes results, as sentences without a full stop."""
 
     @property
     def requests(self) -> int:
@@ -78,6 +84,17 @@ class Trace(NamedTuple):
         """Return the ids of one request, head first, as a view."""
         return self.ids[self.starts[request] : self.starts[request + 1]]
 
+    def select(self, kept: Bools) -> Trace:
+        """Return the trace of the requests for which `kept` is true; times start at 0 again."""
+        at = np.flatnonzero(kept)
+        counts = np.diff(self.starts)[at]
+        columns = Requests(
+            self.time_s, self.input_tokens, self.output_tokens, self.session, self.think_s
+        )
+        ids = self.ids[spread(self.starts[:-1][at], counts)]
+        trace = arrange(self.name, self.block_tokens, columns.taken(at), counts, ids)
+        return self._replace(**{name: getattr(trace, name) for name in _COLUMNS})
+
     def parents(self) -> Ints:
         """Return, for each id, the id before it; -1 for the head of a chain."""
         parents = np.empty(self.unique, np.int32)
@@ -87,6 +104,9 @@ class Trace(NamedTuple):
     def sum_by_request(self, request: Longs, values: Longs) -> Longs:
         """Return [n] the sums of `values`, each of which belongs to an entry of `request`."""
         return np.bincount(request, weights=values, minlength=self.requests).astype(np.int64)
+
+
+_COLUMNS = (*Trace._fields[2:7], "starts", "ids")
 
 
 class Requests(NamedTuple):

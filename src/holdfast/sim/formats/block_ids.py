@@ -5,14 +5,17 @@ Sources of the two published formats: "Mooncake" (FAST'25) and "KVCache Cache in
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 import msgspec
 import numpy as np
 
-from holdfast.sim.formats.rows import Id, Reading, Rows, Time, Tokens
+from holdfast.sim.formats.rows import Reading, Rows, Time, Tokens
 from holdfast.sim.formats.source import Source
 from holdfast.sim.trace import Bools, Longs, Trace
+
+_log = logging.getLogger(__name__)
 
 BAILIAN_BLOCK_TOKENS = 16
 
@@ -29,17 +32,17 @@ Hex = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]+$")]
 
 
 class MooncakeLine(msgspec.Struct):
-    """One request of Mooncake's format; `timestamp` in ms.
+    """One request of Mooncake's format; `timestamp` in ms, in all lines or in none.
 
-    Ids are hashes of whole prefixes. Other publishers add `session_id`. Time stamps 1 ms apart may
-    express the order only.
+    Ids are hashes of whole prefixes. Other publishers add `session_id` and `model`.
     """
 
-    timestamp: Time
     input_length: Tokens
-    hash_ids: list[Id]
+    hash_ids: list[int]
+    timestamp: Time | None = None
     output_length: Tokens = 0
     session_id: int | str | None = None
+    model: str | None = None
 
 
 class BailianLine(msgspec.Struct):
@@ -53,8 +56,9 @@ class BailianLine(msgspec.Struct):
     parent_chat_id: int
     timestamp: Time
     input_length: Tokens
-    hash_ids: list[Id]
+    hash_ids: list[int]
     output_length: Tokens = 0
+    model: str | None = None
 
 
 class RecordedLine(msgspec.Struct):
@@ -74,17 +78,18 @@ class RecordedLine(msgspec.Struct):
 
 def read_mooncake(source: Source, reading: Reading) -> Trace:
     """Read a file of `MooncakeLine`s."""
-    rows = Rows(source)
+    rows = Rows(source, reading, "ms")
     for number, line in source.decoded(msgspec.json.Decoder(MooncakeLine)):
         session = rows.session_of(line.session_id)
-        rows.add(number, line.timestamp / 1e3, (line.input_length, line.output_length), session)
-        rows.chain(line.hash_ids)
-    return rows.trace(_block_tokens(rows, reading.block_tokens))
+        rows.add(number, line.timestamp, (line.input_length, line.output_length), session)
+        rows.chain(line.hash_ids, line.model)
+    rows.check_whole_prompts()
+    return rows.trace(*_block_tokens(rows, reading.block_tokens))
 
 
 def read_bailian(source: Source, reading: Reading) -> Trace:
     """Read a file of `BailianLine`s; a request whose parent is known belongs to its session."""
-    rows = Rows(source)
+    rows = Rows(source, reading)
     sessions: dict[int, int] = {}
     for number, line in source.decoded(msgspec.json.Decoder(BailianLine)):
         session = sessions.get(line.parent_chat_id)
@@ -92,23 +97,26 @@ def read_bailian(source: Source, reading: Reading) -> Trace:
             session = rows.session_of(line.chat_id)
         sessions[line.chat_id] = session
         rows.add(number, line.timestamp, (line.input_length, line.output_length), session)
-        rows.chain(line.hash_ids)
-    return rows.trace(_block_tokens(rows, reading.block_tokens or BAILIAN_BLOCK_TOKENS))
+        rows.chain(line.hash_ids, line.model)
+    rows.check_whole_prompts()
+    return rows.trace(*_block_tokens(rows, reading.block_tokens or BAILIAN_BLOCK_TOKENS))
 
 
 def read_recorded(source: Source, reading: Reading) -> Trace:
     """Read a file of `RecordedLine`s."""
-    rows = Rows(source)
+    rows = Rows(source, reading)
     names: dict[str, int] = {}
     for number, line in source.decoded(msgspec.json.Decoder(RecordedLine)):
         session = rows.session_of(line.session)
         rows.add(number, line.at_s, (line.tokens, line.output_tokens), session)
         rows.chain([names.setdefault(key, len(names)) for key in line.keys])
-    return rows.trace(_block_tokens(rows, reading.block_tokens))
+    return rows.trace(*_block_tokens(rows, reading.block_tokens))
 
 
-def _block_tokens(rows: Rows, given: int | None) -> int:
-    """Return the block size: `given` if not None, else the smallest that fits the requests.
+def _block_tokens(rows: Rows, given: int | None) -> tuple[int, tuple[int, ...]]:
+    """Return the block size, and the other sizes that fit the requests as well.
+
+    The size is `given` if not None, else the smallest that fits the requests best.
 
     A trace lists either all blocks, with a partial last one, or full blocks only. The same block
     size and the same of these two conventions must fit every request. Lengths may be estimates that
@@ -117,6 +125,7 @@ def _block_tokens(rows: Rows, given: int | None) -> int:
     """
     rows.check_not_empty()
     counts, tokens = np.array(rows.counts, np.int64), np.array(rows.input_tokens, np.int64)
+    others: tuple[int, ...] = ()
     if given:
         size, blocks = given, tokens / given
         fits: Bools = np.abs(counts - blocks) <= 1 + SLACK * blocks
@@ -124,7 +133,9 @@ def _block_tokens(rows: Rows, given: int | None) -> int:
         rounded = np.maximum(tokens - 1, 0)
         exact = {size: _fit(counts, tokens, size) for size in SIZES}
         loose = {size: exact[size] | _fit(counts, rounded, size) for size in SIZES}
-        size = max(SIZES, key=lambda size: (loose[size].mean(), exact[size].mean(), -size))
+        score = {size: (loose[size].mean(), exact[size].mean()) for size in SIZES}
+        size = max(SIZES, key=lambda size: (score[size], -size))
+        others = tuple(other for other in SIZES if other != size and score[other] == score[size])
         fits = loose[size]
         if fits.mean() < FIT_SHARE_MIN:
             raise rows.source.error(
@@ -141,7 +152,15 @@ def _block_tokens(rows: Rows, given: int | None) -> int:
             f"of {size} tokens: ids are missing or too many, or the file mixes block sizes; "
             "correct or remove the line, or give the block size with --block-tokens",
         )
-    return size
+    if others:
+        _log.warning(
+            "%s: blocks of %d tokens are assumed, and blocks of %s tokens fit as well; give the "
+            "size with --block-tokens",
+            rows.source.path,
+            size,
+            " or ".join(f"{other:,}" for other in others),
+        )
+    return size, others
 
 
 def _fit(counts: Longs, tokens: Longs, size: int) -> Bools:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from holdfast.errors import TraceError
+from holdfast.sim.formats.arrivals import UNITS_S
 from holdfast.sim.formats.rows import BLOCK_TOKENS, TIME_MAX, TOKENS_MAX, Reading, Rows
 from holdfast.sim.formats.source import Source, cells_of
 from holdfast.sim.trace import UNKNOWN, Trace, arrange
@@ -25,7 +26,7 @@ def read_azure(source: Source, reading: Reading) -> Trace:
 
     Published with "Splitwise" (ISCA'24) and "DynamoLLM" (HPCA'25), CC-BY.
     """
-    rows = Rows(source)
+    rows = Rows(source, reading)
     for line in _csv_lines(source):
         text = line.cells.get("TIMESTAMP", "")
         try:
@@ -45,21 +46,23 @@ def read_burstgpt(source: Source, reading: Reading) -> Trace:
     missing; the latter is the duration of an answer, from which the think time of the session's
     next request follows.
     """
-    rows = Rows(source)
+    rows = Rows(source, reading)
+    second = UNITS_S[reading.time_unit or "s"]
     answered_s: dict[int, float] = {}
     for line in _csv_lines(source):
-        at_s = line.amount("Timestamp")
+        at = line.amount("Timestamp")
+        at_s = at * second
         session = rows.session_of(line.cells.get("Session ID") or None)
         think_s = max(0.0, at_s - answered_s[session]) if session in answered_s else math.nan
         tokens = line.tokens("Request tokens"), line.tokens("Response tokens")
-        rows.add(line.number, at_s, tokens, session, think_s)
+        rows.add(line.number, at, tokens, session, think_s)
         if session >= 0 and line.cells.get("Elapsed time"):
             answered_s[session] = at_s + line.amount("Elapsed time")
     return _with_made_up_ids(rows, reading)
 
 
 class CsvLine(NamedTuple):
-    """One line of a CSV file, with its cells by column. Quoted commas are not supported."""
+    """One line of a CSV file, with its cells by column."""
 
     source: Source
     number: int
@@ -98,18 +101,30 @@ def _csv_lines(source: Source) -> Iterator[CsvLine]:
             continue
         cells = cells_of(line)
         if len(cells) != len(columns):
-            raise source.error(
-                number,
-                f"{len(cells)} cells under {len(columns)} columns: is the file cut? "
-                "Correct or remove the line",
-            )
+            what = f"{len(cells)} cells under {len(columns)} columns"
+            advice = _cells_advice(line, len(cells) > len(columns), next(lines, None) is None)
+            raise source.error(number, what + advice)
         yield CsvLine(source, number, dict(zip(columns, cells, strict=True)))
+
+
+def _cells_advice(line: bytes, has_more: bool, is_last: bool) -> str:  # noqa: FBT001  # facts
+    """Return what may be wrong with a line that has more or fewer cells than the header."""
+    if line.count(b'"') % 2:
+        return ": a quoted line break is not supported; remove it, or remove the column"
+    if any(b"," in quoted for quoted in line.split(b'"')[1::2]):
+        return ": a quoted comma is not supported; remove it, or remove the column"
+    if has_more:
+        return ": a cell has a comma in it, or the header lacks a column; correct it"
+    if is_last:
+        return ": is the file cut? Correct or remove the line"
+    return "; correct or remove the line"
 
 
 def _with_made_up_ids(rows: Rows, reading: Reading) -> Trace:
     """Return the trace of these requests, with made-up ids for their full blocks."""
     size = reading.block_tokens or BLOCK_TOKENS
-    requests = rows.requests()
+    found = rows.arrivals()
+    requests = rows.requests(found)
     rows.check_block_counts(requests.input_tokens // size)
     requests = requests.taken(np.argsort(requests.time_s, kind="stable"))
     chains: dict[int, list[int]] = {}
@@ -128,4 +143,5 @@ def _with_made_up_ids(rows: Rows, reading: Reading) -> Trace:
         rows.chain(chain)
         if session != UNKNOWN:
             chains[session], history[session] = chain, tokens + answer
-    return arrange(rows.source.name, size, requests, *rows.blocks())._replace(content=False)
+    trace = arrange(rows.source.name, size, requests, *rows.blocks())
+    return rows.told(trace._replace(content=False), found)

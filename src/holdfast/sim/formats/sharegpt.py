@@ -3,13 +3,11 @@
 Each is `{"conversations": [{"from": "human", "value": "..."}, ...]}`. Every answer becomes a
 request whose prompt is all the text before it. Tokens are estimated as UTF-8 bytes / 4; a block id
 is a hash of the text up to the end of the block's `4 * block_tokens` bytes. The format has no
-times: requests arrive one second apart, conversation after conversation, so only their order is
-meaningful. The text is not kept.
+times, so only the order is meaningful: conversation after conversation. The text is not kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from hashlib import blake2b
 
 import msgspec
@@ -36,18 +34,11 @@ class Conversation(msgspec.Struct):
 
 
 def read(source: Source, reading: Reading) -> Trace:
-    """Read the file; a JSON list is read into memory as a whole."""
+    """Read the file."""
     size = reading.block_tokens or BLOCK_TOKENS
     block_bytes = size * TOKEN_BYTES
-    rows = Rows(source)
-    number, first = next(source.lines(), (0, b""))
-    conversations: Iterable[tuple[int, Conversation]]
-    if first.lstrip()[:1] == b"[":  # a list has one line number for all
-        text = b"".join(line for _, line in source.lines())
-        whole = source.decode(msgspec.json.Decoder(list[Conversation]), text, number)
-        conversations = [(number, each) for each in whole]
-    else:
-        conversations = source.decoded(msgspec.json.Decoder(Conversation))
+    rows = Rows(source, reading)
+    conversations = source.decoded(msgspec.json.Decoder(Conversation))
     for session, (number, conversation) in enumerate(conversations):
         prompt = bytearray()
         ids: list[int] = []
@@ -60,7 +51,7 @@ def read(source: Source, reading: Reading) -> Trace:
                     digest = blake2b(before + block, digest_size=8).digest()
                     ids.append(int.from_bytes(digest, "little", signed=True))
                 tokens = -(-len(prompt) // TOKEN_BYTES), -(-len(message) // TOKEN_BYTES)
-                rows.add(number, float(len(rows.lines)), tokens, session)
+                rows.add(number, None, tokens, session)
                 rows.chain(ids)
             prompt += message
     return rows.trace(size)

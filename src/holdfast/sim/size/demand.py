@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from holdfast.errors import ConfigError
+from holdfast.sim.evidence import check_rate, check_reuse, check_times, paced, trace_notes
 from holdfast.sim.formats.rows import TOKENS_MAX
 from holdfast.sim.model.shape import ModelShape
-from holdfast.sim.reuse import Reuse, reuse
+from holdfast.sim.reuse import Reuse
 from holdfast.sim.trace import Floats, Longs, Trace
 
 SAMPLE_REQUESTS = 2000
@@ -25,7 +26,6 @@ SAMPLE_REQUESTS = 2000
 _MINUTE_S = 60.0
 _USERS_MAX = 100_000_000
 _EVERY_S_MIN, _EVERY_S_MAX = 1e-3, 1e9
-_RATE_MIN, _RATE_MAX = 1e-9, 1e9
 
 
 class Cut(Enum):
@@ -66,6 +66,12 @@ class Demand(NamedTuple):
     checkpoints: float
     """Number of request ends, each with its own recurrent state."""
     cut: Cut = Cut.BLOCK
+    block_tokens: int | None = None
+    """Block size of the trace; None for users."""
+    other_block_tokens: tuple[int, ...] = ()
+    """Other block sizes that fit the trace as well."""
+    notes: tuple[str, ...] = ()
+    """What the trace leaves open and what was assumed instead."""
 
     @property
     def peak_requests_per_s(self) -> float:
@@ -138,35 +144,31 @@ def of_users(users: int, context: int, new: int, every_s: float, cut: Cut = Cut.
 def of_trace(trace: Trace, requests_per_s: float | None = None, cut: Cut = Cut.BLOCK) -> Demand:
     """Return the load of a trace, with exact hits, at its own rate or at `requests_per_s`.
 
-    Raises ConfigError if the trace does not tell reuse, or for a rate out of range.
+    A trace without times is taken as evenly spaced at `requests_per_s`. Raises ConfigError if the
+    trace does not tell reuse or times, or for a rate out of range.
     """
     if requests_per_s is not None:
-        rates = f"{_RATE_MIN:g} to {_RATE_MAX:g} requests a second"
-        _check(_RATE_MIN <= requests_per_s <= _RATE_MAX, "--rate", requests_per_s, rates)
-    if not trace.requests or not trace.blocks:
-        raise ConfigError(
-            f"trace {trace.name}: has no block ids, so its reuse is unknown; use another trace, or "
-            "--users and --context"
-        )
-    runs = reuse(trace)
-    if not trace.content and not len(runs.request):
-        raise ConfigError(
-            f"trace {trace.name}: has arrival times and lengths of requests, but no content, so "
-            "its reuse is unknown; use a trace with block ids or texts, or --users and --context"
-        )
+        check_rate(requests_per_s)
+    runs = check_reuse(trace)
+    untimed, times = bool(trace.untimed), f" in {trace.span_s:,.0f} s"
+    if untimed:
+        trace = trace if requests_per_s is None else paced(trace, requests_per_s)
+        check_times(trace)
+        times = ", without times"
     request, distance, blocks, ends = runs.request, runs.distance, runs.blocks, 0
     if cut is Cut.END:
         request, distance, blocks, ends = _at_ends(trace, runs)
-    span_s = max(float(trace.time_s[-1] - trace.time_s[0]), 1.0)
+    span_s = max(trace.span_s, 1.0)
     _, minutes = np.unique(trace.time_s // _MINUTE_S, return_counts=True)
     rate = trace.requests / span_s
+    peak = max(1.0, float(minutes.max()) / min(_MINUTE_S, span_s) / rate)
     return Demand(
-        about=f"trace {trace.name}: {trace.requests:,} requests in {span_s:,.0f} s, "
+        about=f"trace {trace.name}: {trace.requests:,} requests{times}, "
         f"{trace.input_tokens.mean():,.0f} tokens on average"
         + ("" if requests_per_s is None else f"; sized for {requests_per_s:,.12g} per second")
         + ("" if trace.content else "; reuse is known within sessions only, hits may be higher"),
         requests_per_s=requests_per_s or rate,
-        peak=max(1.0, float(minutes.max()) / min(_MINUTE_S, span_s) / rate),
+        peak=1.0 if untimed else peak,
         input_tokens=trace.input_tokens.astype(np.float64),
         request=request,
         distance=(distance * trace.block_tokens).astype(np.float64),
@@ -175,6 +177,9 @@ def of_trace(trace: Trace, requests_per_s: float | None = None, cut: Cut = Cut.B
         contexts=float(trace.unique * trace.block_tokens / max(trace.input_tokens.mean(), 1.0)),
         checkpoints=float(ends),
         cut=cut,
+        block_tokens=trace.block_tokens,
+        other_block_tokens=trace.other_block_tokens,
+        notes=tuple(trace_notes(trace._replace(content=True))),  # `about` says whether it is
     )
 
 

@@ -291,4 +291,4 @@ def assumptions(question: SizingQuestion) -> list[str]:
             f"recurrent layers keep a checkpoint of {shape.state_bytes() / 1e6:,.0f} MB where a "
             "request ends, so a context is reused only up to a point where an earlier request ended"
         )
-    return lines
+    return [*lines, *demand.notes]
