@@ -154,7 +154,7 @@ def test_two_fingerprints_of_one_domain_are_two_namespaces_as_well(opened, tmp_p
     one.leave()
     two.leave()
     assert (one.read(), two.read()) == (BLOCKS, BLOCKS)
-    assert store.drop(two.namespace.fingerprint.hex()) == {"dropped": BLOCKS}
+    assert store.drop(two.namespace.fingerprint.hex()) == {"dropped": BLOCKS, "complete": True}
     assert (one.cover(), two.cover()) == (BLOCKS, 0)
     assert one.read() == BLOCKS
 

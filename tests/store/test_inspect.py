@@ -64,8 +64,8 @@ def test_drop_forgets_one_fingerprint_only(harness) -> None:
     one = harness(MIB)
     chain = one.chain(1, 3)
     one.save(chain)
-    assert one.store.drop("00" * 16) == {"dropped": 0}
-    assert one.store.drop(one.namespace.fingerprint.hex()) == {"dropped": 3}
+    assert one.store.drop("00" * 16) == {"dropped": 0, "complete": True}
+    assert one.store.drop(one.namespace.fingerprint.hex()) == {"dropped": 3, "complete": True}
     assert one.store.cover(one.namespace, chain.keys).blocks == 0
     assert one.store.listing() == []
 

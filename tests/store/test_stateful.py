@@ -1,7 +1,8 @@
 """A store over memory that rots, and over memory alone, against a set, under restarts.
 
-Two invariants hold after any operations: every served byte is the byte that was saved for this key
-in this domain, and no slot, pin or lease is leaked.
+Three invariants hold after any operations: every served byte is the byte that was saved for this
+key in this domain; what was dropped or erased is not held again, whatever ran beside it; and no
+slot, pin or lease is leaked.
 
 After the executable reference models of Bornholt et al., "Using Lightweight Formal Methods to
 Validate a Key-Value Storage Node in Amazon S3" (SOSP 2021): the model is a set.
@@ -9,6 +10,11 @@ Validate a Key-Value Storage Node in Amazon S3" (SOSP 2021): the model is a set.
 
 import itertools
 import random
+import shutil
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -148,19 +154,28 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def drop(self) -> None:
-        self.store.drop("*")
+        self._drop()
 
     @rule()
     def verify(self) -> None:
         """Verify all stored blocks, so that no indexed block is wrong afterwards."""
         self.store.verify()
 
-    @rule()
-    def restart(self) -> None:
-        """Close the store and open another over the same media."""
+    @rule(drops=st.booleans(), again=st.booleans())
+    def restart(self, drops: bool, again: bool) -> None:
+        """Close the store and open another over the same media; perhaps drop while it recovers.
+
+        `again`: close that one too, before its recovery has ended.
+        """
         self.leases.clear()
         self.store.close()
-        self._begin()
+        self._open()
+        if drops:
+            self._drop()
+        if again:
+            self.store.close()
+            self._open()
+        self.store.recovery.wait()
 
     @invariant()
     def covers_only_what_was_saved(self) -> None:
@@ -197,14 +212,22 @@ class StoreMachine(RuleBasedStateMachine):
         for namespace in self.namespaces:
             assert self.store.table.host(namespace).usage().records == 0
 
+    def _drop(self) -> None:
+        """Drop everything; leases stay valid until they are released."""
+        self.store.drop("*")
+        self.saved.clear()
+
     def _begin(self) -> None:
+        self._open()
+        self.store.recovery.wait()
+
+    def _open(self) -> None:
         self.store = self.open()
         self.namespaces = [
             Namespace(FINGERPRINT, domain, PAYLOAD_BYTES, BLOCK_TOKENS)
             for domain in self.store.domain_ids.values()
         ]
         self.store.start()
-        self.store.recovery.wait()
 
     def _prefix(self, domain: int, number: int, stop: int) -> tuple[Namespace, list[bytes]]:
         """Return a domain's namespace and the first keys of a chain."""
@@ -233,20 +256,65 @@ class HostOnly(StoreMachine):
         return Store(128 * KIB, [], SECRET)
 
 
+class HeldTier(MemoryTier):
+    """A tier whose reads wait at their end while it is held."""
+
+    def __init__(self, capacity_bytes: int, records: dict) -> None:
+        super().__init__(capacity_bytes, records)
+        self.waiting, self._may_end = threading.Event(), threading.Event()
+        self._may_end.set()
+
+    def hold(self) -> None:
+        self.waiting.clear()
+        self._may_end.clear()
+
+    def let_go(self) -> None:
+        self._may_end.set()
+
+    def read(self, batch):
+        found = super().read(batch)
+        self.waiting.set()
+        self._may_end.wait(LONG_S)
+        return found
+
+
 class OverRottingMemory(StoreMachine):
     """A tier whose records flip, shrink, swap places and vanish."""
 
     def __init__(self) -> None:
         self.records: dict = {}
+        self.folder = Path(tempfile.mkdtemp())
         super().__init__()
+
+    def teardown(self) -> None:
+        super().teardown()
+        shutil.rmtree(self.folder)
+
+    @rule(domain=_domains, number=_chains, saves=st.booleans())
+    def drop_beside_a_fetch(self, domain: int, number: int, saves: bool) -> None:
+        """Drop everything while a fetch reads from the tier; perhaps save anew meanwhile."""
+        namespace, keys = self._prefix(domain, number, CHAIN_BLOCKS)
+        with ThreadPoolExecutor(1) as thread:
+            self.tier.hold()
+            fetching = thread.submit(self.store.fetch, namespace, keys, LONG_S)
+            while not (self.tier.waiting.wait(0.001) or fetching.done()):
+                pass
+            self._drop()
+            if saves:
+                self.save(domain, number, CHAIN_BLOCKS)
+            self.tier.let_go()
+            fetched = fetching.result()
+        self._check(namespace, keys, fetched.places)
+        self.leases.append(Leased(fetched.lease, namespace, keys, fetched.places))
 
     def open(self) -> Store:
         return self.over_records(None)
 
     def over_records(self, ring: KeyRing | None) -> Store:
         """Open a store over the records, sealed with a ring if one is given."""
-        self.tier = MemoryTier(400 * KIB, self.records)
-        return Store(128 * KIB, [self.tier], SECRET, StoreOptions(ring=ring))
+        self.tier = HeldTier(400 * KIB, self.records)
+        options = StoreOptions(ring=ring, drops_file=self.folder / "drops.json")
+        return Store(128 * KIB, [self.tier], SECRET, options)
 
     def disturb(self, seed: int) -> None:
         with self.tier._lock:  # the store's writer adds and drops records at the same time

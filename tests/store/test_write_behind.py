@@ -30,7 +30,7 @@ def test_a_block_dropped_while_it_is_written_stays_dropped(harness) -> None:
     chain = one.chain(1, 4)
     one.save(chain)
     assert one.tier.reached.wait(60)
-    assert one.store.drop("*") == {"dropped": 4}
+    assert one.store.drop("*") == {"dropped": 4, "complete": True}
     one.tier.go_on.set()
     one.flush()
     assert one.store.cover(one.namespace, chain.keys).blocks == 0

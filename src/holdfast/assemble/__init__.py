@@ -20,6 +20,7 @@ from holdfast.tiers.kind import TierContext, TierKind
 from holdfast.wire.remote.credentials import Credentials
 
 ESTIMATES_FILE = "learnt.json"
+DROPS_FILE = "drops.json"
 """Name of the file with the saved estimates, in the folder of the first disk tier."""
 
 
@@ -67,6 +68,7 @@ def open_store(config: Config, calls: DirectCalls | None = None) -> Store:
             scrub_bytes_per_s=config.scrub.rate,
             credentials=node_credentials(config),
             estimates_file=Path(folder, ESTIMATES_FILE) if folder else None,
+            drops_file=Path(folder, DROPS_FILE) if folder else None,
             calls=calls,
         )
         store = Store(config.host_bytes, lower, keys, store_options)

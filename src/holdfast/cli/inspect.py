@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
                 f"{many(entry['blocks'], 'block')} would be dropped: {copies(entry['tiers'])}"
                 for entry in found["blocks"]
             ]
-            if loss:
+            if loss or not found["complete"]:
                 confirm([*loss, *not_counted(found, stays=True)], "drop them?")
         answer = ask(requests[args.action])
         if args.action == "list":
@@ -113,6 +113,10 @@ def run(args: argparse.Namespace) -> int:
     match args.action:
         case "drop":
             text = f"dropped {many(answer['dropped'], 'block')}"
+            if not answer["complete"]:
+                text += (
+                    " held so far; recovery is not complete, and drops those that it finds later"
+                )
         case "plans":
             text = plans_text(answer)
         case "pool":

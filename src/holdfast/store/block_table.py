@@ -21,7 +21,8 @@ from holdfast.index.residency import NOT_HERE, Residency
 from holdfast.policy.base import EvictionPolicy
 from holdfast.policy.promotion import promotion_targets
 from holdfast.store.admission_rules import AdmissionRules
-from holdfast.store.leases import LeaseTable
+from holdfast.store.drops import Drops
+from holdfast.store.leases import Generation, LeaseTable
 from holdfast.store.remote_lookups import (
     FAILED_MAX,
     FAILED_S,
@@ -64,14 +65,19 @@ class InflightRead:
     """A read from a lower tier into a host slot. Waiting for its end needs no lock.
 
     `waiting` counts the waiting fetches, without the one that started the read. `over` is set when
-    the read succeeds or fails.
+    the read succeeds or fails. `is_dropped`: the block was dropped since, so it is not published.
     """
 
-    __slots__ = ("over", "waiting")
+    __slots__ = ("is_dropped", "over", "waiting")
 
     def __init__(self) -> None:
         self.over = threading.Event()
         self.waiting = 0
+        self.is_dropped = False
+
+    def drop(self) -> None:
+        """Note that the block was dropped after the read began."""
+        self.is_dropped = True
 
 
 class BlockState(NamedTuple):
@@ -127,6 +133,7 @@ class BlockTable:
         self._local = {n: tier for n, tier in below if isinstance(tier, LocalTier)}
         self.epochs = CopyEpochs(len(self.lower))
         self.erasures = Counter[bytes]()
+        self.drops = Drops()
         self.leases = LeaseTable(self.pin, self.unpin)
         self.reads: dict[int, InflightRead] = {}
         """By row, the reads from lower tiers that are queued or running; each row is pinned."""
@@ -152,6 +159,23 @@ class BlockTable:
         A save or read that began under another number is not published.
         """
         return self.erasures[domain] + self.sealing.erasures(domain)
+
+    def generation(self, namespace: Namespace) -> Generation:
+        """Return numbers that change whenever blocks of a namespace are erased or dropped."""
+        return Generation(self.erase_generation(namespace.domain), self.drops.generation(namespace))
+
+    def is_stale(self, namespace: Namespace, generation: Generation) -> bool:
+        """Return whether work that began under a generation may not publish blocks any more."""
+        return (
+            generation != self.generation(namespace)
+            or self.drops.is_running(namespace)
+            or self.sealing.is_away(namespace.domain)
+        )
+
+    def is_arriving(self, row: int) -> bool:
+        """Return whether a read will publish a row in memory if it succeeds."""
+        read = self.reads.get(row)
+        return read is not None and not read.is_dropped
 
     def host(self, namespace: Namespace) -> HostTier:
         """Return the host tier of a namespace's domain; domains with unknown keys share one.
@@ -282,7 +306,12 @@ class BlockTable:
         self._drop_if_unused(row)
 
     def remove_copies(self, row: int) -> None:
-        """Remove a row's copies from all tiers, which drops the row if it is not in use."""
+        """Remove a row's copies from all tiers, which drops the row if it is not in use.
+
+        A read of it that is queued or running is not published.
+        """
+        if (read := self.reads.get(row)) is not None:
+            read.drop()
         for tier in self.index.tiers(row):
             self.remove_copy(row, tier)
 

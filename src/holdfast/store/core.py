@@ -20,6 +20,7 @@ from holdfast.store.activity import Activity
 from holdfast.store.admission_rules import AdmissionRules
 from holdfast.store.block_table import BlockTable
 from holdfast.store.block_value import BlockValue
+from holdfast.store.drops import DropsFile
 from holdfast.store.estimates import Estimates
 from holdfast.store.leases import Reservation
 from holdfast.store.options import StoreOptions, TierRules
@@ -93,6 +94,7 @@ class StoreParts:
         self.table = self._block_table(lower, usage)
         self.mover = BlockMover(self.table, self.estimates, readers)
         self.recovery = Recovery(self.table)
+        self.drops_file = DropsFile(options.drops_file)
         self.pending_hints = PendingHints()
         self.probes: dict[int, tuple[Namespace, bytes]] = {}
         """By tier, the block to read next to measure the tier."""

@@ -186,4 +186,5 @@ def _outcome(
     for fault in reversed(store.table.faults):
         if fault.key == key and fault.namespace == coverage.namespace:
             return fault.outcome
-    return Outcome.FULL
+    dropped = store.table.index.fastest(coverage.rows[landed]) < 0  # while it was read
+    return Outcome.GONE if dropped else Outcome.FULL

@@ -17,9 +17,9 @@ from holdfast.status import (
 )
 from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
+from holdfast.store.drops import EVERYTHING
+from holdfast.tiers.base import RecordsFrees
 from holdfast.tiers.reported import description, shared_status, tier_status
-
-EVERYTHING = "*"
 
 
 def status(store: StoreParts) -> NodeStatus:
@@ -117,18 +117,25 @@ def shared(store: StoreParts) -> dict[str, Any]:
 
 
 def would_drop(store: StoreParts, fingerprint: str) -> dict[str, Any]:
-    """Return the blocks that `drop` would forget, and the tiers whose copies would stay."""
+    """Return the blocks that `drop` would forget, and the tiers whose copies would stay.
+
+    `complete` is False while recovery runs: it may find more blocks.
+    """
     wanted = [
         entry for entry in listing(store) if fingerprint in (EVERYTHING, entry["fingerprint"])
     ]
-    return {"blocks": wanted, "uncounted": store.shared_tiers}
+    complete = store.recovery.wait(0)
+    return {"blocks": wanted, "uncounted": store.shared_tiers, "complete": complete}
 
 
 def drop(store: StoreParts, fingerprint: str) -> dict[str, Any]:
     """Forget the blocks of one fingerprint (hex), or all with `*`, on this node's own tiers.
 
-    A leased copy goes with its last reader. Shared tiers keep theirs: a later lookup finds them
-    again. Raise BlockError for an empty fingerprint.
+    Reads and saves that began before are not published, pins end, and blocks that recovery finds
+    later are freed. `dropped` counts the blocks that were held here; `complete` is False while
+    recovery runs and may free more. Dropped blocks stay away after a restart, also after a crash:
+    see `DropsFile`. A leased copy goes with its last reader. Shared tiers keep theirs: a later
+    lookup finds them again. Raise BlockError for an empty fingerprint.
     """
     if not fingerprint:
         raise BlockError(
@@ -136,17 +143,50 @@ def drop(store: StoreParts, fingerprint: str) -> dict[str, Any]:
             f"everything with {EVERYTHING!r}"
         )
 
-    dropped = 0
+    def wanted(namespace: Namespace) -> bool:
+        return fingerprint in (EVERYTHING, namespace.fingerprint.hex())
+
+    table, dropped = store.table, 0
 
     def forget_row(row: int) -> None:
         nonlocal dropped
-        dropped += 1
-        store.table.remove_copies(row)
+        dropped += not table.shared.keys() >= set(table.index.tiers(row))
+        table.remove_copies(row)
 
-    store.table.for_each_row(
-        lambda namespace: fingerprint in (EVERYTHING, namespace.fingerprint.hex()), forget_row
-    )
-    return {"dropped": dropped}
+    with table.lock:
+        table.drops.begin(fingerprint)
+        for lease in store.pending_hints.unpin_all(wanted):
+            table.leases.release(lease)
+    try:
+        store.drops_file.add(fingerprint)
+        table.for_each_row(wanted, forget_row)
+    finally:
+        with table.lock:
+            table.drops.end(fingerprint)
+            store.drops_file.ended(store.mover.batches()[0])
+    complete = store.recovery.wait(0)
+    finish_drops(store)
+    return {"dropped": dropped, "complete": complete}
+
+
+def load_drops(store: StoreParts) -> None:
+    """Apply the drops that the tiers had not recorded when the last process ended."""
+    for fingerprint in store.drops_file.load():
+        with store.table.lock:
+            store.table.drops.begin(fingerprint)
+            store.table.drops.end(fingerprint)
+
+
+def finish_drops(store: StoreParts) -> None:
+    """Have the tiers record which places drops freed, if nothing can bring a dropped block back."""
+    if not len(store.drops_file) or not store.recovery.is_complete:
+        return
+    with store.table.lock:
+        if store.table.drops.is_running():
+            return
+    tiers = [tier for tier in store.table.lower if isinstance(tier, RecordsFrees)]
+    ended = store.mover.batches()[1]
+    store.drops_file.finish(ended, lambda: all(tier.record_frees() for tier in tiers))
 
 
 def forget(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> int:

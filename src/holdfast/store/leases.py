@@ -10,11 +10,17 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.tiers.base import NOWHERE, Place
 
 
+class Generation(NamedTuple):
+    """How often blocks of a namespace were erased (with their domain), and dropped, so far."""
+
+    erasures: int
+    drops: int
+
+
 class Reservation(NamedTuple):
     """Slots reserved for consecutive blocks of a chain; NOWHERE where a block needs none.
 
-    `erase_generation` is the domain's value at the start; if it has changed since, nothing is
-    published.
+    `generation` is the namespace's at the start; if it has changed since, nothing is published.
     """
 
     namespace: Namespace
@@ -23,7 +29,7 @@ class Reservation(NamedTuple):
     depth: int
     segment: bytes
     places: list[Place]
-    erase_generation: int
+    generation: Generation
 
     @property
     def slots(self) -> list[Place]:

@@ -45,8 +45,9 @@ class StoreOptions:
     blocks of its enrolled domains. `public_domain`: the domain that all may read and holders of
     `publish_token` may write. `serves_peers`: other nodes may store records of domains whose key
     is unknown here. `writes_behind`: saved blocks are written to lower tiers before they are
-    evicted. `estimates_file`: where speeds are saved between runs.
-    `credentials`: those of the node, whose expiry the status reports.
+    evicted. `estimates_file`: where speeds are saved between runs. `drops_file`: names the drops
+    that the tiers may not have recorded. `credentials`: those of the node, whose expiry the status
+    reports.
     """
 
     planner: Planner = field(default_factory=BestCut)
@@ -64,6 +65,7 @@ class StoreOptions:
     scrub_every_s: float = 0.0
     scrub_bytes_per_s: int = 0
     estimates_file: Path | None = None
+    drops_file: Path | None = None
     credentials: Credentials = field(default_factory=Credentials)
     calls: DirectCalls = field(default_factory=DirectCalls)
     clock: Clock = field(default_factory=SystemClock)

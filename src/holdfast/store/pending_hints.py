@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
@@ -141,6 +141,13 @@ class PendingHints:
         self._pins = {chain: pin for chain, pin in self._pins.items() if pin.until_s > now_s}
         return self._claimed_bytes + sum(pin.nbytes for pin in self._pins.values())
 
+    def unpin_all(self, wanted: Callable[[Namespace], bool]) -> list[int]:
+        """Remove the pins in the namespaces that are wanted; return their leases."""
+        gone = {chain: pin for chain, pin in self._pins.items() if wanted(chain[0])}
+        for chain in gone:
+            del self._pins[chain]
+        return [pin.lease for pin in gone.values()]
+
     def forget_domain(self, domain: bytes) -> None:
         """Forget the sessions, queued prestages and pins of a domain; its leases end with it."""
         for name in [name for name in self._sessions if name[0] == domain]:
@@ -148,7 +155,7 @@ class PendingHints:
         self._waiting = [each for each in self._waiting if each[2].chain.namespace.domain != domain]
         heapq.heapify(self._waiting)
         self._waiting_bytes = sum(len(staging.chain.keys) for _, _, staging in self._waiting)
-        self._pins = {chain: pin for chain, pin in self._pins.items() if chain[0].domain != domain}
+        self.unpin_all(lambda namespace: namespace.domain == domain)
 
     def status(self, now_s: float) -> HintStatus:
         """Return how many sessions are followed, contexts wait, and bytes are pinned."""

@@ -187,6 +187,11 @@ class BlockMover:
                 nbytes = len(promotions) * namespace.record_bytes
                 self._estimates.dropped(read_batch.tier, nbytes, namespace.domain)
 
+    def batches(self) -> tuple[list[int], list[int]]:
+        """Return, by lower tier, how many write batches have begun, and how many have ended."""
+        ended = [write_behind.batches_ended for write_behind in self._writers]
+        return [write_behind.batches_begun for write_behind in self._writers], ended
+
     def wake(self) -> None:
         """Wake the write-behind threads."""
         for write_behind in self._writers:
@@ -272,14 +277,16 @@ class BlockMover:
             landed, away = dict[int, Place](), table.sealing.is_away(namespace.domain)
             erase_generation = table.erase_generation(namespace.domain)
             for promotion, outcome in zip(read_batch, outcomes, strict=True):
-                erased = promotion.erase_generation != erase_generation
-                if outcome is Outcome.OK and not away and not erased:
+                stale = promotion.erase_generation != erase_generation or (
+                    table.reads[promotion.row].is_dropped
+                )
+                if outcome is Outcome.OK and not away and not stale:
                     landed[promotion.row] = promotion.slot
                     promoted |= table.promoted_to_host(promotion.row, promotion.tier)
                 else:
                     table.give_back(namespace, [promotion.slot])
                     there = table.index.places[promotion.tier][promotion.row]
-                    if there == promotion.source and not away:
+                    if outcome is not Outcome.OK and there == promotion.source and not away:
                         table.quarantine(promotion.row, promotion.tier, outcome)
                         table.note_failed(promotion.tier, namespace, promotion.key, outcome)
             try:

@@ -21,7 +21,6 @@ from holdfast.store import save
 from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
 from holdfast.store.fetch import fetch, fetch_unverified
-from holdfast.store.lookup import cover
 from holdfast.tiers.base import NOWHERE
 
 _FETCH_S = 5.0
@@ -48,7 +47,9 @@ def copy_public(
 
     `keys` names the chain in the reader's domain, `common` the same blocks in the public one.
     """
-    own = cover(store, namespace, keys).blocks
+    with store.table.lock:
+        generation = store.table.generation(namespace)
+        own = store.table.index.cover(namespace, keys).blocks
     fetched = fetch(store, _public(store, namespace), common[:PUBLIC_BLOCKS_MAX], _FETCH_S)
     try:
         theirs = fetched.places[own : len(keys)]
@@ -57,7 +58,9 @@ def copy_public(
         whole = store.release(fetched.lease)
     if reservation is None:
         return 0
-    if not whole:
+    with store.table.lock:
+        stale = generation != store.table.generation(namespace)  # dropped while it was copied
+    if stale or not whole:
         save.abort(store, reservation)
         return 0
     # The public domain has it for good, so this copy need never be written anywhere.

@@ -19,6 +19,7 @@ from holdfast.errors import Outcome
 from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.core import StoreParts
 from holdfast.store.evict import reserve_slots, slots
+from holdfast.store.leases import Generation
 from holdfast.tiers.base import NOWHERE, Place
 
 
@@ -28,7 +29,7 @@ class ReceiveSlot(NamedTuple):
     header: Header
     namespace: Namespace
     place: Place
-    erase_generation: int
+    generation: Generation
     slot: memoryview | None
     held: bool
 
@@ -66,12 +67,12 @@ def receive_slots(store: StoreParts, headers: Sequence[Header]) -> list[ReceiveS
             ]
             places = iter(reserve_slots(table, namespace, wanted.count(True)))
             size, view = namespace.record_bytes, table.host(namespace).view
-            erase_generation = table.erase_generation(namespace.domain)
+            generation = table.generation(namespace)
             for i, is_held, wants in zip(numbers, held, wanted, strict=True):
                 place = next(places, NOWHERE) if wants else NOWHERE
                 slot = None if place == NOWHERE else view(place, size)
                 receive_slots[i] = ReceiveSlot(
-                    headers[i], namespace, place, erase_generation, slot, is_held
+                    headers[i], namespace, place, generation, slot, is_held
                 )
     if any(each.slot is None and not each.held for each in receive_slots.values()):
         store.mover.wake()  # write blocks below, so that they become evictable
@@ -84,10 +85,10 @@ def publish_received(
     """Publish completely filled slots: OK (now held), FULL (it had no slot), or CORRUPT.
 
     A record is CORRUPT if it does not begin with its announced header, if this node seals its
-    domain and cannot open it, or if its domain was erased since its slot was reserved. `announced`
-    holds all headers as received; if the records begin with the same bytes, their headers are not
-    compared one by one. A message that the receive budget turned away has no slots at all; its call
-    counts as FULL.
+    domain and cannot open it, or if its domain was erased since its slot was reserved. It is FULL
+    if its fingerprint was dropped since. `announced` holds all headers as received; if the records
+    begin with the same bytes, their headers are not compared one by one. A message that the receive
+    budget turned away has no slots at all; its call counts as FULL.
     """
     table, index, began_s = store.table, store.table.index, store.clock.now()
     begun = b"".join(each.slot[:HEADER_BYTES] for each in receive_slots if each.slot is not None)
@@ -106,24 +107,24 @@ def publish_received(
         outcomes.append(outcome)
     taken: dict[Namespace, dict[int, Place]] = {}
     with table.lock:
-        erase_generations = {
-            domain: table.erase_generation(domain)
-            for domain in {each.namespace.domain for each in receive_slots}
+        generations = {
+            namespace: table.generation(namespace)
+            for namespace in {each.namespace for each in receive_slots}
         }
         for i, each in enumerate(receive_slots):
             if each.slot is None:
                 continue
             header, namespace = each.header, each.namespace
             row, here = index.find(namespace, header.key), taken.setdefault(namespace, {})
-            # The domain may have been erased since the slot was handed out.
-            if erase_generations[namespace.domain] != each.erase_generation:
-                outcomes[i] = Outcome.CORRUPT
+            if generations[namespace] != each.generation or table.drops.is_running(namespace):
+                erased = generations[namespace].erasures != each.generation.erasures
+                outcomes[i] = Outcome.CORRUPT if erased else Outcome.FULL
             if outcomes[i] is Outcome.OK and _replaces(table, namespace, header, row):
                 # This one replaces a doubted record on every tier.
                 table.remove_copies(row)
                 table.unverified_records.unmark(namespace, header.key)
                 row = index.find(namespace, header.key)
-            in_memory = row >= 0 and (index.places[HOST][row] >= 0 or row in table.reads)
+            in_memory = row >= 0 and (index.places[HOST][row] >= 0 or table.is_arriving(row))
             if outcomes[i] is not Outcome.OK or row in here or in_memory:
                 table.give_back(namespace, [each.place])
             else:

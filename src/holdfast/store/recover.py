@@ -3,7 +3,8 @@
 A surviving record is not trusted: it is verified when it is read. Until recovery reaches a block it
 is a miss and may be written again; then the new copy stays, and the old one is freed. Records that
 their domain cannot open any more are freed too. Plain records from before their domain was sealed
-are overwritten, if the tier can, because no key protects them.
+are overwritten, if the tier can, because no key protects them. Records of a fingerprint that was
+dropped since the process started, or just before it ended, are freed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ class Recovery:
         self._indexed = array("q")
         """By row, a hash of the key and place of its survivor on this tier; 0: none."""
         self.blocks = 0
+        self.dropped = 0
+        """Survivors that were freed because their fingerprint was dropped."""
+        self.is_complete = False
+        """Whether the pass reached every survivor."""
         self.seconds: float | None = None
 
     def start(self) -> None:
@@ -67,9 +72,13 @@ class Recovery:
             except Exception:  # noqa: BLE001  # a tier that cannot be scanned has no survivors
                 _log.exception("recovery of tier=%s ended early", tier.name)
             self._indexed = array("q")
+        self.is_complete = not self._stop.is_set()
         self.seconds = self._table.clock.now() - started
         if any(isinstance(tier, LocalTier) for tier in self._table.lower):
-            _log.info("recovered: %d blocks in %.3f s", self.blocks, self.seconds)
+            _log.info(
+                "recovered: %d blocks in %.3f s, freed dropped_blocks=%d",
+                *(self.blocks, self.seconds, self.dropped),
+            )
 
     def _index(self, number: int, survivor: SurvivingRecord) -> None:
         table, (header, place) = self._table, survivor
@@ -78,6 +87,12 @@ class Recovery:
                 table.free_place(number, place)
                 return
             namespace = namespace_of(header)
+            if table.drops.generation(namespace):
+                row = table.index.find(namespace, header.key)
+                if row < 0 or table.index.places[number][row] != place:  # not written since
+                    table.free_place(number, place)
+                    self.dropped += 1
+                return
             row = table.index.add(namespace, header.key, header.parent, header.depth)
             known = Place(table.index.places[number][row])
             if known == place:

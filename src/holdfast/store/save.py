@@ -62,10 +62,8 @@ def reserve(
         table.unpin(held)
         places = [NOWHERE if is_there else next(slots, NOWHERE) for is_there in there]
         full = places.count(NOWHERE) > len(held)
-        erase_generation = table.erase_generation(namespace.domain)
-        reservation = Reservation(
-            namespace, list(keys), parent, depth, segment, places, erase_generation
-        )
+        generation = table.generation(namespace)
+        reservation = Reservation(namespace, list(keys), parent, depth, segment, places, generation)
         table.usage.add_reserved(namespace.domain, reservation.nbytes)
         number = table.leases.reserve(reservation)
     outcome = Outcome.FULL if full else Outcome.OK
@@ -79,7 +77,8 @@ def commit(store: StoreParts, number: int, retention: Retention = Retention.SESS
     """Pack and publish the filled slots of a reservation; return how many blocks are new.
 
     Blocks held already get the longer of both retentions. An unknown reservation publishes nothing,
-    because its slots were freed.
+    because its slots were freed. Neither does one whose domain was erased, or whose fingerprint was
+    dropped, since it was made.
     """
     table, began_s = store.table, store.clock.now()
     with table.lock:
@@ -112,8 +111,7 @@ def commit(store: StoreParts, number: int, retention: Retention = Retention.SESS
     taken: dict[int, Place] = {}
     with table.lock:
         table.usage.subtract_reserved(namespace.domain, reservation.nbytes)
-        erased = table.erase_generation(namespace.domain) != reservation.erase_generation
-        if erased or table.sealing.is_away(namespace.domain):
+        if table.is_stale(namespace, reservation.generation):
             table.give_back(namespace, reservation.slots)
         else:
             for i, (key, place) in enumerate(named):
@@ -121,7 +119,7 @@ def commit(store: StoreParts, number: int, retention: Retention = Retention.SESS
                     continue
                 row = table.index.add(namespace, key, parents[i], reservation.depth + i)
                 here = row in taken or table.index.places[HOST][row] >= 0
-                if here or row in table.reads:
+                if here or table.is_arriving(row):
                     table.give_back(namespace, [place])
                 else:
                     taken[row] = place

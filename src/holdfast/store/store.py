@@ -117,6 +117,7 @@ class Store(StoreParts):
         """Start the store's threads: memory, recovery, write-behind, housekeeping."""
         self._estimates_file.load()
         self._prefault.start()
+        inspection.load_drops(self)
         self.recovery.start()
         if self.table.lower:
             self.mover.start()
@@ -353,6 +354,7 @@ class Store(StoreParts):
             partial(self.lookups.shutdown, cancel_futures=True),
             partial(self.background.shutdown, cancel_futures=True),
             partial(self.mover.close, write_s),
+            partial(inspection.finish_drops, self),
             self._estimates_file.save,
             *(tier.close for tier in lower),
             *(host.close for host in hosts),
@@ -394,6 +396,7 @@ class Store(StoreParts):
             self._warm_public,
             partial(hints.start_prestages, self),
             self._probe_tiers,
+            partial(inspection.finish_drops, self),
             self._save_estimates,
         ]
         _run_each(parts, "housekeeping failed in part; it goes on")

@@ -102,6 +102,7 @@ class WriteBehind:
         self._work = threading.Condition()
         self._closing = False
         self._until = math.inf
+        self.batches_begun = self.batches_ended = 0
         name = f"holdfast-to-{self._tier.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._parallel = SHARED_SEAL if isinstance(self._tier, SharedTier) else LOCAL_SEAL
@@ -149,6 +150,7 @@ class WriteBehind:
                         "closing: no time to write blocks=%d tier=%s", blocks, self._tier.name
                     )
                     break
+                self.batches_begun += 1
                 try:
                     if is_away(self._tier):
                         defer_queued(self._table, number)
@@ -156,6 +158,8 @@ class WriteBehind:
                     self._write()
                 except Exception:  # noqa: BLE001  # without this thread no block becomes evictable
                     _log.exception("blocks cannot be written tier=%s", self._tier.name)
+                finally:
+                    self.batches_ended = self.batches_begun
 
     def _write(self) -> None:
         table, number = self._table, self._number

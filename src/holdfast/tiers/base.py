@@ -170,6 +170,18 @@ class Erasable(LocalTier, Protocol):
 
 
 @runtime_checkable
+class RecordsFrees(LocalTier, Protocol):
+    """A tier that records freed places on its medium now and then, and at once on request."""
+
+    def record_frees(self) -> bool:
+        """Record all places freed so far: after a crash their records are no survivors.
+
+        Returns False if the medium failed, or not all survivors were taken yet.
+        """
+        ...
+
+
+@runtime_checkable
 class Lockable(LocalTier, Protocol):
     """A tier that locks its medium for the process that opened it."""
 

@@ -184,6 +184,17 @@ class RegionLog:
             self._regions[index].state = RegionState.FULL
             self._advance(index)
 
+    def close_freed(self) -> None:
+        """End reservations in the open region if a record in it was freed."""
+        if self._open is not None and not all(self._regions[self._open].sectors):
+            self.close_open()
+
+    def frees_without_footer(self) -> bool:
+        """Return whether a record was freed in a region without a footer: a scan would find it."""
+        without = (RegionState.OPEN, RegionState.FULL)
+        taken = (self._regions[index] for index in self._taken)
+        return any(region.state in without and not all(region.sectors) for region in taken)
+
     def rows(self) -> list[RegionRow]:
         """Return the rows of a snapshot, one per region."""
         return [

@@ -217,6 +217,18 @@ class DiskTier:
         self._writers.shutdown()
         self._extents.close()
 
+    def record_frees(self) -> bool:
+        with self._gate.enter() as admitted:
+            if not admitted:
+                return False
+            with self._mutex:
+                self._regions.close_freed()
+            self._write_footers()
+            with self._mutex:
+                if self._regions.frees_without_footer():  # a write in its region is in progress
+                    return False
+            return self._save_snapshot()
+
     def give_up_copy(self) -> None:
         self._extents.close()
 
@@ -356,18 +368,20 @@ class DiskTier:
         self._extents.write(end - len(footer), [footer])
         return len(footer)
 
-    def _save_snapshot(self) -> None:
+    def _save_snapshot(self) -> bool:
         """Overwrite the older of the two snapshots, if regions or records have changed.
 
-        Does nothing before every region is scanned, because the new snapshot would lack the freed
-        records of unscanned regions.
+        Returns whether the medium has the present state. Does nothing before every region is
+        scanned, because the new snapshot would lack the freed records of unscanned regions.
         """
         geometry = self._superblock.geometry
         with self._snapshot_mutex:
             with self._mutex:
                 self._snapshot_at = self._clock.now()
-                if not self._changed or self.read_only or not self._recovered:
-                    return
+                if self.read_only or not self._recovered:
+                    return False
+                if not self._changed:
+                    return True
                 self._changed = False
             self._prune_footers()
             with self._mutex:
@@ -387,6 +401,8 @@ class DiskTier:
                 self._count_failures(error)
                 with self._mutex:
                     self._changed = True
+                return False
+            return True
 
     # Reading.
 
