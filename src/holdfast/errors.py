@@ -1,8 +1,27 @@
-"""Exceptions of Holdfast, outcomes of blocks and requests, and why a plan was not followed."""
+"""Exceptions of Holdfast, outcomes of blocks and requests, and why a plan was not followed.
+
+Also `printable`, which makes text from outside this process fit for a log or a terminal.
+"""
 
 from __future__ import annotations
 
 import enum
+
+FOREIGN_TEXT_CHARS_MAX = 300
+"""Maximum characters of a peer's text in logs and errors."""
+
+
+def printable(text: object, chars_max: int | None = FOREIGN_TEXT_CHARS_MAX) -> str:
+    """Return text of another program as one line of printable characters.
+
+    Others are written as escapes: control characters, line ends, marks that change the direction of
+    writing, lone surrogates. So no text moves a terminal's cursor or begins a line of a log. Call
+    it where the text is taken in.
+    """
+    kept = str(text)[:chars_max]
+    if kept.isprintable():
+        return kept
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in kept)
 
 
 class Outcome(enum.StrEnum):
@@ -47,7 +66,13 @@ class NotFollowed(enum.StrEnum):
 
 
 class HoldfastError(Exception):
-    """Root of every error raised by Holdfast. The message names value, limit and remedy."""
+    """Root of every error raised by Holdfast. The message names value, limit and remedy.
+
+    It is one printable line, whatever text of another program or file it contains.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), None)
 
 
 class ConfigError(HoldfastError):

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from holdfast.errors import printable
 from holdfast.prepared import prepared
 from holdfast.session import NAME_CHARS_MAX
-from holdfast.wire.frame import printable
 from holdfast.wire.local.messages import Closed, Pin, Request, Returns
 
 FIELD = "holdfast"

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.errors import MembershipError
+from holdfast.errors import MembershipError, printable
 from holdfast.limits import MIB
 
 ANSWER_BYTES_MAX = 16 * MIB
@@ -174,5 +174,5 @@ def _message(body: bytes) -> str:
     with contextlib.suppress(msgspec.DecodeError):
         message = msgspec.json.decode(body, type=dict[str, object]).get("message")
         if isinstance(message, str):
-            return message[:MESSAGE_CHARACTERS_MAX]
-    return " ".join(body.decode(errors="replace").split())[:MESSAGE_CHARACTERS_MAX]
+            return printable(message, MESSAGE_CHARACTERS_MAX)
+    return printable(" ".join(body.decode(errors="replace").split()), MESSAGE_CHARACTERS_MAX)

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
+from holdfast.errors import printable
 from holdfast.status import MemberStatus, SharedTierReport, SharedTierStatus, TierStatus
 from holdfast.tiers.base import HealthReporting, SharedTier, TierUsage, is_away
 
@@ -64,7 +65,7 @@ def plain_value(value: object, at: str, depth: int = DEPTH_MAX) -> PlainValue:
     if isinstance(value, numbers.Real):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, str):
-        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value[:TEXT_CHARS_MAX])
+        return printable(value, TEXT_CHARS_MAX)
     if not isinstance(value, Mapping | list | tuple):
         raise _NotPlainError(f"{at} is of type {type(value).__name__}, not a plain value")
     if len(value) > ENTRIES_MAX or not depth:

@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.errors import ProtocolError
+from holdfast.errors import ProtocolError, printable
 from holdfast.limits import FRAME_BODY_BYTES_MAX, FRAME_PAYLOAD_BYTES_MAX, KIB
 from holdfast.wire.local.messages import Reply, Request
 
@@ -24,9 +24,6 @@ REQUEST_ID_MAX = 0xFFFF_FFFF
 CONNECTION_ID = 0
 """The request id of messages that answer no request: a target's challenge, and a refusal of the
 whole connection."""
-
-PEER_TEXT_CHARS_MAX = 300
-"""Maximum characters of a peer's text in logs and errors."""
 
 RECEIVE_BYTES = 64 * KIB
 """Maximum size of one receive from a Unix socket."""
@@ -67,12 +64,6 @@ def read_head(data: bytes | bytearray | memoryview) -> FrameHead:
             f"bytes, the limit is {FRAME_PAYLOAD_BYTES_MAX}"
         )
     return head
-
-
-def printable(text: object) -> str:
-    """Return what a peer said as one short line without control characters, fit for a log."""
-    kept = str(text)[:PEER_TEXT_CHARS_MAX]
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in kept)
 
 
 def decode_body(

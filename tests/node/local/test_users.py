@@ -85,6 +85,14 @@ def test_a_tenant_neither_looks_at_the_whole_node_nor_changes_it(door):
             session.answer(request).send(None)
 
 
+def test_the_name_of_an_engine_is_printable(door):
+    hello = m.Hello(m.PROTOCOL, "\x1b[2J\x9b31m\u202e\n version", b"f" * 16, 4096, 16, "other")
+    session = NodeSession(door.context, hello, ConnectedPeer(0, OWN))
+    session.answer(m.Observed([(64.0, 0.0, 0.01)]))
+    (engine,) = door.store.plans()["engines"]
+    assert engine["engine"] == r"\x1b[2J\x9b31m\u202e\n"
+
+
 @pytest.mark.parametrize("field", ["peer", "domain", "description", "publish", "fingerprint"])
 def test_a_hello_with_an_endless_name_is_refused_before_anybody_reads_it(door, field):
     value = (b"1 " if field in ("publish", "fingerprint") else "1 ") * 40_000

@@ -64,6 +64,15 @@ def test_records_land_in_the_callers_buffers_and_nowhere_else(target):
     assert all(bytes(buffer) == bytes([MARK]) * len(buffer) for buffer in into[3:])
 
 
+def test_the_words_of_a_target_are_printable(target):
+    hostile = "\x1b[2J\x9b31m\u202e\n"
+    script = serving(m.RecordsFollow(0, "gone", hostile), Refused(hostile))
+    node = target(script)
+    assert node.get(NAMESPACE, KEYS, marked(), 5).reason == r"\x1b[2J\x9b31m\u202e\n"
+    node.put(RECORDS[:1], 5)
+    assert r"refused: \x1b[2J\x9b31m\u202e\n" in node.trouble
+
+
 def test_a_put_carries_headers_ahead_and_whole_records_behind(target):
     seen = []
 

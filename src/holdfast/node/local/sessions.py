@@ -23,7 +23,7 @@ import msgspec
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace
 from holdfast.config import DEADLINE_S_MAX
-from holdfast.errors import BlockError, ConfigError, Outcome, ProtocolError, RefusedError
+from holdfast.errors import BlockError, ConfigError, Outcome, ProtocolError, RefusedError, printable
 from holdfast.fairness.fair_queue import WorkItem
 from holdfast.limits import (
     CHAIN_BLOCKS_MAX,
@@ -57,6 +57,9 @@ from holdfast.store.plan_log import PLANS_KEPT, PlanEnding
 from holdfast.store.store import Store
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.peer_check import ConnectedPeer
+
+ENGINE_CHARS_MAX = 80
+"""Characters of a peer's name that identify its engine in plans, metrics and logs."""
 
 _GONE_WITHIN_S = 1.0
 
@@ -127,7 +130,8 @@ class NodeSession:
         self._open_plans = deque[int](maxlen=PLANS_KEPT)
         self._ended = False
         self._namespace: Namespace | None = None
-        self._engine = EngineId(hello.peer.partition(" ")[0][:80], hello.fingerprint.hex())
+        engine = printable(hello.peer.partition(" ")[0], ENGINE_CHARS_MAX)
+        self._engine = EngineId(engine, hello.fingerprint.hex())
         self.arena_fd: int | None = None
         self.welcome = m.Welcome(m.PROTOCOL, self._store.incarnation, b"", 0)
         if has_namespace:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from holdfast.address import HostPort
-from holdfast.errors import ProtocolError, RefusedError
+from holdfast.errors import ProtocolError, RefusedError, printable
 from holdfast.limits import KIB, MIB, PAYLOAD_BYTES_MAX
 from holdfast.wire.remote.credentials import read_secret
 from holdfast.wire.remote.stream import Buffer, Deadline, PlainStream, Stream, dial, start_tls, tune
@@ -267,7 +267,7 @@ def _bulk(word: bytes) -> bytes:
 
 def _error_reply(rest: bytes) -> RespErrorReply:
     code, _, text = rest.decode("utf-8", "replace").partition(" ")
-    return RespErrorReply(code, text)
+    return RespErrorReply(printable(code), printable(text))
 
 
 def _number(text: bytes, limit: int | None = None) -> int:

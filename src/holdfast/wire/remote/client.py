@@ -21,10 +21,9 @@ import msgspec
 from holdfast.address import tcp_endpoint
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.blocks.namespace import Namespace
-from holdfast.errors import ConfigError, Outcome, ProtocolError
+from holdfast.errors import ConfigError, Outcome, ProtocolError, printable
 from holdfast.limits import FRAME_PAYLOAD_BYTES_MAX, MIB
 from holdfast.status import NodeStatus, read_status
-from holdfast.wire.frame import printable
 from holdfast.wire.local.messages import Refused, ReportReply, Status
 from holdfast.wire.remote import messages as m
 from holdfast.wire.remote.batches import BatchPart, parts_of_batch
@@ -240,7 +239,7 @@ class TargetClient:
         empty = announced is Outcome.OK and not reply.blocks
         if announced is None or empty or reply.blocks * namespace.record_bytes != nbytes:
             return ReceivedRecords(0, Outcome.GONE, f"the target announced {reply!r:.200}")
-        return ReceivedRecords(reply.blocks, announced, reply.reason)
+        return ReceivedRecords(reply.blocks, announced, printable(reply.reason))
 
     def _named(
         self, kind: type[T], namespace: Namespace, keys: Sequence[bytes], **more: float

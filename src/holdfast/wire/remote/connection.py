@@ -16,14 +16,13 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from holdfast.address import tcp_endpoint
-from holdfast.errors import ProtocolError, RefusedError
+from holdfast.errors import ProtocolError, RefusedError, printable
 from holdfast.limits import HANDSHAKE_S
 from holdfast.wire.frame import (
     CONNECTION_ID,
     HEADER_BYTES,
     decode_body,
     encode,
-    printable,
     read_head,
 )
 from holdfast.wire.local.messages import Refused
