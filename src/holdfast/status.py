@@ -59,12 +59,14 @@ class MemberStatus(msgspec.Struct, frozen=True):
 class SharedTierStatus(msgspec.Struct, frozen=True):
     """Whether a shared tier can be reached, and the members that it knows.
 
-    `trouble`: why the tier's own report could not be used; empty if it could.
+    `trouble`: why the tier's own report could not be used; empty if it could. `limits`: what this
+    node's credentials do not permit there, in words.
     """
 
     reachable: bool = True
     members: list[MemberStatus] = []
     trouble: str = ""
+    limits: str = ""
 
 
 class MemberReport(msgspec.Struct, frozen=True):
@@ -90,12 +92,16 @@ class MemberReport(msgspec.Struct, frozen=True):
 
 @prepared
 class SharedTierReport(msgspec.Struct, frozen=True):
-    """What a shared tier tells of its remote side; `trouble`: why it cannot tell more."""
+    """What a shared tier tells of its remote side; `trouble`: why it cannot tell more.
+
+    `limits`: what this node's credentials do not permit there, in words.
+    """
 
     tier: str
     epoch: int = 0
     trouble: str = ""
     members: list[MemberReport] = []
+    limits: str = ""
 
 
 @prepared

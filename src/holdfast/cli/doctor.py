@@ -47,6 +47,7 @@ from holdfast.status import CredentialState
 from holdfast.version import __version__
 from holdfast.wire.remote.credentials import server_context
 from holdfast.wire.remote.expiry import credential_states
+from holdfast.wire.remote.token import WITHOUT_VERB, limits_of
 
 ANSWER_S = 5.0
 """Timeout of the node's answers."""
@@ -241,7 +242,13 @@ def _credential(state: CredentialState) -> Finding:
     if state.trouble:
         return problem(state.setting, state.file, state.trouble)
     why = f"{state.period}; renew it" if state.soon else state.period
-    return Finding(state.setting, state.file, why, ok=True, warning=state.soon)
+    limits = ""
+    if state.setting == "tokens.file" and (limits := limits_of(state.may)):
+        losses = "; ".join(loss for verb, loss in WITHOUT_VERB.items() if verb not in state.may)
+        limits = f"; {limits}: this node may {', '.join(state.may)} at its pool's targets: {losses}"
+    return Finding(
+        state.setting, state.file, why + limits, ok=True, warning=bool(state.soon or limits)
+    )
 
 
 def _try_http_token(config: Config) -> None:

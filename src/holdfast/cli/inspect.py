@@ -156,6 +156,8 @@ def _pools_text(pools: Sequence[SharedTierReport]) -> str:
     lines = []
     for pool in pools:
         lines.append(f"{pool.tier}: {many(len(pool.members), 'member')}, epoch {pool.epoch}")
+        if pool.limits:
+            lines.append(f"  {pool.limits}: `holdfast doctor` says what does not work")
         if pool.trouble:
             lines.append(f"  trouble: {pool.trouble}")
         for member in pool.members:
@@ -196,8 +198,10 @@ def _status_lines(status: NodeStatus) -> list[str]:
                 f"{many(used.records, 'record')}, {failures}"
             )
         else:
+            shared = status.shared.get(tier)
+            limits = f"; {shared.limits}" if shared and shared.limits else ""
             lines.append(
-                f"  {tier:<8} shared: `holdfast inspect pool` shows its members; {failures}"
+                f"  {tier:<8} shared: `holdfast inspect pool` shows its members; {failures}{limits}"
             )
     for rule in status.admission:
         figures = [

@@ -12,7 +12,7 @@ from functools import partial
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.store.block_table import HOST, BlockTable
-from holdfast.tiers.base import NOWHERE, Place, Rebalancing, is_away
+from holdfast.tiers.base import NOWHERE, Place, Rebalancing, takes_writes
 
 
 def rewrite_misplaced(
@@ -40,7 +40,7 @@ def rewrite_lost(table: BlockTable) -> bool:
 
 
 def defer_queued(table: BlockTable, number: int) -> None:
-    """Defer the queued blocks of a tier that cannot be reached, as far as they are in memory."""
+    """Defer the queued blocks of a tier that takes no writes now, as far as they are in memory."""
     with table.lock:
         for row in table.queues.clear(number):
             if table.is_on(row, HOST):
@@ -48,10 +48,10 @@ def defer_queued(table: BlockTable, number: int) -> None:
 
 
 def resume(table: BlockTable) -> bool:
-    """Queue deferred blocks of tiers that can be reached again; return whether there were any."""
+    """Queue deferred blocks of tiers that take writes again; return whether there were any."""
     found = False
     for number, tier in enumerate(table.lower, start=1):
-        if table.queues.deferred(number) and not is_away(tier):
+        if table.queues.deferred(number) and takes_writes(tier):
             found = True
             with table.lock:
                 table.queues.resume(number)

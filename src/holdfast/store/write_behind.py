@@ -36,8 +36,8 @@ from holdfast.tiers.base import (
     Queryable,
     SharedTier,
     TierPut,
-    is_away,
     segment_place,
+    takes_writes,
 )
 from holdfast.workers import submit_or_run, workers
 
@@ -152,7 +152,7 @@ class WriteBehind:
                     break
                 self.batches_begun += 1
                 try:
-                    if is_away(self._tier):
+                    if not takes_writes(self._tier):
                         defer_queued(self._table, number)
                         break
                     self._write()
@@ -191,7 +191,7 @@ class WriteBehind:
             for load, (outcome, _) in zip(batch, sent, strict=True)
             if outcome is Outcome.CORRUPT and verify_in_memory(table, load.row) == NOWHERE
         }
-        away = is_away(self._tier)
+        away = not takes_writes(self._tier)
         with table.lock:
             for load, (outcome, epoch) in zip(batch, sent, strict=True):
                 row, place = load.row, load.put.place

@@ -310,6 +310,22 @@ class Rebalancing(Reachable, Protocol):
 
 
 @runtime_checkable
+class Permitted(SharedTier, Protocol):
+    """A shared tier whose credentials may lack the permission to write."""
+
+    def may_write(self) -> bool:
+        """Return whether a write is permitted now; fast, asks no server.
+
+        While it returns False, a store prepares no writes.
+        """
+        ...
+
+    def limits(self) -> str:
+        """Return in words what the credentials do not permit; empty if they permit everything."""
+        ...
+
+
+@runtime_checkable
 class HealthReporting(Protocol):
     """A shared tier that knows the health of its members from its own requests to them."""
 
@@ -321,6 +337,11 @@ class HealthReporting(Protocol):
 def is_away(tier: Tier) -> bool:
     """Return whether a tier reports that its remote side is unreachable."""
     return isinstance(tier, Reachable) and not tier.reachable()
+
+
+def takes_writes(tier: Tier) -> bool:
+    """Return whether writes may be prepared for a tier: it can be reached, and permits them."""
+    return not is_away(tier) and (not isinstance(tier, Permitted) or tier.may_write())
 
 
 def segment_place(segment: bytes) -> Place:

@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.errors import printable
 from holdfast.status import MemberStatus, SharedTierReport, SharedTierStatus, TierStatus
-from holdfast.tiers.base import HealthReporting, SharedTier, TierUsage, is_away
+from holdfast.tiers.base import HealthReporting, Permitted, SharedTier, TierUsage, is_away
 
 PlainValue: TypeAlias = Any
 """None, a bool, int, float or str, or a list or mapping of these."""
@@ -103,7 +103,8 @@ def shared_status(tier: SharedTier) -> SharedTierStatus:
         if isinstance(tier, HealthReporting):
             plain = plain_value(list(tier.member_health()), "member_health()")
             members = msgspec.convert(plain, list[MemberStatus])
-        return SharedTierStatus(not is_away(tier), members)
+        limits = plain_value(tier.limits() if isinstance(tier, Permitted) else "", "limits()")
+        return SharedTierStatus(not is_away(tier), members, limits=str(limits))
     except Exception as error:  # noqa: BLE001  # code of another package, in a report for people
         return SharedTierStatus(trouble=_words(error))
 

@@ -187,12 +187,12 @@ def test_a_token_is_good_for_what_it_says(start, secret):
     _, client = start(tokens={"key_file": secret("key", KEY)})
     reader = client(token_file=secret("reader", issued(may=("read",))))
     writer = client(token_file=secret("writer", issued(may=("write",))))
-    assert reader.put(RECORDS[:2], 5) == [Outcome.GONE] * 2
-    assert "may read, not write" in reader.refusal
+    assert reader.put(RECORDS[:2], 5) == [Outcome.UNSENT] * 2
+    assert "may read, not write; it writes no new blocks to them" in reader.refusal
     assert writer.put(RECORDS[:2], 5) == [Outcome.OK] * 2
     assert reader.exist(NAMESPACE, KEYS[:2], 5).held == b"\1\1"
-    assert reader.delete(NAMESPACE, KEYS[:2], 5).outcome is Outcome.GONE
-    assert writer.get(NAMESPACE, KEYS[:2], buffers(2), 5).outcome is Outcome.GONE
+    assert reader.delete(NAMESPACE, KEYS[:2], 5).outcome is Outcome.UNSENT
+    assert writer.get(NAMESPACE, KEYS[:2], buffers(2), 5).outcome is Outcome.UNSENT
     assert "may write, not read" in writer.refusal
 
 

@@ -77,6 +77,9 @@ class FakeTarget:
         ]
         return self.delete(namespace, damaged, deadline_s)
 
+    def may(self):
+        return ("read", "write", "delete")
+
     def stats(self, deadline_s):
         return NodeStatus(), Outcome.OK if self._answers() else Outcome.GONE
 

@@ -36,7 +36,7 @@ from holdfast.wire.local.messages import List, Refused, ReportReply, Status
 from holdfast.wire.remote import messages as m
 from holdfast.wire.remote.nixl import MoveLostError, PeerMemory
 from holdfast.wire.remote.stream import Deadline, IdleLimit, Stream
-from holdfast.wire.remote.token import CLOCK_SKEW_S, TokenClaims, Verb
+from holdfast.wire.remote.token import CLOCK_SKEW_S, TokenClaims
 
 HANDSHAKE_BYTES_MAX = 128 << 10
 """Maximum message size before authentication: a token and NIXL metadata fit."""
@@ -45,7 +45,6 @@ _BODY_BUFFER_BYTES = 64 << 10
 _BUDGET_FULL = "the send budget of this domain is used up; read what was sent, or ask later"
 
 _DECODER: msgspec.msgpack.Decoder[m.TargetRequest] = msgspec.msgpack.Decoder(m.TargetRequest)
-_NEEDS: dict[type[msgspec.Struct], Verb] = {m.PutRecords: "write", m.DeleteBlocks: "delete"}
 _log = logging.getLogger(__name__)
 
 
@@ -284,7 +283,7 @@ class TargetSession:
     def _check_may(self, request: m.TargetRequest) -> None:
         if self._claims is None:
             return
-        verb = _NEEDS.get(type(request), "read")
+        verb = m.permission_for(type(request))
         if verb not in self._claims.may:
             raise RefusedError(
                 f"token: {self._claims.peer!r} may {', '.join(self._claims.may)}, not {verb}; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -17,6 +17,7 @@ from holdfast.tiers.pool.target_statistics import CallKind
 from holdfast.tiers.transfer_counts import TransferCounts
 from holdfast.wire.remote.client import BlockCount, HeldFlags, ReceivedRecords, TargetClient
 from holdfast.wire.remote.stream import OnProgress
+from holdfast.wire.remote.token import VERBS, Verb
 
 Answer: TypeAlias = (
     ReceivedRecords | HeldFlags | BlockCount | list[Outcome] | tuple[NodeStatus, Outcome]
@@ -106,6 +107,11 @@ class TargetConnections:
         elif before and not trouble:
             _log.warning("pool member %s at %s answers again", member.id, member.address)
         return answer
+
+    def may(self) -> Sequence[Verb]:
+        """Return what the token permits, as far as a member was connected to."""
+        target = next(iter(self._targets.values()), None)
+        return VERBS if target is None else target[1].may()
 
     def trouble(self, member_id: str) -> str:
         """Return why the last call to a member failed; empty if it succeeded."""

@@ -68,6 +68,7 @@ def open_pool(options: PoolOptions, context: TierContext) -> Tier:
 def examine_pool(options: PoolOptions, context: TierContext) -> Iterator[Finding]:
     """Read the member list once, and check the connection to each member."""
     from holdfast.tiers.pool.connection_checks import TargetCondition, check_members
+    from holdfast.wire.remote.token import limits_of
 
     found = f"pool, members from {options.members}"
     try:
@@ -77,6 +78,8 @@ def examine_pool(options: PoolOptions, context: TierContext) -> Iterator[Finding
         yield problem(context.at, found, str(error))
         return
     count = f"{len(members)} member" + "s" * (len(members) != 1)
+    if context.credentials and (limits := limits_of(context.credentials.may())):
+        count += f", {limits}"
     yield Finding(context.at, found, count, ok=True)
     for member, check in zip(members, checks, strict=True):
         where = f"{member.id} at {member.address}, {member.state}"

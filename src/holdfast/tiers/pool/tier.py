@@ -59,6 +59,7 @@ from holdfast.tiers.pool.target_statistics import CallKind
 from holdfast.tiers.transfer_counts import TransferCounts
 from holdfast.tiers.unverified_records import UnverifiedRecords
 from holdfast.wire.remote.client import BlockCount, HeldFlags, ReceivedRecords, TargetClient
+from holdfast.wire.remote.token import limits_of
 from holdfast.workers import parallel, workers
 
 HOT_COPIES = 2
@@ -201,6 +202,14 @@ class PoolTier(AnsweringTier):
         """Return whether any member may receive users' requests."""
         return any(self.health.trusted(member.id) for member in self.lookup.members())
 
+    def may_write(self) -> bool:
+        """Return whether the token permits writes; a token that is replaced counts at once."""
+        return "write" in self.connections.may()
+
+    def limits(self) -> str:
+        """Return in words which permissions the token lacks; empty if it has all."""
+        return limits_of(self.connections.may())
+
     def member_health(self) -> list[MemberStatus]:
         """Return the health of each member, from this host's requests to it."""
         return [
@@ -234,6 +243,7 @@ class PoolTier(AnsweringTier):
             "epoch": view.epoch,
             "digest": f"{view.digest:016x}",
             "trouble": self._source.trouble(),
+            "limits": self.limits(),
             "hedges": self.hedged_reads.hedging.hedges,
             "moved": self.misplaced_blocks.moved,
             "members": members,

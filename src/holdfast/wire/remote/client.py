@@ -31,6 +31,7 @@ from holdfast.wire.remote.buffer_pool import FALLBACK_S, BufferPool, TransferBuf
 from holdfast.wire.remote.connection import TargetAnswer, TargetConnection, connect
 from holdfast.wire.remote.credentials import Credentials
 from holdfast.wire.remote.stream import Deadline, OnProgress
+from holdfast.wire.remote.token import WITHOUT_VERB, Verb
 from holdfast.workers import parallel, workers
 
 CONNECTIONS = 2
@@ -91,7 +92,8 @@ class TargetClient:
     """One target at `tcp://host:port`; any thread may call any method, many at once.
 
     Failures are outcomes: LATE after the deadline, UNSENT if no connection became free in time,
-    GONE if the target cannot be reached or fails. Raises only ConfigError, for credentials that
+    GONE if the target cannot be reached or fails. A call that the token does not permit is UNSENT,
+    too: the target is well, and its owner decided so. Raises only ConfigError, for credentials that
     cannot be read, and RefusedError, if one side does not accept the other's credentials.
     """
 
@@ -116,6 +118,8 @@ class TargetClient:
         self.transport = ""
         """Transport of records on the last connection: nixl or tcp."""
         self._credentials = credentials or Credentials()
+        self._missing = set[Verb]()
+        """Permissions that the token lacks, as far as they were logged."""
         self.transfer_buffers = transfer_buffers
         self._tcp_until_s = 0.0
         self._ways = batch_parts or min(BATCH_PARTS_MAX, max(1, len(os.sched_getaffinity(0)) // 2))
@@ -205,6 +209,10 @@ class TargetClient:
         except ProtocolError:
             return NodeStatus(), outcome
 
+    def may(self) -> Sequence[Verb]:
+        """Return what the token permits; reads its file and asks no target."""
+        return self._credentials.may()
+
     def close(self) -> None:
         """Close idle connections; calls under way complete, later ones are GONE."""
         with self._lock:
@@ -261,6 +269,10 @@ class TargetClient:
         into: Sequence[memoryview] = (),
     ) -> tuple[T | None, Outcome, int]:
         """Return the reply, OK and its payload's size; without a reply None and the outcome."""
+        verb = m.permission_for(type(request))
+        if verb != "read" and verb not in self.may():
+            self._note_missing(verb)
+            return None, Outcome.UNSENT, 0
         try:
             answer = self._call(request, payload, into, deadline)
         except _NoneFreeError:
@@ -276,6 +288,9 @@ class TargetClient:
         if isinstance(answer.message, kind):
             self.trouble = self.refusal = ""
             return answer.message, Outcome.OK, answer.payload_bytes
+        if verb not in self.may():
+            self._note_missing(verb)
+            return None, Outcome.UNSENT, 0
         refusal = answer.message.message if isinstance(answer.message, Refused) else "nonsense"
         words = printable(refusal)
         self.trouble = f"refused: {words}"
@@ -283,6 +298,14 @@ class TargetClient:
             self.refusal = words
             _log.warning("target=%s answers: %s", self.address, words)
         return None, Outcome.GONE, 0
+
+    def _note_missing(self, verb: Verb) -> None:
+        """Note that the token lacks a permission; log it once."""
+        may = ", ".join(self.may())
+        self.refusal = f"this node's token may {may}, not {verb}; {WITHOUT_VERB[verb]}"
+        if verb not in self._missing:
+            self._missing.add(verb)
+            _log.warning("target=%s is not asked: %s", self.address, self.refusal)
 
     def _call(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +16,7 @@ import msgspec
 
 from holdfast.errors import ConfigError
 from holdfast.regular_file import open_regular
-from holdfast.wire.remote.token import TOKEN_CHARS_MAX, Token, read
+from holdfast.wire.remote.token import TOKEN_CHARS_MAX, VERBS, Token, Verb, read
 
 if TYPE_CHECKING:
     import ssl
@@ -75,6 +76,14 @@ class Credentials(NamedTuple):
                 f"token file {self.token_file!r} holds no token but {len(line)} other bytes; "
                 "make one with `holdfast token`"
             ) from error
+
+    def may(self) -> Sequence[Verb]:
+        """Return the token's permissions; all without a token, or if it cannot be read."""
+        try:
+            token = self.token()
+        except ConfigError:  # a call that needs it reports the error
+            token = None
+        return VERBS if token is None else token.claims.may
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:

@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.wire.fields import Integer, PackedBytes, ShortBytes, Text
 from holdfast.wire.local.messages import List, Refused, ReportReply, Status
+from holdfast.wire.remote.token import Verb
 
 TARGET_PROTOCOL = 1
 
@@ -129,3 +130,11 @@ TargetRequest: TypeAlias = (
 TargetReply: TypeAlias = (
     Challenge | Joined | Stored | RecordsFollow | Existing | Counted | ReportReply | Refused
 )
+
+
+def permission_for(request: type[msgspec.Struct]) -> Verb:
+    """Return the permission that a token needs for a request of this class."""
+    return _NEEDS.get(request, "read")
+
+
+_NEEDS: dict[type[msgspec.Struct], Verb] = {PutRecords: "write", DeleteBlocks: "delete"}

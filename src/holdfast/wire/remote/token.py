@@ -39,6 +39,13 @@ on a target whose clock is behind, and to its last second on one whose clock is 
 Verb = Literal["read", "write", "delete"]
 VERBS: tuple[Verb, ...] = ("read", "write", "delete")
 
+WITHOUT_VERB: dict[Verb, str] = {
+    "read": "it finds and fetches nothing there, and cannot check them",
+    "write": "it writes no new blocks to them",
+    "delete": "records of erased domains and retired data keys stay there",
+}
+"""What does not work for a host whose token lacks a permission; "them": the targets."""
+
 _PERSON = b"holdfast-token-1"
 _UNIX_S_MAX = 1 << 40
 
@@ -117,6 +124,14 @@ def check(key: bytes, text: str, now: float) -> Token:
             "`holdfast token`, and compare the clocks"
         )
     return Token(text, claims, _secret(key, text))
+
+
+def limits_of(may: Sequence[str]) -> str:
+    """Return in words which permissions a token lacks; empty if it has all."""
+    missing = [verb for verb in VERBS if verb not in may]
+    if missing == ["write", "delete"]:
+        return "read-only token"
+    return f"token without {' and '.join(missing)}" if missing else ""
 
 
 def nonce() -> bytes:
