@@ -122,7 +122,7 @@ def test_a_read_that_began_before_a_drop_publishes_nothing(harness, read, answer
     assert one.store.cover(one.namespace, chain.keys).blocks == 2
     assert one.read(chain) == 2
     assert one.tier.usage().records == 2
-    assert one.store.status()["failed_checks"] == []
+    assert one.store.status().failed_checks == []
 
 
 def test_a_read_of_a_shared_tier_that_began_before_a_drop_publishes_nothing(harness) -> None:
@@ -145,7 +145,7 @@ def test_a_read_of_a_shared_tier_that_began_before_a_drop_publishes_nothing(harn
     reading.join(60)
     assert answers[0][0] == 0
     assert one.store.cover(one.namespace, chain.keys).sources == {one.tier.name: BLOCKS}
-    assert one.store.status()["failed_checks"] == []
+    assert one.store.status().failed_checks == []
     assert one.read(chain) == BLOCKS
 
 
@@ -204,7 +204,7 @@ def test_a_pin_ends_when_its_context_is_dropped(harness) -> None:
     one.store.drop("*")
     assert one.nothing_is_left_over()
     assert one.store.table.host(one.namespace).usage().records == 0
-    assert one.store.status()["hints"]["pinned_bytes"] == 0
+    assert one.store.status().hints.pinned_bytes == 0
 
 
 def test_a_drop_during_recovery_frees_what_recovery_finds_later(harness) -> None:
@@ -221,7 +221,7 @@ def test_a_drop_during_recovery_frees_what_recovery_finds_later(harness) -> None
     one.tier.scan.go_on.set()
     assert one.store.recovery.wait(60)
     assert one.store.cover(one.namespace, chain.keys).blocks == 0
-    assert (one.store.status()["recovered_blocks"], one.tier.usage().records) == (0, 2)
+    assert (one.store.status().recovered_blocks, one.tier.usage().records) == (0, 2)
     assert one.read(other) == 2
     assert one.store.drop("*") == {"dropped": 2, "complete": True}
 
