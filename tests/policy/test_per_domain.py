@@ -1,6 +1,6 @@
 """One order a domain: found at once, never mixed, and each as if it were alone."""
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.policy.choice import POLICIES
@@ -54,6 +54,7 @@ OPS = st.lists(st.tuples(st.sampled_from("iitrf"), st.integers(0, 11)), max_size
 
 
 @given(OPS)
+@example([("i", 8), ("f", 7), ("i", 6)])  # row 6 gets the freed number of row 7, the parent of 8
 def test_each_domain_is_ordered_as_if_it_were_alone(ops: list[tuple[str, int]]) -> None:
     """Rows 0 to 5 are one domain's, 6 to 11 another's; what one does changes nothing there."""
     apart = PerDomainEviction(LeafLru, lambda row: bytes([row // 6]), [])

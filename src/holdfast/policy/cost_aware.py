@@ -168,6 +168,8 @@ class CostAware:
 
     def forget(self, row: int) -> None:
         self._tree.forget(row)
+        if row == self._last_parent:  # a new block in this row does not continue the last chain
+            self._last_parent = -1
         if row < len(self._shared):
             self._shared[row] = 0
 
