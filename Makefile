@@ -10,7 +10,15 @@ BIN     := $(VENV)/bin
 DONE    := $(VENV)/done
 EXTRAS  := dev,demo,bench,secure,mooncake,nixl,peers,shell
 MINUTES ?=
+PYTHON  ?= python3
+RESOLUTION ?= highest
 BENCH   ?= tiers metrics seal quota pool plan calibrate vllm traces policies sim
+
+# The tests of what Holdfast promises: formats, names, contracts, the stateful test, past incidents.
+PROMISES := tests/blocks tests/codec tests/incidents tests/index tests/plan tests/policy \
+    tests/client/test_session.py tests/store/test_fetch.py tests/store/test_stateful.py \
+    tests/testing tests/tiers/test_host.py tests/tiers/disk/test_tier.py
+OTHER    := build/compatible-$(notdir $(PYTHON))-$(RESOLUTION)
 
 # Compiled once and kept, whatever the environment says: engines and nodes are started all the time.
 export PYTHONDONTWRITEBYTECODE :=
@@ -19,7 +27,8 @@ export PYTHONDONTWRITEBYTECODE :=
 quietly = echo "set-up: $(1)"; mkdir -p $(DONE); \
 	{ $(2); } >$@.log 2>&1 || { cat $@.log; exit 1; }; touch $@
 
-.PHONY: help setup run test lint format docs architecture bench peers soak clean
+.PHONY: help setup run test quick compatible coverage lint format docs architecture bench peers soak \
+    release clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -30,6 +39,19 @@ run: setup ## set up, then show a real engine getting its context back (holdfast
 test: lint docs ## set up, then every check and all tests but the long ones (make soak)
 	@echo "test: pytest"
 	@$(BIN)/pytest --hypothesis-profile=ci -n 3 --no-loadscope-reorder
+
+quick: setup ## only the tests of what Holdfast promises, without engines, in about a minute
+	@$(BIN)/pytest -q -n 2 -m 'not vllm' $(PROMISES)
+
+compatible: ## the tests of `quick` with another PYTHON and RESOLUTION of the dependencies
+	@$(PYTHON) -m venv $(OTHER) && $(OTHER)/bin/pip install -q uv
+	@$(OTHER)/bin/uv pip install -q --python $(OTHER)/bin/python --resolution $(RESOLUTION) \
+	    -e '.[dev,secure,shell]'
+	@$(OTHER)/bin/pytest -q -n 2 -m 'not vllm' $(PROMISES)
+
+coverage: setup ## all tests with branch coverage: a table, and pages in build/coverage
+	@$(BIN)/pytest --hypothesis-profile=ci -n 3 --no-loadscope-reorder \
+	    --cov --cov-report=term:skip-covered --cov-report=html:build/coverage
 
 lint: setup ## ruff, mypy, the import contract, spelling
 	@echo "lint: ruff";         $(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
@@ -65,6 +87,11 @@ soak: setup ## every campaign at full length, or all for MINUTES; then the long 
 	@$(BIN)/holdfast soak $(if $(MINUTES),--minutes $(MINUTES)) --json build/soak.json
 	@HOLDFAST_SOAK_MINUTES=$(or $(MINUTES),10) \
 	    $(BIN)/pytest -m soak --timeout=0 --hypothesis-profile=soak
+
+release: setup ## wheel, source distribution, image, list of components and checksums, in dist
+	@rm -rf dist
+	@image=$$(command -v podman || command -v docker || true); \
+	    $(BIN)/python tools/release.py dist $${image:+--image "$$image"}
 
 clean: ## remove everything that make made, except reports in docs/benchmarks
 	rm -rf $(VENV) build dist calibrated.yaml docs/reference/commands.md \

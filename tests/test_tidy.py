@@ -425,6 +425,18 @@ def test_every_module_is_reachable_from_an_entry_point():
     assert sorted(set(modules) - reached) == []
 
 
+def test_folders_of_tests_mirror_folders_of_the_source():
+    tests = ROOT / "tests"
+    own = {Path(), Path("deploy"), Path("incidents")}  # of no package: see CONTRIBUTING.md
+    folders = {file.parent.relative_to(tests) for file in tests.rglob("test_*.py")} - own
+    assert len(folders) > 20
+    sources = {
+        each: BENCH / each.relative_to("bench") if each.parts[0] == "bench" else PACKAGE / each
+        for each in folders
+    }
+    assert sorted(str(each) for each, source in sources.items() if not source.is_dir()) == []
+
+
 def test_importing_holdfast_loads_msgspec_only():
     script = (
         "import sys; before = set(sys.modules); import holdfast;"

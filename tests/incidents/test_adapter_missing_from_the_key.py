@@ -39,6 +39,7 @@ def test_what_was_computed_otherwise_is_another_namespace(open_store, change):
     assert (into == 1).all()
 
 
+@pytest.mark.vllm
 def test_our_connector_names_no_block_of_an_adapter():
     scheduler = pytest.importorskip("holdfast.engines.vllm.scheduler")
     plain = {"prompt_embeds": None, "prompt_token_ids": [1], "mm_features": [], "resumable": False}

@@ -33,6 +33,7 @@ def test_other_salts_are_other_names_in_every_block(contexts):
         assert contexts.read(chain(secret, *salts)) == 0
 
 
+@pytest.mark.vllm
 def test_our_connector_passes_it_on():
     scheduler = pytest.importorskip("holdfast.engines.vllm.scheduler")
     asked = SimpleNamespace(cache_salt="one")

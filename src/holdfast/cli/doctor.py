@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import json
 import os
 import platform
 import sys
@@ -36,6 +37,7 @@ from holdfast.cli.options import (
     show,
 )
 from holdfast.config import Config, HostOptions, Size, TracesOptions, as_data
+from holdfast.config.schema import config_schema
 from holdfast.devices.host import batched_copy_works
 from holdfast.errors import ConfigError, HoldfastError, NodeGoneError
 from holdfast.finding import Finding, problem
@@ -59,10 +61,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_config_arguments(parser)
     add_json_argument(parser)
+    parser.add_argument(
+        "--schema",
+        action="store_true",
+        help="check nothing; print the JSON Schema of configuration files, for editors",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print all findings; return 1 if one of them is a problem."""
+    if args.schema:
+        print(json.dumps(config_schema(), indent=1))
+        return OK
     findings = list(_machine())
     data: dict[str, object] = {}
     try:

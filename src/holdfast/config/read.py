@@ -63,7 +63,7 @@ def load(
 def parse(data: Mapping[str, Any], folder: Path | None = None) -> Config:
     """Convert plain data into a validated Config; relative paths are resolved from `folder`."""
     kinds = _installed(data)
-    kind = _config_of(tuple(kinds.items())) if kinds else Config
+    kind = config_with(kinds)
     config = _absolute(convert(data, kind, more_tags=installed_kinds), folder or Path.cwd())
     check(config)
     return config
@@ -77,9 +77,13 @@ def _installed(data: Mapping[str, Any]) -> dict[str, type[TierSection]]:
     return {name: kind.options for name in sorted(names) if (kind := find_kind(name)) is not None}
 
 
+def config_with(kinds: Mapping[str, type[TierSection]]) -> type[Config]:
+    """Return `Config`, with tiers that may also be of these kinds, given by name and options."""
+    return _config_of(tuple(kinds.items())) if kinds else Config
+
+
 @functools.cache
 def _config_of(kinds: tuple[tuple[str, type[TierSection]], ...]) -> type[Config]:
-    """Return a `Config` whose tiers may also be of these kinds, each a name and its options."""
     sections = [
         msgspec.defstruct(
             options.__name__, [], bases=(options,), frozen=True, tag=name, tag_field="kind"
