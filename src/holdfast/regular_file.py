@@ -12,8 +12,11 @@ import glob
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+
+_LOCK_REST_S = 0.02
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
@@ -63,6 +66,34 @@ def replacing(path: Path) -> Iterator[int]:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextlib.contextmanager
+def locked_beside(path: Path, wait_s: float, mode: int = 0o600) -> Iterator[None]:
+    """Hold the lock file beside a file that several processes read, change and replace.
+
+    The lock file, `path` and ".lock", stays. Raises TimeoutError, which names it, if another
+    process holds the lock for `wait_s` seconds, another OSError if it cannot be created.
+    """
+    lock = path.with_name(path.name + ".lock")
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+    until = time.monotonic() + wait_s
+    try:
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            if time.monotonic() > until:
+                raise TimeoutError(
+                    f"another process has held {str(lock)!r} for {wait_s:g} s; nothing was "
+                    "changed; find out why it waits"
+                )
+            time.sleep(_LOCK_REST_S)
+        yield
+    finally:
+        # Unlock explicitly: a child that this process forked may have a copy of the descriptor.
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
 
 
 def _create_beside(path: Path) -> tuple[int, Path]:

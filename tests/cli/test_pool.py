@@ -1,11 +1,15 @@
 """`holdfast pool`: draining a member is one edit of the members file."""
 
 import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
 
-from holdfast.cli import main
+from holdfast.cli import main, pool
+from holdfast.membership.file_source import FileSource
+from holdfast.regular_file import locked_beside
 
 MEMBERS = [
     {"id": "a", "address": "tcp://10.0.0.1:7000", "weight": 4.0},
@@ -64,4 +68,34 @@ def test_a_link_stays_a_link_and_the_file_keeps_its_mode(file, tmp_path, capsys)
     assert states(file) == {"a": "draining", "b": "serving"}
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert [path.name for path in link.parent.iterdir()] == ["members.yaml"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["links", "members.yaml"]
+    names = [path.name for path in tmp_path.iterdir()]
+    assert sorted(names) == ["links", "members.yaml", "members.yaml.lock"]
+
+
+def test_commands_at_once_all_take_effect(tmp_path, monkeypatch):
+    names = [f"flash-{number}" for number in range(6)]
+    members = [{"id": name, "address": f"tcp://{name}:7441"} for name in [*names, "last"]]
+    (file := tmp_path / "members.yaml").write_text(yaml.safe_dump({"members": members}))
+    read = FileSource.read
+
+    def slowly(source):
+        found = read(source)
+        time.sleep(0.05)
+        return found
+
+    monkeypatch.setattr(FileSource, "read", slowly)
+    with ThreadPoolExecutor(len(names)) as threads:
+        done = [
+            threads.submit(main, ["pool", "drain", name, "--members", str(file)]) for name in names
+        ]
+    assert [each.result() for each in done] == [0] * len(names)
+    assert states(file) == {**dict.fromkeys(names, "draining"), "last": "serving"}
+
+
+def test_a_command_that_waits_for_another_for_too_long_changes_nothing(file, capsys, monkeypatch):
+    monkeypatch.setattr(pool, "LOCK_S", 0.1)
+    before = file.read_text()
+    with locked_beside(file, 1.0):
+        assert main(["pool", "drain", "a", "--members", str(file)]) == 2
+    assert f"another process has held '{file}.lock' for 0.1 s" in capsys.readouterr().err
+    assert file.read_text() == before

@@ -14,14 +14,17 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import parse
-from holdfast.errors import ConfigError, NodeGoneError, RefusedError
+from holdfast.errors import ConfigError, NodeGoneError, Outcome, RefusedError
 from holdfast.limits import RECLAIM_S, RESERVATIONS_MAX, RESERVE_BLOCKS_MAX, RESERVED_BLOCKS_MAX
 from holdfast.node.daemon import http_token
 from holdfast.node.validation import MAX_INLINE_BLOCKS
+from holdfast.probe import free_port
+from holdfast.testing.payloads import namespace_of
 from holdfast.wire.frame import encode
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
 from holdfast.wire.local.reconnecting_client import ReconnectingClient
+from holdfast.wire.remote.client import TargetClient
 from holdfast_bench.harness.pause import pause, resume
 
 
@@ -423,3 +426,21 @@ def test_a_token_for_readers_of_metrics_has_bounds(tmp_path, nbytes, words):
         http_token(config)
     file.write_bytes(b"s" * 32 + b"\n")
     assert http_token(config) == b"s" * 32
+
+
+def test_what_operators_ask_is_not_in_the_log_and_sessions_of_engines_and_hosts_are(
+    start_node, engine, tmp_path
+):
+    node = start_node(listen=[f"unix://{tmp_path}/node.sock", f"tcp://127.0.0.1:{free_port()}"])
+    target = TargetClient(node.addresses[1])
+    for _ in range(5):
+        with contextlib.closing(Client(node.address, m.Hello(m.PROTOCOL, "inspect"), 10)) as client:
+            client.call(m.Status(), m.ReportReply, 10)
+        assert target.stats(10)[1] is Outcome.OK
+    assert "session" not in node.said()
+    engine(node.address)
+    target.exist(namespace_of(4_000), [b"k" * 16], 10)
+    target.close()
+    assert node.stop() == 0
+    assert node.said().count("session peer='test engine'") == 1
+    assert node.said().count("session peer=") == 2

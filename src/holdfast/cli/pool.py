@@ -16,7 +16,13 @@ from holdfast.errors import ConfigError, MembershipError
 from holdfast.membership.file_source import FileSource
 from holdfast.membership.member_list import as_data
 from holdfast.membership.members import MemberState
-from holdfast.regular_file import replacing
+from holdfast.regular_file import locked_beside, replacing
+
+LOCK_S = 10.0
+"""Longest wait, in seconds, for another command that changes the same list."""
+
+_LOCK_MODE = 0o666
+"""The lock has the permissions of the list: its editors take turns, whoever made the lock."""
 
 _STATES = {"drain": MemberState.DRAINING, "serve": MemberState.SERVING}
 
@@ -36,7 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replace the members file atomically; every node watches it."""
+    """Replace the members file atomically; every node watches it.
+
+    Of a symbolic link, the target is replaced: other processes may open it by its own name.
+    """
     path = args.members
     if not path:
         tiers = load_config(args).tiers
@@ -51,37 +60,42 @@ def run(args: argparse.Namespace) -> int:
         path = pool.members
     state = _STATES[args.action]
     try:
-        members = FileSource(path).read()
-    except MembershipError as error:
-        raise ConfigError(str(error)) from error
-    known = {member.id: member for member in members}
-    if args.member not in known:
-        raise ConfigError(f"{path}: no member {args.member!r}; known: {', '.join(known)}")
-    known[args.member] = msgspec.structs.replace(known[args.member], state=state)
-    if not any(member.takes_segments for member in known.values()):
-        raise ConfigError(
-            f"{path}: {args.member!r} is the last one that takes segments; add another member"
-        )
-    _replace(Path(path), {"members": [as_data(member) for member in known.values()]})
+        file = Path(path).resolve(strict=True)
+        with locked_beside(file, LOCK_S, file.stat().st_mode & _LOCK_MODE):
+            _set_state(file, args.member, state)
+    except TimeoutError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be changed: {error.strerror}") from error
     print(f"{args.member}: {state}")
     return 0
 
 
-def _replace(path: Path, data: dict[str, object]) -> None:
-    """Replace a file atomically, keeping its mode and, if permitted, its owner.
+def _set_state(file: Path, member: str, state: MemberState) -> None:
+    """Read the list, set one member's state, and replace the file. The caller holds its lock."""
+    try:
+        members = FileSource(str(file)).read()
+    except MembershipError as error:
+        raise ConfigError(str(error)) from error
+    known = {each.id: each for each in members}
+    if member not in known:
+        raise ConfigError(f"{file}: no member {member!r}; known: {', '.join(known)}")
+    known[member] = msgspec.structs.replace(known[member], state=state)
+    if not any(each.takes_segments for each in known.values()):
+        raise ConfigError(
+            f"{file}: {member!r} is the last one that takes segments; add another member"
+        )
+    _replace(file, {"members": [as_data(each) for each in known.values()]})
 
-    Of a symbolic link, the target is replaced: other processes may open it by its own name.
-    """
+
+def _replace(file: Path, data: dict[str, object]) -> None:
+    """Replace a file atomically, keeping its mode and, if permitted, its owner."""
     import yaml
 
-    try:
-        file = path.resolve(strict=True)
-        was = file.stat()
-        text = yaml.safe_dump(msgspec.to_builtins(data), sort_keys=False)
-        with replacing(file) as fd, os.fdopen(fd, "w", encoding="utf-8", closefd=False) as opened:
-            with contextlib.suppress(PermissionError):
-                os.fchown(fd, was.st_uid, was.st_gid)
-            os.fchmod(fd, stat.S_IMODE(was.st_mode))
-            opened.write(text)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+    was = file.stat()
+    text = yaml.safe_dump(msgspec.to_builtins(data), sort_keys=False)
+    with replacing(file) as fd, os.fdopen(fd, "w", encoding="utf-8", closefd=False) as opened:
+        with contextlib.suppress(PermissionError):
+            os.fchown(fd, was.st_uid, was.st_gid)
+        os.fchmod(fd, stat.S_IMODE(was.st_mode))
+        opened.write(text)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -15,14 +12,13 @@ import msgspec
 
 from holdfast.errors import FormatError, RefusedError
 from holdfast.prepared import prepared
-from holdfast.regular_file import read_regular, replace_file
+from holdfast.regular_file import locked_beside, read_regular, replace_file
 
 RING_FORMAT = 1
 RING_BYTES_MAX = 4 << 20
 
 LOCK_S = 10.0
 """Longest wait for the lock."""
-_LOCK_REST_S = 0.02
 
 Stamp: TypeAlias = tuple[int, int, int]
 """Inode, modification time in ns and size of a file, which differ after it is replaced."""
@@ -104,31 +100,15 @@ def held_for_change(path: Path | None) -> Iterator[None]:
 
     Raises RefusedError if another process holds the lock for LOCK_S, or it cannot be created.
     """
-    if path is None:
+    with contextlib.ExitStack() as held:
+        if path is not None:
+            try:
+                held.enter_context(locked_beside(path, LOCK_S))
+            except TimeoutError as error:
+                raise RefusedError(f"keyring: {error}") from error
+            except OSError as error:
+                raise _unwritable(path, error) from error
         yield
-        return
-    lock = path.with_name(path.name + ".lock")
-    try:
-        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    until = time.monotonic() + LOCK_S
-    try:
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            if time.monotonic() > until:
-                raise RefusedError(
-                    f"keyring: another process has held {str(lock)!r} for {LOCK_S:g} s; nothing "
-                    "was changed; find out why it waits"
-                )
-            time.sleep(_LOCK_REST_S)
-        yield
-    finally:
-        # Unlock explicitly: a child that this process forked may have a copy of the descriptor.
-        fcntl.flock(fd, fcntl.LOCK_UN)
-        os.close(fd)
 
 
 def _unwritable(path: Path, error: OSError) -> RefusedError:

@@ -137,7 +137,10 @@ class NodeSession:
         if has_namespace:
             self._enter(hello)
         self._process = PeerProcess(peer.pid)
-        _log.info("session peer=%r pid=%d %r", hello.peer[:80], peer.pid, hello.description[:200])
+        # Operators' commands (`inspect`, `top`) connect often, and would fill the log.
+        level = logging.INFO if has_namespace else logging.DEBUG
+        described = hello.peer[:80], peer.pid, hello.description[:200]
+        _log.log(level, "session peer=%r pid=%d %r", *described)
 
     def _enter(self, hello: m.Hello) -> None:
         """Check the namespace that a peer names, and share its domain's arena with the peer."""

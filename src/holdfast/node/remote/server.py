@@ -247,7 +247,7 @@ class TargetServer:
             raise
         service = self._service
         peer_memory = PeerMemory.of_metadata(agent, join.nixl)
-        session = TargetSession(service, stream, inbox, claims, peer_memory)
+        session = TargetSession(service, stream, inbox, claims, peer_memory, join.peer[:80])
         joined = Joined(
             protocol=TARGET_PROTOCOL,
             incarnation=service.store.incarnation,
@@ -259,5 +259,5 @@ class TargetServer:
         except BaseException:
             session.close()
             raise
-        _log.info("session peer=%r claims=%s", join.peer[:80], claims)
+        _log.debug("session peer=%r claims=%s", join.peer[:80], claims)
         return session

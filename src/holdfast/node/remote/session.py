@@ -105,6 +105,7 @@ class TargetSession:
         inbox: ReceiveBuffer,
         claims: TokenClaims | None,
         peer_memory: PeerMemory | None = None,
+        peer: str = "",
     ) -> None:
         self._service = service
         self._store: Store = service.store
@@ -112,6 +113,7 @@ class TargetSession:
         self._inbox = inbox
         self._claims = claims
         self._peer_memory = peer_memory
+        self._peer = peer
 
     def close(self) -> None:
         """Remove the peer's memory from the NIXL agent."""
@@ -120,9 +122,13 @@ class TargetSession:
 
     def serve(self) -> None:
         """Answer until the connection ends. Raises OSError or ProtocolError, which end it."""
-        limits = self._service.limits
+        limits, is_logged = self._service.limits, False
         while True:
             asked = self._inbox.next(limits.idle_s, limits.body_s)
+            if not is_logged and not isinstance(asked.message, Status | List):
+                # Connections of `inspect` and `doctor`, which only ask for these, are not logged.
+                is_logged = True
+                _log.info("session peer=%r claims=%s", self._peer, self._claims)
             self._service.counters.requests += 1
             match asked.message:
                 case m.PutRecords():
