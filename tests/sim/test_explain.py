@@ -63,7 +63,7 @@ FIGURES = [
     ("users-320tb", "Llama-3.1-70B bf16 tokens", 97_700, 100),
     ("users-320tb", "Llama-3.1-405B bf16 tokens", 62_000, 100),
     ("users-320tb", "DeepSeek-V3 bf16 tokens", 455_000, 500),
-    ("users-320tb", "DeepSeek-V4-Flash bf16 tokens", 4.65e6, 1e4),
+    ("users-320tb", "DeepSeek-V4-Flash bf16 tokens", 5.137e6, 1e4),
     ("users-320tb", "Llama-3.1-70B bf16 tb", 328, 0.5),
     ("users-320tb", "Llama-3.1-405B bf16 tb", 516, 0.5),
     ("users-320tb", "Qwen3-235B bf16 tb", 193, 0.6),

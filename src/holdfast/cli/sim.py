@@ -6,6 +6,7 @@ import argparse
 import shlex
 import time
 
+from holdfast.cli.models import add_model_arguments, read_model_arguments
 from holdfast.cli.options import add_json_argument, add_output_argument, many
 from holdfast.cli.progress import work_progress
 from holdfast.cli.traces import OPTIONS, add_trace_arguments, read_trace
@@ -21,7 +22,6 @@ from holdfast.sim.figures import SimulationFigures, hit_figures, time_figures, w
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.hardware import capacity_text, check_contexts, resolve
 from holdfast.sim.ladder import read_ladder
-from holdfast.sim.model.catalogue import load_model
 from holdfast.sim.model.shape import ModelShape
 from holdfast.sim.page import page
 from holdfast.sim.pictures import capacity_chart
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="tiers and engine: a YAML file, or a shipped ladder such as four-tiers",
     )
-    parser.add_argument("--model", metavar="NAME", help="a shipped model, or a config.json")
+    add_model_arguments(parser)
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="default: 1")
     parser.add_argument(
         "--router",
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--workers: {args.workers} is not from 1 to {WORKERS_MAX:,}; correct it")
     route = router(args.router)
     ladder = read_ladder(str(find_ladder(args.ladder)))
-    model = load_model(args.model) if args.model else None
+    model = read_model_arguments(args)
     profile = load_profile(args.prices or "")
     trace = read_trace(args, model)
     check_reuse(trace)
@@ -137,6 +137,8 @@ def _command(args: argparse.Namespace) -> str:
     words = ["holdfast", "sim", args.trace, "--ladder", args.ladder]
     if args.model:
         words += ["--model", args.model]
+    if args.weights_dtype:
+        words += ["--weights-dtype", args.weights_dtype]
     words += ["--workers", str(args.workers), "--router", args.router, "--policy", args.policy]
     for name in ("closed_loop", "hints", "prices", *OPTIONS):
         value = getattr(args, name)

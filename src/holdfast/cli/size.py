@@ -7,6 +7,7 @@ import sys
 from textwrap import indent
 from typing import TextIO
 
+from holdfast.cli.models import add_model_arguments, read_model_arguments
 from holdfast.cli.options import add_json_argument, add_output_argument, count
 from holdfast.cli.traces import OPTIONS, add_trace_arguments, read_trace
 from holdfast.errors import ConfigError
@@ -15,6 +16,7 @@ from holdfast.sim.evidence import check_own_rate, check_reuse
 from holdfast.sim.explain import CLAIMS, find_claim
 from holdfast.sim.hardware import check_contexts
 from holdfast.sim.model.catalogue import known_models, load_model
+from holdfast.sim.model.shape import DTYPE_BYTES
 from holdfast.sim.profile import load_profile
 from holdfast.sim.size.demand import Cut, of_trace, of_users
 from holdfast.sim.size.draw import frontier_svg, hits_svg
@@ -39,9 +41,7 @@ _EVERY_S = 300.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the load, the goal and the hardware, and the two lists."""
     load = parser.add_argument_group("load")
-    load.add_argument(
-        "--model", metavar="NAME", help="a shipped model (--models), or a config.json"
-    )
+    add_model_arguments(load)
     load.add_argument(
         "--users", type=count, metavar="N", help="number of users, each with one context"
     )
@@ -65,7 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_trace_arguments(load)
     load.add_argument(
-        "--dtype", default="bf16", help="type of the KV state: bf16, fp8, ... (default bf16)"
+        "--dtype",
+        metavar="T",
+        help=f"type of the KV state: {', '.join(DTYPE_BYTES)} (default: the config's, or bf16)",
     )
     goal = parser.add_argument_group("goal and hardware")
     goal.add_argument("--slo-ttft", type=float, metavar="S", help="maximum time to first token")
@@ -133,11 +135,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _question(args: argparse.Namespace) -> SizingQuestion:
-    if not args.model:
+    shape = read_model_arguments(args)
+    if shape is None:
         raise ConfigError("--model: missing; give a name of `holdfast size --models`, or a config")
     profile = load_profile(args.prices or "")
     gpu, gpus = profile.gpu(args.gpu)
-    shape = load_model(args.model)
     cut = Cut.of(shape)
     if args.trace:
         for name in ("users", "context", "new", "every"):
@@ -163,7 +165,7 @@ def _question(args: argparse.Namespace) -> SizingQuestion:
     chosen = {"media": tuple(args.media.split(","))} if args.media else {}
     return SizingQuestion(
         shape=shape,
-        dtype=args.dtype,
+        dtype=args.dtype or shape.kv_dtype,
         demand=demand,
         gpu=gpu,
         gpus=gpus,

@@ -13,6 +13,7 @@ SMALL = {
     "num_hidden_layers": 8,
     "hidden_size": 64,
     "num_attention_heads": 2,
+    "num_key_value_heads": 2,
     "head_dim": 32,
     "vocab_size": 10,
     "intermediate_size": 64,
@@ -232,8 +233,8 @@ def test_hybrids_that_are_not_understood_are_refused_by_field(said, message):
 
 
 def test_unknown_kinds_of_blocks_are_refused():
-    with pytest.raises(ConfigError, match="mine: layers_block_type: 'hybrid' is no kind of layer"):
-        read_model(Fields({**SMALL, "layers_block_type": ["mamba", "hybrid"] * 4}, "mine"))
+    with pytest.raises(ConfigError, match="mine: layers_block_type: 'rwkv' is no kind of layer"):
+        read_model(Fields({**SMALL, "layers_block_type": ["mamba", "rwkv"] * 4}, "mine"))
 
 
 def test_a_simulation_refuses_a_model_whose_contexts_do_not_grow():

@@ -11,7 +11,10 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from holdfast.errors import ConfigError
 from holdfast.sim.model.fields import Fields
 
-Mixer = Literal["full", "window", "chunk", "linear", "mamba", "compressed", "none"]
+Mixer = Literal[
+    "full", "window", "chunk", "indexed", "compressed", "linear", "mamba", "conv", "hybrid",
+    "cross", "none",
+]  # fmt: skip
 Feed = Literal["dense", "experts", "both", "none"]
 _Kind = TypeVar("_Kind")
 
@@ -22,18 +25,34 @@ _LAYER_TYPES: dict[str, Mixer] = {
     "chunked_attention": "chunk",
     "linear_attention": "linear",
     "mamba": "mamba",
+    "mamba2": "mamba",
+    "indexed_attention": "indexed",
+    "deepseek_sparse_attention": "indexed",
+    "minimax_m3_sparse": "indexed",
+    "conv": "conv",
+    "hybrid": "hybrid",
 }
+_BLOCK_TYPES: dict[str, tuple[Mixer, Feed | None]] = {
+    **{name: (mixer, None) for name, mixer in _LAYER_TYPES.items()},
+    "moe": ("none", "experts"),
+    "mlp": ("none", "dense"),
+}
+"""Kinds of `layers_block_type`; None: the feed-forward part is given by other fields."""
+
 _PATTERN: dict[str, tuple[Mixer, Feed]] = {
     "M": ("mamba", "none"),
     "*": ("full", "none"),
     "E": ("none", "experts"),
     "-": ("none", "dense"),
 }
-_LLAMA4_FULL_EVERY = 4
-"""Llama 4's default without a list of layers: each fourth has no rope and full attention."""
-
-_FULL_EVERY = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2}
-"""Model type to n: each nth layer has full attention if a config has a window but no pattern."""
+_FEEDS: dict[str, Feed] = {
+    "dense": "dense",
+    "sparse": "experts",
+    "moe": "experts",
+    "hash_moe": "experts",
+}
+_DRAFT_LAYERS = ("num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers")
+"""Numbers of draft layers, whose entries some publishers append to the lists of layers."""
 
 _STATE_FIELDS = ("linear_num_value_heads", "mamba_d_state", "mamba_num_heads", "ssm_state_size")
 """Sizes of recurrent layers: a config that has one but lists no recurrent layer is refused."""
@@ -42,65 +61,138 @@ _OTHER_HYBRIDS = (
     "_block_types",
     "block_configs",
     "block_types",
-    "full_attn_idxs",
-    "global_attn_every_n_layers",
     "hybrid_layer_ids",
 )
 """Fields that describe mixed layers in an unsupported way; a config that has one is refused."""
+
+_WINDOWS_OFF = ("qwen2", "qwen3", "smollm3")
+"""Starts of model types that have a window only if `use_sliding_window` turns it on."""
 
 LAYERS_MAX = 10_000
 
 
 class Layer(NamedTuple):
-    """One layer: its sequence mixer and its feed-forward part."""
+    """One layer: its fields, its sequence mixer and its feed-forward part."""
 
+    fields: Fields
     mixer: Mixer
     feed: Feed
 
 
 def layers_of(fields: Fields) -> list[Layer]:
     """Return the model's layers in order. Raises ConfigError for fields that contradict."""
-    count = fields.number("num_hidden_layers", least=1)
+    count = _count(fields)
     if count > LAYERS_MAX:
-        raise ConfigError(
-            f"{fields.name}: num_hidden_layers: {count:,}: over {LAYERS_MAX:,}; correct the config"
-        )
+        raise fields.wrong(fields.written("num_hidden_layers"), f"over {LAYERS_MAX:,} layers")
     pattern = _listed_kinds(fields, "hybrid_override_pattern", count, _PATTERN)
+    if pattern is None and (blocks := _blocks(fields, count)) is not None:
+        feeds = _feeds(fields, count) if any(feed is None for _, feed in blocks) else []
+        pure = not feeds
+        pattern = [
+            (mixer, feed or ("none" if pure or mixer == "none" else feeds[i]))
+            for i, (mixer, feed) in enumerate(blocks)
+        ]
     if pattern is None:
         pattern = list(zip(_mixers(fields, count), _feeds(fields, count), strict=True))
-    return [Layer(*both) for both in pattern]
+    overrides = _overrides(fields, count)
+    return [Layer(fields.layer(i, overrides.get(i, {})), *both) for i, both in enumerate(pattern)]
+
+
+def _count(fields: Fields) -> int:
+    """Return the number of layers; resaved hybrids give their list alone."""
+    fields.one_of("num_hidden_layers")
+    blocks = fields.listed("layers_block_type")
+    if blocks is not None and not fields.given("num_hidden_layers"):
+        return len(blocks)
+    return fields.number("num_hidden_layers", least=1)
+
+
+def _overrides(fields: Fields, count: int) -> dict[int, Mapping[str, Any]]:
+    """Return the fields that `per_layer_config` of transformers replaces, by layer."""
+    section = fields.section("per_layer_config")
+    found: dict[int, Mapping[str, Any]] = {}
+    for key, entry in section.data.items() if section else ():
+        if not key.isdecimal() or int(key) >= count or not isinstance(entry, dict):
+            raise fields.wrong(
+                "per_layer_config", f"{key!r:.20} is not one of {count} layers with its fields"
+            )
+        if entry.get("skip"):
+            raise fields.wrong("per_layer_config", "skips parts of layers, which is not known")
+        found[int(key)] = entry
+    return found
+
+
+def _blocks(fields: Fields, count: int) -> list[tuple[Mixer, Feed | None]] | None:
+    """Return mixers and feed-forward parts of `layers_block_type`; None without the field.
+
+    Nemotron-H has layers of one part only, either a mixer or a feed-forward part.
+    """
+    found = _listed_kinds(fields, "layers_block_type", count, _BLOCK_TYPES)
+    alone = found is not None and any(feed for _, feed in found)
+    return [(m, f or ("none" if alone else None)) for m, f in found] if found else found
 
 
 def _mixers(fields: Fields, count: int) -> Sequence[Mixer]:
-    types = _listed_kinds(fields, "layer_types", count, _LAYER_TYPES)
-    if types is not None:
-        return types
+    if fields.value("compress_ratios", "compress_rates") is not None:
+        return ["compressed"] * count
+    if fields.type_name.startswith("deepseek_v4"):
+        raise fields.missing("compress_ratios")
+    listed = _listed_kinds(fields, "layer_types", count, _LAYER_TYPES)
+    mixers = [*(listed or _described(fields, count) or _windowed(fields, count))]
+    for i in fields.numbers("cross_attention_layers"):
+        if i >= count:
+            raise _not_understood(fields, "cross_attention_layers", f"there are {count} layers")
+        mixers[i] = "cross"
+    for i in _sparse(fields, count):
+        mixers[i] = "indexed"
+    return mixers
+
+
+def _sparse(fields: Fields, count: int) -> set[int]:
+    """Return the layers to which `sparse_attention_config` of MiniMax-M3 gives index keys."""
+    section = fields.section("sparse_attention_config")
+    if section is None or not section.value("use_sparse_attention"):
+        return set()
+    listed = section.listed("sparse_attention_freq")
+    if listed is None:
+        raise section.missing("sparse_attention_freq")
+    _check_length(fields, "sparse_attention_freq", listed, count)
+    return {i for i, sparse in enumerate(listed) if sparse}
+
+
+def _described(fields: Fields, count: int) -> Sequence[Mixer] | None:
+    """Return the mixers by a field that describes all layers; None if there is none."""
     linear = fields.section("linear_attn_config")
     if linear is not None:
         full = set(linear.numbers("full_attn_layers"))
+        linear.value("kda_layers")  # all others
         return ["full" if i in full else "linear" for i in range(1, count + 1)]
     windows = _listed(fields, "hybrid_layer_pattern", count)
     if windows is not None:
         return ["window" if windowed else "full" for windowed in windows]
-    if fields.value("compress_ratios") is not None:
-        return ["compressed"] * count
-    if str(fields.value("model_type")).startswith("llama4") and fields.value(
-        "attention_chunk_size"
-    ):
-        every = [i % _LLAMA4_FULL_EVERY for i in range(1, count + 1)]
-        ropes = fields.listed("no_rope_layers") or every  # 0: without rope, so full attention
+    if fields.value("full_attn_idxs") is not None:  # LFM2
+        _check_type(fields, "full_attn_idxs", "lfm2")
+        full = set(fields.numbers("full_attn_idxs"))
+        return ["full" if i in full else "conv" for i in range(count)]
+    if fields.type_name.startswith("llama4") and fields.value("attention_chunk_size"):
+        period = _period(fields, "no_rope_layer_interval", 4)  # a layer without rope is full
+        every = [i % period for i in range(1, count + 1)]
+        ropes = fields.listed("no_rope_layers") or every  # 0: without rope
         _check_length(fields, "no_rope_layers", ropes, count)
         return ["chunk" if rope else "full" for rope in ropes]
-    return _recurrent(fields, count) or _windowed(fields, count)
+    return _recurrent(fields, count)
 
 
 def _recurrent(fields: Fields, count: int) -> Sequence[Mixer] | None:
     """Return the mixers of a model with recurrent layers; None if no field names such layers."""
-    blocks = _listed_kinds(fields, "layers_block_type", count, _LAYER_TYPES)
-    if blocks is not None:
-        return blocks
     if fields.value("full_attention_interval") is not None:  # Qwen3-Next
         return _every(fields, "full_attention_interval", count, "linear")
+    if fields.value("layer_group_size") is not None:  # Ring and Ling
+        if not fields.type_name.startswith("bailing"):
+            raise _not_understood(
+                fields, "layer_group_size", f"not known for model_type {fields.type_name!r:.40}"
+            )
+        return _every(fields, "layer_group_size", count, "linear")
     if fields.value("attn_layer_indices") is not None:
         _check_type(fields, "attn_layer_indices", "bamba")
         full = set(fields.numbers("attn_layer_indices"))
@@ -117,55 +209,67 @@ def _recurrent(fields: Fields, count: int) -> Sequence[Mixer] | None:
 
 def _check_type(fields: Fields, field: str, known: str) -> None:
     """Raise ConfigError unless the model is of the type `known`, which defines the field."""
-    kind = fields.value("model_type") or known
+    kind = fields.type_name or known
     if kind != known:
         raise _not_understood(fields, field, f"not known for model_type {kind!r:.40}")
 
 
 def _windowed(fields: Fields, count: int) -> Sequence[Mixer]:
-    """Return the mixers by `sliding_window`: for all layers, or those that a pattern selects."""
+    """Return the mixers by the model type, or by `sliding_window` for all or some layers."""
     # Refuse a config if a field that this module cannot interpret says that layers differ.
+    cycle = [_LAYER_TYPES.get(kind, "none") for kind in fields.type.cycle]
     for field in (*_OTHER_HYBRIDS, *_STATE_FIELDS):
-        if fields.value(field) is not None:
+        if fields.given(field) and not {"linear", "hybrid"} & {*cycle}:
             raise _not_understood(fields, field, "says that layers differ, but not how")
     kinds = fields.listed("attn_type_list")
     if kinds is not None and any(kind != 1 for kind in kinds):  # 1: full, as in MiniMax-M2
         raise _not_understood(fields, "attn_type_list", "names layers without full attention")
+    if cycle and not {"window", "full"} >= {*cycle}:
+        return (cycle * count)[:count]
     used = fields.value("use_sliding_window")
-    if used is None and str(fields.value("model_type")).startswith(("qwen2", "qwen3")):
+    if used is None and fields.type_name.startswith(_WINDOWS_OFF):
         used = False  # the default of these types
     span = fields.number("sliding_window", default=0)
     longest = fields.number("max_position_embeddings", default=0)
     if not span or used is False or 0 < longest <= span:  # no context exceeds the window
+        for field in ("sliding_window_pattern", "_sliding_window_pattern", "max_window_layers"):
+            fields.value(field)  # describe windows, of which there are none
         return ["full"] * count
-    for field in ("sliding_window_pattern", "_sliding_window_pattern"):
-        if fields.value(field) is not None:
+    for field in (
+        "sliding_window_pattern",
+        "_sliding_window_pattern",
+        "global_attn_every_n_layers",
+    ):
+        if fields.given(field):
             return _every(fields, field, count, "window")
-    full_every = _FULL_EVERY.get(str(fields.value("model_type")))
-    if full_every:
-        return ["window" if i % full_every else "full" for i in range(1, count + 1)]
+    if cycle:
+        last: list[Mixer] = [_LAYER_TYPES[fields.type.last]] if fields.type.last else []
+        return [*(cycle * count)[: count - len(last)], *last]
     first = fields.number("max_window_layers", default=0) if used else 0
     return ["window" if i >= first else "full" for i in range(count)]
 
 
 def _every(fields: Fields, field: str, count: int, others: Mixer) -> Sequence[Mixer]:
-    """Return mixers of which each nth is full; the field is n."""
+    """Return mixers of which each nth is full; the field is n, or the letters of one period."""
+    letters = fields.value(field)
+    if isinstance(letters, str) and {*letters} == {"L", "G"} and fields.type.cycle:  # EXAONE 4
+        return [others if letters[i % len(letters)] == "L" else "full" for i in range(count)]
     period = _period(fields, field)
     return [others if i % period else "full" for i in range(1, count + 1)]
 
 
-def _period(fields: Fields, field: str) -> int:
+def _period(fields: Fields, field: str, default: int | None = None) -> int:
     value = fields.value(field)
+    if value is None and default is not None:
+        return default
     if type(value) is not int or not 1 <= value <= LAYERS_MAX:
         raise _not_understood(fields, field, f"not a whole number from 1 to {LAYERS_MAX:,}")
     return value
 
 
 def _not_understood(fields: Fields, field: str, why: str) -> ConfigError:
-    return ConfigError(
-        f"{fields.name}: {field}: {fields.value(field)!r:.40}: {why}; write layer_types into the "
-        f"config, one of {', '.join(_LAYER_TYPES)} for each layer"
-    )
+    remedy = f"write layer_types into the config, one of {', '.join(_LAYER_TYPES)} for each layer"
+    return fields.wrong(field, why, remedy)
 
 
 def _feeds(fields: Fields, count: int) -> Sequence[Feed]:
@@ -173,16 +277,22 @@ def _feeds(fields: Fields, count: int) -> Sequence[Feed]:
         return ["dense"] * count
     if fields.value("enable_moe_block"):
         return ["both"] * count
+    listed = _listed_kinds(fields, "mlp_layer_types", count, _FEEDS)
+    if listed is not None:
+        return listed
     if fields.value("expert_layer_period") is not None:  # Jamba
         period, place = _period(fields, "expert_layer_period"), fields.number("expert_layer_offset")
         return ["experts" if i % period == place else "dense" for i in range(count)]
+    sparse = _sparse_layers(fields)
+    if sparse is not None:
+        return ["experts" if i in sparse else "dense" for i in range(count)]
     names = ("moe_layer_freq", "decoder_sparse_step", "interleave_moe_layer_step")
-    if isinstance(listed := fields.value(*names), list):
-        _check_length(fields, "moe_layer_freq", listed, count)
-        return ["experts" if sparse else "dense" for sparse in listed]
+    if isinstance(entries := fields.value(*names), list):
+        _check_length(fields, "moe_layer_freq", entries, count)
+        return ["experts" if sparse else "dense" for sparse in entries]
     every = fields.number(*names, default=1) or 1
     dense = set(fields.numbers("mlp_only_layers"))
-    first = fields.number("first_k_dense_replace", default=0)
+    first = fields.number("first_k_dense_replace", "num_dense_layers", default=0)
     offset = 0 if fields.value("first_k_dense_replace") is not None else 1
     return [
         "dense" if i < first or i in dense or (i + offset) % every else "experts"
@@ -190,9 +300,25 @@ def _feeds(fields: Fields, count: int) -> Sequence[Feed]:
     ]
 
 
+def _sparse_layers(fields: Fields) -> set[int] | None:
+    """Return the layers with experts if the config numbers them, as Llama 4 and Step do."""
+    value = fields.value("moe_layers", "moe_layers_enum")
+    if isinstance(value, str):
+        value = [int(each) if each.isdecimal() else each for each in value.split(",")]
+    if value is None:
+        return None
+    if not isinstance(value, list) or any(type(each) is not int for each in value):
+        raise fields.wrong(fields.written("moe_layers", "moe_layers_enum"), "not a list of layers")
+    return set(value)
+
+
 def experts_of(fields: Fields) -> int:
     """Return the number of routed experts of a sparse layer; 0 for a dense model."""
-    return fields.number("n_routed_experts", "num_experts", "num_local_experts", default=0)
+    names = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
+    value = fields.value(*names)
+    if isinstance(value, list) and value and len(set(map(str, value))) == 1:  # one per modality
+        return Fields({"num_experts": value[0]}, fields.name).number("num_experts")
+    return fields.number(*names, default=0)
 
 
 def _check_length(fields: Fields, field: str, listed: Sequence[object], count: int) -> None:
@@ -204,9 +330,15 @@ def _check_length(fields: Fields, field: str, listed: Sequence[object], count: i
 
 
 def _listed(fields: Fields, field: str, count: int) -> Sequence[Any] | None:
-    """Return the field's entries, one for each of `count` layers; None if it does not exist."""
+    """Return the field's entries, one for each of `count` layers; None if it does not exist.
+
+    Entries for draft layers, which some publishers append, are left out.
+    """
     listed = fields.listed(field)
     if listed is not None:
+        drafts = [fields.value(name) for name in _DRAFT_LAYERS]
+        if len(listed) - count in [each for each in drafts if each]:
+            listed = listed[:count]
         _check_length(fields, field, listed, count)
     return listed
 

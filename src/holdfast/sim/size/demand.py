@@ -39,7 +39,7 @@ class Cut(Enum):
     @classmethod
     def of(cls, shape: ModelShape) -> Cut:
         """Return the cut that the model's layers allow."""
-        return cls.END if shape.recurrent or shape.windows else cls.BLOCK
+        return cls.END if shape.recurrent or shape.windowed else cls.BLOCK
 
 
 class Demand(NamedTuple):

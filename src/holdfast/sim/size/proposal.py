@@ -274,7 +274,7 @@ def assumptions(question: SizingQuestion) -> list[str]:
             f"{site.power_overhead.mid - 1:.0%}; the machines that hold the tiers are not counted"
         ),
     ]
-    if any(part.kind in ("window", "chunk") for part in shape.attention):
+    if shape.windowed:
         lines.append(
             "windowed layers keep only the last window of a context, so a context is reused only "
             "up to a point where an earlier request ended"

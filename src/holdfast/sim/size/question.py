@@ -10,7 +10,7 @@ import numpy as np
 
 from holdfast.errors import ConfigError
 from holdfast.sim.amounts import GB
-from holdfast.sim.model.shape import ModelShape, dtype_bytes
+from holdfast.sim.model.shape import ModelShape
 from holdfast.sim.profile import Gpu, Profile, ProfileRange
 from holdfast.sim.size.demand import Demand
 from holdfast.sim.trace import Floats
@@ -118,11 +118,11 @@ class SizingQuestion(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return fixed
 
     def _window_bytes(self, tokens: Floats) -> Floats:
-        elements = sum(
-            (np.minimum(tokens, span) * elements for span, elements in self.shape.windows),
-            np.zeros(len(tokens)),
+        held = (
+            np.minimum(tokens, span) * token_bytes
+            for span, token_bytes in self.shape.windows(self.dtype)
         )
-        return elements * dtype_bytes(self.dtype)
+        return sum(held, np.zeros(len(tokens)))
 
     @cached_property
     def stored_token_bytes(self) -> float:

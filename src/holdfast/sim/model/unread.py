@@ -1,0 +1,134 @@
+"""Refuse a config with a field that shapes the KV state and that nothing has read.
+
+A wrong size is worse than none. So a field whose name says that it shapes the KV state is read,
+is known not to matter, or is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from holdfast.errors import ConfigError
+from holdfast.sim.model.fields import Fields, Section
+
+_SIZES = re.compile(
+    r"kv|head|window|sliding|swa_|chunk|lora_rank|mamba|ssm|conv|state_|_state|linear_|index|"
+    r"compress|cross_|shar|sparse|attn_|attention_|_attn|group|hybrid|pattern|block|recurr|lru|"
+    r"cache|channel|interval|period|per_layer|layers_|_layers|layer_types|latent|memory|cca|cla_|"
+    r"qk_|v_dim|k_dim|d_k|d_v|local_|global_|retain|evict|delta|cycle|stride",
+    re.IGNORECASE,
+)
+"""Parts of names of numbers, lists and sections that shape the KV state."""
+
+_FLAGS = re.compile(
+    r"kv|multi_query|mqa|gqa|mla|use_cla|yoco|shar|cross_att|sparse_att|linear_att|hybrid|"
+    r"recurr|sliding|window|compress|attn_type|attention_type|att_type|mixer|layer_type",
+    re.IGNORECASE,
+)
+"""Parts of names of switches, words and fractions that shape the KV state."""
+
+_HARMLESS_NAMES = """
+head_dim num_key_value_heads num_kv_heads qk_head_dim num_attention_heads_per_layer
+n_group topk_group hidden_size_per_layer_input vocab_size_per_layer_input
+sliding_window max_window_layers block_multiple_of attn_type_list
+mamba_chunk_size mamba_expand mamba_d_head mamba_headdim n_mamba_heads mamba_dt_rank chunk_size
+kda_layers mla_use_nope mla_use_output_gate sparse_block_size sparse_topk_blocks
+sparse_num_index_heads sparse_init_block sparse_local_block sparse_disable_index_value
+index_local_blocks chunk_size_feed_forward attn_res_block_size share_q_dim
+use_bidirectional_attention cross_attention_hidden_size pruned_heads
+num_hash_layers max_sequence_length group_norm_size head_dtype
+"""
+"""Names of such a form that do not shape the KV state, or say what other fields say."""
+
+_LISTED_NAMES = """
+sliding_window_pattern _sliding_window_pattern global_attn_every_n_layers full_attention_interval
+attn_layer_period attn_layer_offset attn_layer_indices full_attn_idxs hybrid_layer_ids
+use_sliding_window no_rope_layer_interval no_rope_layers hybrid_layer_pattern layer_group_size
+prefix_dense_sliding_window_pattern attention_chunk_size conv_L_cache
+"""
+_LISTED = frozenset(_LISTED_NAMES.split())
+"""Names of fields that say which layers are of which kind: of no meaning if layers are listed."""
+
+_HARMLESS = frozenset(_HARMLESS_NAMES.split())
+
+_HARMLESS_FORMS = re.compile(
+    r"dropout|pdrop|_token|_eps$|epsilon|initializer|init_|bias|norm|_act$|activation|rope|rotary|"
+    r"vision|audio|video|image|mtp|nextn|draft|expert|moe|router|aux_loss|loss|multiplier|scal|"
+    r"quantization_config|_layerdrop|soft_?cap|implementation|name_or_path|_gate$|beam|label",
+    re.IGNORECASE,
+)
+"""Parts of names that tell of something else: training, positions, experts, other parts."""
+
+_SCHEMES = {(8, "float"): "fp8", (8, "int"): "int8", (4, "float"): "nvfp4"}
+"""Bits and type of `kv_cache_scheme` to the type of the KV state."""
+
+_ALGORITHMS = {"fp8": "fp8", "nvfp4": "nvfp4", "int8": "int8"}
+"""`kv_cache_quant_algo` to the type of the KV state."""
+
+
+def refuse_unread(fields: Fields) -> None:
+    """Raise ConfigError for the first field that shapes the KV state and has not been read."""
+    known = fields.asked | _HARMLESS | fields.type.harmless
+    if any(fields.given(name) for name in ("layer_types", "layers_block_type")):
+        known |= _LISTED
+    if fields.given("kv_lora_rank"):
+        known.add("use_mla")
+    overrides: dict[str, object] = {}
+    per_layer = fields.sections.get("per_layer_config")
+    for entry in per_layer.data.values() if per_layer else ():
+        overrides.update(entry)
+    for where, data in (
+        (fields.name, fields.data),
+        (f"{fields.name}: per_layer_config", overrides),
+    ):
+        _refuse(where, data, known, fields.type_name)
+    for name, section in fields.sections.items():
+        if name not in ("quantization_config", "per_layer_config"):
+            _refuse(section.name, section.data, section.asked | known, fields.type_name)
+
+
+def kv_dtype(fields: Fields) -> str:
+    """Return the type of KV state that the config's quantization asks for; bf16 without one."""
+    outer = fields.section("quantization_config")
+    if outer is None:
+        return "bf16"
+    inner: Section = outer.section("quantization") or outer
+    for section in (inner, outer):
+        scheme = section.section("kv_cache_scheme") if _is_section(section) else None
+        algorithm = section.value("kv_cache_quant_algo", "kv_cache_scheme")
+        if scheme is not None:
+            found = _SCHEMES.get((scheme.number("num_bits"), str(scheme.value("type"))))
+            if found is None:
+                raise section.wrong("kv_cache_scheme", "not a known type of the KV state")
+            return found
+        if algorithm is not None:
+            if str(algorithm).lower() not in _ALGORITHMS:
+                name = section.written("kv_cache_quant_algo", "kv_cache_scheme")
+                raise section.wrong(name, f"not one of {', '.join(_ALGORITHMS)}")
+            return _ALGORITHMS[str(algorithm).lower()]
+    return "bf16"
+
+
+def _is_section(section: Section) -> bool:
+    return not isinstance(section.value("kv_cache_scheme"), str)
+
+
+def _refuse(
+    where: str, data: Mapping[str, object], known: frozenset[str] | set[str], kind: str
+) -> None:
+    for name, value in data.items():
+        if name not in known and _shapes(name, value):
+            raise ConfigError(
+                f"{where}: {name}: {value!r:.60}: this field shapes the KV state, and what it "
+                f"means for model_type {kind or 'without a name'!r:.40} is not known; remove it if "
+                "it does not matter, or name another model"
+            )
+
+
+def _shapes(name: str, value: object) -> bool:
+    """Return whether a field says something about the KV state, by its name and kind of value."""
+    if not value or _HARMLESS_FORMS.search(name):
+        return False
+    numbers = isinstance(value, int | list | dict) and not isinstance(value, bool)
+    return bool((_SIZES if numbers else _FLAGS).search(name))

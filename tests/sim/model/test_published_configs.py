@@ -1,0 +1,217 @@
+"""Configs as publishers and transformers write them: understood, or refused by the field's name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.sim.model.catalogue import load_model, read_model
+from holdfast.sim.model.fields import Fields
+
+CONFIGS = Path(__file__).parent / "configs"
+B = 2
+"""Bytes of an element in bf16."""
+
+# Bytes a token and fixed bytes, from the fields: layers x heads x (key + value) x bytes.
+RIGHT = {
+    "cross_attention_mllama": (32 * 8 * 256 * B, 0),
+    "gemma3n_list_of_widths": (4 * 2 * 512 * B, 16 * 2 * 512 * B * 512),
+    "head_dim_class_default_gemma3_12b": (8 * 8 * 512 * B, 40 * 8 * 512 * B * 1024),
+    "head_dim_named_kv_channels": (24 * 16 * 256 * B, 0),
+    "hybrid_ring_mini_linear": (4 * 4 * 256 * B, 16 * 16 * 128 * 128 * B),
+    "kvheads_falcon_40b": (60 * 8 * 128 * B, 0),
+    "kvheads_falcon_7b": (32 * 1 * 128 * B, 0),
+    "kvheads_falcon_7b_as_published": (32 * 1 * 128 * B, 0),
+    "kvheads_n_kv_heads": (32 * 8 * 256 * B, 0),
+    "kvheads_step35": (12 * 8 * 256 * B, 33 * 8 * 256 * B * 512),
+    "layer_types_longer_than_layers": (12 * 8 * 256 * B, 33 * 8 * 256 * B * 512),
+    "nested_omni_thinker_with_root_fields": (48 * 4 * 256 * B, 0),
+    "nested_qwen3_asr": (28 * 8 * 256 * B, 0),
+    "per_layer_config_gemma4_26b_resaved": (5 * 2 * 1024 * B, 25 * 8 * 512 * B * 1024),
+    "per_layer_config_two_layers": ((4 * 2 * 512 + 2 * 2 * 1024) * B, 0),
+    "sparse_minimax_m3": ((60 * 4 * 256 + 57 * 128) * B, 0),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_config_as_it_is_found_gives_the_bytes_of_its_fields(name):
+    shape = load_model(str(CONFIGS / f"{name}.json"))
+    assert (shape.kv_bytes_per_token(), shape.fixed_bytes()) == RIGHT[name]
+
+
+RESAVED = {
+    "per_layer_config_gemma4_26b_resaved": "gemma-4-26B-A4B",
+    "resaved_deepseek_v32": "DeepSeek-V3.2",
+    "resaved_deepseek_v4_flash": "DeepSeek-V4-Flash",
+    "resaved_glm5": "GLM-5",
+    "resaved_nemotron3_super": "Nemotron-3-Super",
+}
+
+
+@pytest.mark.parametrize("name", RESAVED)
+def test_a_config_that_transformers_saved_again_gives_what_the_published_one_gives(name):
+    again, published = load_model(str(CONFIGS / f"{name}.json")), load_model(RESAVED[name])
+    assert again.kv_bytes_per_token() == published.kv_bytes_per_token()
+    assert again.kv_bytes_per_token("fp8") == published.kv_bytes_per_token("fp8")
+    assert again.fixed_bytes() == published.fixed_bytes()
+    assert (again.active_parameters, again.parameters, again.weights_bytes) == (
+        published.active_parameters,
+        published.parameters,
+        published.weights_bytes,
+    )
+
+
+QWEN3 = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 8,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 100,
+    "intermediate_size": 96,
+}
+ONE = 2 * 2 * 16 * B
+"""Bytes that a token takes in one layer of QWEN3."""
+
+
+def read(**fields):
+    return read_model(Fields({k: v for k, v in fields.items() if v is not ...}, "mine"))
+
+
+# Fields of one model under other names, with absent ones, or in other places: what to change, and
+# the bytes a token in the layers that then grow.
+GIVEN = [
+    ({"num_key_value_heads": ..., "n_kv_heads": 2}, 8 * ONE),
+    ({"num_key_value_heads": ..., "num_query_groups": 2, "model_type": "own"}, 8 * ONE),
+    ({"num_key_value_heads": [2, 2, 2, 2, 1, 1, 1, 1]}, 6 * ONE),
+    ({"num_key_value_heads": ..., "multi_query": True, "model_type": "gpt_bigcode"}, 4 * ONE),
+    ({"num_key_value_heads": ..., "model_type": "gpt_bigcode"}, 4 * ONE),
+    ({"num_key_value_heads": ..., "multi_query": False, "model_type": "gpt_bigcode"}, 16 * ONE),
+    (
+        {
+            "num_key_value_heads": ...,
+            "multi_query_attention": True,
+            "multi_query_group_num": 2,
+            "model_type": "chatglm",
+        },
+        8 * ONE,
+    ),
+    ({"num_key_value_heads": ..., "attn_config": {"kv_n_heads": 2}, "model_type": "dbrx"}, 8 * ONE),
+    ({"head_dim": ..., "model_type": "llama"}, 8 * ONE),
+    ({"head_dim": ...}, 8 * 2 * 2 * 128 * B),  # the class's own default
+    ({"head_dim": None}, 8 * ONE),
+    (
+        {"head_dim": ..., "model_type": "qwen3_next", "layer_types": ["full_attention"] * 8},
+        16 * 8 * ONE,
+    ),
+    ({"per_layer_config": {"3": {"head_dim": 32}}}, 9 * ONE),
+    (
+        {"per_layer_config": {"3": {"num_key_value_heads": 1}, "4": {"intermediate_size": 8}}},
+        7.5 * ONE,
+    ),
+    ({"cross_attention_layers": [1, 5]}, 6 * ONE),
+    ({"num_nextn_predict_layers": 1, "layer_types": ["full_attention"] * 9}, 8 * ONE),
+    ({"quantization_config": {"quant_method": "fp8", "kv_cache_scheme": None}}, 8 * ONE),
+    (
+        {
+            "quantization_config": {
+                "quant_method": "compressed-tensors",
+                "kv_cache_scheme": {"num_bits": 8, "type": "float"},
+            }
+        },
+        8 * ONE / 2,
+    ),
+    ({"quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}}, 4 * ONE),
+    # What does not matter is not asked about.
+    (
+        {"rope_scaling": {"factor": 8}, "use_qk_norm": True, "n_group": 8, "rope_head_dim": 64},
+        8 * ONE,
+    ),
+    ({"window_size": None, "kv_sharing": False, "attn_dropout": 0.1, "mtp_num_layers": 2}, 8 * ONE),
+]
+
+
+@pytest.mark.parametrize(("change", "a_token"), GIVEN)
+def test_fields_under_other_names_and_absent_ones_count_as_in_the_models_class(change, a_token):
+    assert read(**{**QWEN3, **change}).kv_bytes_per_token() == a_token
+
+
+def test_the_language_part_alone_counts_at_any_depth():
+    vision = {"vision_config": {"num_hidden_layers": 3, "num_key_value_heads": 1, "head_dim": 8}}
+    for nested in (
+        {"text_config": QWEN3},
+        {"thinker_config": {"text_config": QWEN3, **vision}, "talker_config": {"text_config": {}}},
+        {"llm_config": QWEN3, "num_hidden_layers": 27, "sliding_window": 9, "head_dim": 7},
+    ):
+        shape = read(model_type="some_vl", **nested, **vision)
+        assert shape.kv_bytes_per_token() == 8 * ONE
+
+
+def test_a_multimodal_config_may_leave_to_the_class_what_the_class_knows():
+    """As in gemma-3-4b: the language part has no heads, head size and vocabulary."""
+    part = {"hidden_size": 2560, "intermediate_size": 10_240, "num_hidden_layers": 34}
+    part |= {"model_type": "gemma3_text", "sliding_window": 1024}
+    shape = read(model_type="gemma3", text_config=part, vision_config={"num_attention_heads": 16})
+    assert shape.kv_bytes_per_token() == 5 * 4 * 512 * B
+    assert shape.window_bytes() == 29 * 4 * 512 * B * 1024
+
+
+REFUSED = [
+    ({"num_key_value_heads": ..., "model_type": "own"}, "has no num_key_value_heads, .*'own'"),
+    ({"n_kv_heads": 4}, "num_key_value_heads 2 and n_kv_heads 4: two names .* disagree"),
+    ({"num_key_value_heads": 3}, "num_key_value_heads 3: not a divisor of num_attention_heads 4"),
+    (
+        {"head_dim": ..., "num_attention_heads": 6, "model_type": "llama"},
+        "has no head_dim, and hidden",
+    ),
+    ({"kv_compression_factor": 4}, "kv_compression_factor: 4: this field shapes the KV state"),
+    ({"kv_sharing_layers": [[1, 2]]}, "kv_sharing_layers"),
+    ({"use_cla": True, "cla_share_factor": 2}, "use_cla"),
+    ({"local_window": 64}, "local_window: 64"),
+    ({"hybrid_attention": True}, "hybrid_attention: True"),
+    ({"attention_type": "mla"}, "attention_type: 'mla'"),
+    ({"attention_chunk_size": 64}, "attention_chunk_size: 64"),
+    ({"index_head_dim": 64}, "index_head_dim: 64"),
+    ({"linear_attention_config": {"heads": 2}}, "linear_attention_config"),
+    ({"num_memory_slots": 64}, "num_memory_slots"),
+    ({"sparse_attention_config": {"use_sparse_attention": True}}, "has no sparse_attention_freq"),
+    ({"cross_attention_layers": [8]}, "cross_attention_layers: .8.: there are 8 layers"),
+    ({"layer_types": ["full_attention"] * 9}, "layer_types: 9 entries for num_hidden_layers 8"),
+    (
+        {"per_layer_config": {"8": {"head_dim": 8}}},
+        "per_layer_config: .*'8' is not one of 8 layers",
+    ),
+    ({"per_layer_config": {"0": {"kv_rank": 8}}}, "per_layer_config: kv_rank: 8: this field"),
+    ({"per_layer_config": {"0": {"skip": ["attention"]}}}, "per_layer_config: .*skips parts"),
+    ({"layer_group_size": 4}, "layer_group_size: 4: not known for model_type 'qwen3'"),
+    ({"is_encoder_decoder": True}, "is_encoder_decoder: True"),
+    ({"model_type": "recurrent_gemma"}, "model_type recurrent_gemma: keeps gated linear"),
+    (
+        {"quantization_config": {"kv_cache_scheme": {"num_bits": 3, "type": "int"}}},
+        "kv_cache_scheme: .*not a known type of the KV state",
+    ),
+    ({"quantization_config": {"kv_cache_quant_algo": "EXL3"}}, "kv_cache_quant_algo: 'EXL3'"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED)
+def test_a_field_that_shapes_kv_state_and_is_not_understood_is_refused_by_name(change, message):
+    with pytest.raises(ConfigError, match=f"^mine: .*{message}"):
+        read(**{**QWEN3, **change})
+
+
+@pytest.mark.parametrize("name", ["head_dim_not_divisible", "nested_vision_heads_at_root"])
+def test_a_size_that_the_config_does_not_give_is_not_guessed(name):
+    missing = (
+        "head_dim.*1792.*24" if "head" in name[:4] else "text_config: has no num_attention_heads"
+    )
+    with pytest.raises(ConfigError, match=missing):
+        load_model(str(CONFIGS / f"{name}.json"))
+
+
+def test_an_unknown_part_is_named_if_the_fields_are_not_found():
+    config = {"model_type": "own", "backbone": json.loads(json.dumps(QWEN3))}
+    with pytest.raises(ConfigError, match=r"has no num_hidden_layers.*its sections: backbone"):
+        read(**config)
