@@ -43,9 +43,9 @@ METRICS: Mapping[str, Metric] = {
     "info": Metric(("version", "incarnation"), "1; the version and this start's id."),
     "uptime_seconds": Metric((), "Seconds since the store was opened."),
     "ready": Metric((), "1 once the disk tiers are recovered."),
-    "prompts_total": Metric((), "Prompts that engines and Python sessions began."),
+    "prompts_total": Metric((), "Prompts that engines and Python sessions computed or loaded."),
     "prompt_tokens_total": Metric(
-        (), "Tokens of the prompts that engines and Python sessions began."
+        (), "Tokens of the prompts that engines and Python sessions computed or loaded."
     ),
     "prompt_tokens_by_source_total": Metric(
         ("source",),

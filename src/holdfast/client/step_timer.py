@@ -7,11 +7,12 @@ its dispatch, or from the end of the step before it if that is later, to its own
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from holdfast.client.prompt_ledger import CountedPrompt
 from holdfast.client.tracked_request import PlanEnd
 from holdfast.wire.local.messages import Observed
 
@@ -79,9 +80,9 @@ class StepTimer:
             self.plan_ended(end, now - end.decided_at)
         del self._observed.steps[:-MAX_OBSERVATIONS]
 
-    def admitted(self, tokens: int, local_tokens: int, loaded: Mapping[str, int]) -> None:
-        """Record a prompt that the engine admitted; `loaded` counts tokens by tier."""
-        self._observed.prompts.append((tokens, local_tokens, dict(loaded)))
+    def prompt_counted(self, prompt: CountedPrompt) -> None:
+        """Record a prompt whose tokens are counted."""
+        self._observed.prompts.append((prompt.tokens, prompt.engine, dict(prompt.loaded)))
         del self._observed.prompts[:-MAX_OBSERVATIONS]
 
     def plan_ended(self, end: PlanEnd, first_token_s: float = 0.0) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from typing import NamedTuple
 
 MIN_SHARE = 1 / 64
 """Smallest share of the limit that a timeout shrinks to."""
@@ -60,3 +62,13 @@ class RunningClock:
     def __del__(self) -> None:
         if self._file >= 0:
             os.close(self._file)
+
+
+class EngineClocks(NamedTuple):
+    """The clocks of an engine's scheduler side, in seconds.
+
+    `now`: wall-clock time, for durations of steps. `running`: for timeouts of a node's answers.
+    """
+
+    now: Callable[[], float] = time.monotonic
+    running: Callable[[], float] = time.monotonic

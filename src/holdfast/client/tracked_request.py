@@ -91,8 +91,7 @@ class TrackedRequest:
     saving. `prompt_tokens`: tokens computed before the next first token; after a preemption this
     includes the generated tokens. `local_tokens`: tokens in the engine's own cache;
     `planned_local_tokens`: the number that the node assumed in `plan` (a plan number, 0: no plan,
-    or its end was noted). `decided_at` and `loaded_s`: as in `PlanEnd`. `is_counted`: the node is
-    told that the engine admitted it.
+    or its end was noted). `decided_at` and `loaded_s`: as in `PlanEnd`.
     """
 
     def __init__(
@@ -113,7 +112,6 @@ class TrackedRequest:
         self.decided_at = self.loaded_s = 0.0
         self.loading: PendingLoad | None = None
         self.load_failed = False
-        self.is_counted = False
 
     def restart(self) -> None:
         """Restart after a preemption: the tokens generated so far are computed again, too."""

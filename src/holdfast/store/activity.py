@@ -26,7 +26,7 @@ ERROR_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 
 
 class PromptCounts(NamedTuple):
-    """One prompt that an engine admitted, in tokens.
+    """One prompt that an engine computed or loaded, in tokens.
 
     `engine`: leading tokens in the engine's own cache. `loaded`: tokens fetched from the store
     instead of being computed, by the tier that held them. The engine computes the rest.
@@ -70,7 +70,7 @@ class Activity:
         self._saved_s = 0.0
 
     def prompt(self, counts: PromptCounts) -> None:
-        """Count a prompt, once, when its engine begins to load or compute it."""
+        """Count a prompt, once, after its engine has loaded or computed it."""
         with self._lock:
             self._prompts["prompts"] += 1
             self._prompts["tokens"] += counts.tokens

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from holdfast.blocks.key import Chain
+from holdfast.client.timeouts import EngineClocks
 from holdfast.errors import NodeGoneError, ProtocolError
 from holdfast.wire.frame import RECEIVE_BYTES, encode, request_reader
 from holdfast.wire.local.client import Client
@@ -125,6 +126,7 @@ class FakeLink:
     def __init__(self, client):
         self.lent = client
         self.closed = False
+        self.refused = False
 
     def client(self):
         return self.lent
@@ -162,6 +164,7 @@ class FakeRequest(SimpleNamespace):
             "resumable": False,
             "cache_salt": None,
             "skip_reading_prefix_cache": False,
+            "sampling_params": None,
             "trace_headers": None,
             "num_preemptions": 0,
             "num_computed_tokens": 0,
@@ -210,7 +213,7 @@ def setting(**changes):
 class SchedulerRig:
     """A scheduler side with a node that holds `held` blocks of whatever it is asked about."""
 
-    def __init__(self, fakes, page=BLOCK, ranks=1, setting=None):
+    def __init__(self, fakes, page=BLOCK, ranks=1, setting=None, ledger=None):
         # These import vLLM, which not every environment has.
         from holdfast.engines.vllm.scheduler import SchedulerSide
         from holdfast.engines.vllm.work import Handshake
@@ -226,7 +229,12 @@ class SchedulerRig:
         ]
         reporter = FakeReporter(self.links)
         self.side = SchedulerSide(
-            self.links, namespaces, setting or fakes.setting(), reporter, now=lambda: self.now
+            self.links,
+            namespaces,
+            setting or fakes.setting(),
+            reporter,
+            EngineClocks(*[lambda: self.now] * 2),
+            ledger,
         )
         self.fakes = fakes
 

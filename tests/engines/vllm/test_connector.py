@@ -180,7 +180,7 @@ def worker():
         failed_pages=set,
         counts=ConnectorCounts(),
     )
-    side._reserves, side._inflight, side._moving = [], [], False
+    side._reserves, side._inflight, side._moving, side._landed = [], [], False, {}
     side.report = partial(WorkerSide.report, side)
     return worker
 

@@ -7,6 +7,7 @@ of a product changes its last bits, with the engine's own local prefix hit, bit 
 import contextlib
 import random
 import time
+from collections import Counter
 from itertools import zip_longest
 from pathlib import Path
 
@@ -43,6 +44,10 @@ def transfer_to(address):
         | ({"holdfast": address} if address else {}),
     }
 
+
+TIERS = ("host", "disk", "other")
+SOURCES = ("engine", "computed", *TIERS)
+TOTAL, FETCHED = "vllm:holdfast_prompt_tokens", "vllm:holdfast_fetched_tokens"
 
 TIE = 2e-3
 """Difference of log probabilities below which the shape of a batch may choose between two tokens.
@@ -145,6 +150,26 @@ class Harness:
             "queries": activity["tokens"] - activity["engine_tokens"],
             "hits": sum(activity["loaded_tokens"].values()),
         }
+
+    @contextlib.contextmanager
+    def closing(self, low, high=None):
+        """Check that the prompt tokens counted meanwhile are from `low` to `high`, by their source.
+
+        The counts of tiers are of KV that was fetched.
+        """
+
+        def counts():
+            metrics = self["first"].metrics()
+            by_source = "vllm:holdfast_prompt_tokens_by_source:"
+            found = Counter({name.removeprefix(by_source): n for name, n in metrics.items()})
+            return {name: found[name] for name in (*SOURCES, TOTAL, FETCHED)}
+
+        before = counts()
+        yield
+        after = {name: number - before[name] for name, number in counts().items()}
+        assert low <= after[TOTAL] <= (high or low)
+        assert sum(after[source] for source in SOURCES) == after[TOTAL]
+        assert sum(after[tier] for tier in TIERS) <= after[FETCHED]
 
     def save(self, prompt, name="first", tokens=ANSWER):
         """Have a context computed and saved, and forgotten by the engine."""
@@ -253,7 +278,8 @@ def test_an_aborted_request_leaves_nothing_behind(harness, steps):
     harness.save(prompt)
     # Slow enough for the abort to come while pages are being loaded.
     harness.between.passes = lambda message: not isinstance(message, Fetch) or not time.sleep(0.1)
-    left = harness["first"].abort(prompt=prompt, steps=steps)
+    with harness.closing(0, TOKENS):
+        left = harness["first"].abort(prompt=prompt, steps=steps)
     assert left == {"left": 0, "usage": 0.0}
     answer = harness.ask(prompt)
     assert (answer["tokens"], answer["cached"]) == (harness.right(prompt), HELD)
@@ -266,7 +292,8 @@ def test_damaged_memory_is_computed_again(harness, real):
         for at in range(0, len(memory), 64 << 10):
             memory[at] ^= 0xFF
             memory[at + 30_000] ^= 0x01
-    damaged = harness.ask(prompt)
+    with harness.closing(TOKENS):
+        damaged = harness.ask(prompt)
     assert (damaged["tokens"], damaged["finish"]) == (harness.right(prompt), "length")
     harness["first"].reset()
     until(lambda: harness.ask(prompt)["cached"] == HELD or not harness["first"].reset())
@@ -301,7 +328,8 @@ def test_a_node_killed_under_a_request_costs_the_hit_only(harness, kind):
         return True
 
     harness.between.passes = passes
-    answers = harness["first"].ask(prompts=[prompt, other], tokens=BLOCK)
+    with harness.closing(2 * TOKENS):
+        answers = harness["first"].ask(prompts=[prompt, other], tokens=BLOCK)
     harness.check([prompt, other], answers, BLOCK)
     harness.between.passes = None
     harness.start_node()
@@ -358,7 +386,8 @@ def test_a_context_comes_back_from_disk_and_not_from_a_damaged_one(harness):
             file.seek(at)
             file.write(bytes([byte[0] ^ 0x10]))
     harness.start_node()
-    damaged = harness.ask(other)
+    with harness.closing(TOKENS):
+        damaged = harness.ask(other)
     assert (damaged["tokens"], damaged["finish"]) == (harness.right(other), "length")
     assert damaged["cached"] < HELD
     harness["first"].reset()
@@ -425,6 +454,16 @@ def test_without_a_node_named_the_engine_has_its_own(harness):
     del harness._engines["private"]
     engine.close()
     assert not Path(address).parent.exists()
+
+
+def test_a_request_for_logprobs_of_its_prompt_is_declined_and_not_counted_as_computed(harness):
+    prompt = prompt_of("prompt logprobs", 2 * BLOCK)
+    declined = "vllm:holdfast_declined_requests"
+    before = harness["first"].metrics().get(declined, 0)
+    with harness.closing(0):
+        (answer,) = harness["first"].ask(prompts=[prompt], tokens=ANSWER, prompt_logprobs=1)
+    assert answer["tokens"] == harness.right(prompt)
+    assert harness["first"].metrics()[declined] == before + 1
 
 
 def test_hints_of_a_request_reach_the_node(harness):

@@ -10,7 +10,7 @@ from holdfast.client.request_hints import NO_HINT, RequestHint, at_end, hint_of
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.scheduler import SchedulerSide
 from holdfast.engines.vllm.work import Handshake
-from holdfast.wire.local.messages import Closed, Cover, Covered, Done, Pin, Returns
+from holdfast.wire.local.messages import Closed, Cover, Covered, Done, Observed, Pin, Returns
 
 BLOCK = 8
 SETTING = ConnectorSettings("", "default", 0, "", 0.05, 5.0, saves=True)
@@ -106,7 +106,7 @@ def test_a_closed_session_does_not_return(fakes, client, side):
 
 def test_without_hints_nothing_more_is_said(fakes, client, side):
     asked(fakes, side, None)
-    assert {type(message) for message in client.sent} == {Cover}
+    assert {type(message) for message in client.sent} == {Cover, Observed}
 
 
 def test_a_node_that_is_gone_costs_nothing(fakes, client, side):
@@ -129,7 +129,7 @@ def test_a_hint_that_makes_no_sense_is_logged_counted_and_ignored(
         asked(fakes, side, said)
     assert "kv_transfer_params.holdfast is ignored" in caplog.text
     assert side.counts.data["bad_hints"] == 1
-    assert {type(message) for message in client.sent} == {Cover}
+    assert {type(message) for message in client.sent} == {Cover, Observed}
 
 
 def test_other_connectors_params_are_not_ours(fakes):

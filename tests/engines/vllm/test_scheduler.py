@@ -1,10 +1,15 @@
+from collections import Counter
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 
 pytest.importorskip("vllm")
 
 from holdfast.blocks.key import unpack_keys
+from holdfast.client.prompt_ledger import PromptLedger
 from holdfast.engines.vllm.scheduler import NODE_SHARE, SAVE_BLOCKS
+from holdfast.engines.vllm.work import WorkerReport
 from holdfast.errors import NodeGoneError, RefusedError
 from holdfast.wire.local.messages import Cover, Covered, Observed
 
@@ -21,9 +26,10 @@ def test_coverage_is_asked_for_when_a_request_arrives(harness):
 
 
 def test_the_engines_trace_goes_with_the_question(harness):
-    harness.request(20, trace_headers={"traceparent": "00-1-2-01", "tracestate": "x=y"})
+    trace = f"00-{'1' * 32}-{'2' * 16}-01"
+    harness.request(20, trace_headers={"traceparent": trace, "tracestate": "x=y"})
     harness.request(20, request_id="not traced")
-    assert [cover.trace for cover in harness.client.of(Cover)] == ["00-1-2-01", ""]
+    assert [cover.trace for cover in harness.client.of(Cover)] == [trace, ""]
 
 
 def test_a_long_save_goes_in_parts_that_follow_each_other(harness):
@@ -160,20 +166,32 @@ def test_local_hits_are_not_loaded_again(harness):
     assert harness.side.matched_tokens(request, 24) == (0, False)
 
 
-@pytest.mark.parametrize("failure", [NodeGoneError("gone"), RefusedError("no")])
-def test_a_node_that_fails_is_a_miss(harness, failure):
+@pytest.mark.parametrize(
+    ("failure", "outcome"), [(NodeGoneError("gone"), "gone"), (RefusedError("no"), "refused")]
+)
+def test_a_node_that_fails_is_a_miss(harness, failure, outcome):
     request = harness.request(20)
     harness.client.answer = lambda _: failure
     assert harness.side.matched_tokens(request, 0) == (0, False)
-    assert harness.side.counts.data == {"calls/lookup/gone": 1}
+    assert harness.side.counts.data == {f"calls/lookup/{outcome}": 1}
 
 
-def test_without_a_node_nothing_is_asked_loaded_or_saved(harness):
-    harness.links[0].lent = None
+@pytest.mark.parametrize(("refused", "outcome"), [(False, "gone"), (True, "refused")])
+def test_without_a_node_nothing_is_loaded_or_saved_and_prompts_are_counted(
+    harness, refused, outcome
+):
+    harness.links[0].lent, harness.links[0].refused = None, refused
     request = harness.request(20)
     assert harness.side.matched_tokens(request, 0) == (0, False)
+    harness.side.allocated(request, [1, 2, 3], 0)
     assert harness.run(request, 20, [1, 2, 3]).saves == []
     harness.side.on_finished(request)
+    assert harness.side.counts.data == {
+        f"calls/lookup/{outcome}": 1,
+        "prompts": 1,
+        "prompt_tokens": 20,
+        "prompt_tokens_by_source/computed": 20,
+    }
 
 
 def test_the_load_fills_the_pages_behind_the_local_ones(harness):
@@ -278,18 +296,88 @@ def test_a_load_that_failed_whole_is_not_tried_again(harness):
     assert harness.side.matched_tokens(request, 8) == (0, False)
 
 
-def test_a_request_whose_load_failed_whole_is_counted_twice_as_vllm_counts_it(harness):
+@pytest.mark.parametrize("landed", [0, 1, 2, 3])
+def test_a_request_whose_load_failed_is_counted_once_by_what_landed(harness, landed):
     harness.held = 3
     request = harness.request(30)
     harness.side.matched_tokens(request, 0)
     harness.side.allocated(request, [5, 6, 7, 8], 24)
-    harness.side.on_worker_output(harness.fakes.outcome(ended=["r"], invalid=[5, 6, 7]))
-    harness.side.matched_tokens(request, 8)
-    harness.side.allocated(request, [5, 6, 7, 8], 0)
-    harness.side.allocated(request, [5, 6, 7, 8], 0)
+    blocks = {"disk": landed} if landed else {}
+    said = WorkerReport(landed={"r": blocks})
+    failed = [5, 6, 7][landed:]
+    harness.side.on_worker_output(harness.fakes.outcome(["r"], failed, said))
+    local = 0
+    if not landed:  # vLLM admits it again, and finds a page that another request left
+        local = 8
+        assert harness.side.matched_tokens(request, local) == (0, False)
+        harness.side.allocated(request, [5, 6, 7, 8], 0)
+    request.num_computed_tokens = local + 8 * landed
+    harness.run(request, 30 - request.num_computed_tokens, [5, 6, 7, 8])
     harness.side.on_finished(request)
     prompts = [prompt for report in harness.client.of(Observed) for prompt in report.prompts]
-    assert prompts == [(30, 0, {"host": 24}), (30, 8, {})]
+    loaded = {"disk": 8 * landed} if landed else {}
+    assert prompts == [(30, local, loaded)]
+    assert harness.side.counts.data["prompt_tokens_by_source/computed"] == 22 - 8 * landed + (
+        0 if local else 8
+    )
+
+
+def test_an_aborted_request_counts_what_was_computed(harness):
+    requests = [harness.request(30, request_id=name) for name in ("computed", "waiting")]
+    for request in requests:
+        harness.side.matched_tokens(request, 0)
+        harness.side.allocated(request, [5, 6, 7, 8], 0)
+    harness.run(requests[0], 12, [5, 6, 7, 8])
+    for request in requests:
+        harness.side.on_finished(request)
+    counted = {name: n for name, n in harness.side.counts.data.items() if "prompt" in name}
+    assert counted == {
+        "prompts": 1,
+        "prompt_tokens": 12,
+        "prompt_tokens_by_source/computed": 12,
+    }
+
+
+@pytest.mark.parametrize(
+    ("loads", "counted"),
+    [(True, {"host": 24, "computed": 6}), (False, {"computed": 30})],
+)
+def test_two_nodes_of_one_engine_count_a_prompt_once(fakes, loads, counted):
+    """With MultiConnector vLLM tells both sides of each request, and one of them loads."""
+    ledger = PromptLedger()
+    near, far = (fakes.SchedulerRig(fakes, ledger=ledger) for _ in range(2))
+    near.links[0].lent = None
+    far.held = 3 if loads else 0
+    request = fakes.Request(tokens=range(30), kv_transfer_params={"holdfast": {"chat": 1}})
+    both = near, far
+    for rig in both:
+        rig.side.on_new_request(request)
+    external = [rig.side.matched_tokens(request, 0)[0] for rig in both]
+    assert external == [0, 24 if loads else 0]
+    for rig, tokens in zip(both, external, strict=True):
+        rig.side.allocated(request, [5, 6, 7, 8], tokens)
+    if loads:
+        request.num_computed_tokens = 24
+        for rig, said in zip(both, (None, WorkerReport(landed={"r": {"host": 3}})), strict=True):
+            rig.side.on_worker_output(fakes.outcome(["r"], said=said))
+    step = fakes.step({"r": [5, 6, 7, 8]}, r=30 - request.num_computed_tokens)
+    for rig in both:
+        rig.side.build_work(step)
+    for rig in both:
+        rig.side.on_finished(request)
+    total = Counter()
+    for rig in both:
+        total.update(rig.side.counts.data)
+    by_source = {f"prompt_tokens_by_source/{name}": n for name, n in counted.items()}
+    assert total == by_source | {
+        "prompts": 1,
+        "prompt_tokens": 30,
+        "bad_hints": 1,
+        "calls/lookup/ok": 1,
+        "calls/lookup/gone": 1,
+    }
+    told = [prompt for report in far.client.of(Observed) for prompt in report.prompts]
+    assert told == [(30, 0, {"host": 24} if loads else {})]
 
 
 def test_failures_of_other_pages_do_not_touch_a_load(harness):
@@ -329,13 +417,26 @@ def test_requests_that_tokens_do_not_describe_are_left_alone(harness, field, val
     assert harness.client.sent == []
 
 
-def test_a_request_that_skips_reading_still_saves(harness):
+@pytest.mark.parametrize(
+    ("sampling", "reason"),
+    [
+        (SimpleNamespace(prompt_logprobs=1), "prompt_logprobs"),
+        (SimpleNamespace(prompt_logprobs=None), "skip_reading_prefix_cache"),
+        (None, "skip_reading_prefix_cache"),
+    ],
+)
+def test_a_request_that_skips_reading_still_saves_and_does_not_count_as_computed(
+    harness, sampling, reason
+):
     harness.held = 2
-    request = harness.request(20, skip_reading_prefix_cache=True)
+    request = harness.request(20, skip_reading_prefix_cache=True, sampling_params=sampling)
     assert harness.side.matched_tokens(request, 0) == (0, False)
     assert harness.client.sent == []
     (save,) = harness.run(request, 20, [1, 2, 3]).saves
     assert (save.depth, save.pages) == (0, [1, 2])
+    harness.side.on_finished(request)
+    assert harness.side.counts.data == {f"declined_requests/{reason}": 1}
+    assert harness.client.of(Observed) == []
 
 
 def test_a_reader_saves_nothing(fakes):
@@ -353,7 +454,8 @@ def test_a_producer_saves_and_asks_for_nothing(fakes):
     request = harness.request(20)
     assert harness.side.matched_tokens(request, 8) == (0, False)
     harness.side.allocated(request, [1, 2, 3], 0)
-    assert len(harness.run(request, 20, [1, 2, 3]).saves[0].pages) == 2
+    request.num_computed_tokens = 8
+    assert len(harness.run(request, 12, [1, 2, 3]).saves[0].pages) == 2
     assert harness.client.of(Cover) == []
     assert harness.side.counts.data["prompt_tokens_by_source/computed"] == 12
 
@@ -389,7 +491,7 @@ def test_sources_add_up_to_the_tokens_loaded(harness):
     harness.client.answer = lambda _: Covered(5, 5, {})
     other = harness.request(50, request_id="other")
     harness.side.matched_tokens(other, 0)
-    assert harness.side.sources(other, 40) == {"": 40}
+    assert harness.side.sources(other, 40) == {"other": 40}
 
 
 def test_with_several_ranks_the_least_covered_one_counts(fakes):

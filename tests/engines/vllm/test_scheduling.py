@@ -1,5 +1,7 @@
 """vLLM's scheduling, played at random: blocks must be what their names say, and counts vLLM's."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,9 +9,10 @@ from hypothesis import strategies as st
 pytest.importorskip("vllm")
 
 from holdfast.blocks.key import Chain, unpack_keys
+from holdfast.client.timeouts import EngineClocks
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.scheduler import SchedulerSide
-from holdfast.engines.vllm.work import Handshake
+from holdfast.engines.vllm.work import Handshake, WorkerReport
 from holdfast.wire.local.messages import Covered, Observed
 
 PAGE, PER_BLOCK = 2, 2
@@ -33,12 +36,16 @@ class Engine:
         self.next_page = 0
         self.waiting, self.loading, self.running = [], [], []
         self.page_ids = {}
-        self.queries, self.hits = 0, 0
+        self.loads, self.left = [], False
+        # The sources of the KV that a request has, and the first source of each prompt token.
+        self.sources, self.first = {}, {}
         self.client = client = fakes.Client(self.cover)
         namespace = Handshake(FINGERPRINT, 64, BLOCK, PAGE)
-        links = [fakes.Link(client)]
+        self.links = links = [fakes.Link(client)]
         reporter = fakes.Teller(links)
-        self.side = SchedulerSide(links, [namespace], SETTING, reporter, now=lambda: 0.0)
+        self.side = SchedulerSide(
+            links, [namespace], SETTING, reporter, EngineClocks(*[lambda: 0.0] * 2)
+        )
         self.arrived = 0
 
     def pick(self, low, high):
@@ -76,6 +83,7 @@ class Engine:
         request = self.fakes.Request(f"r{self.arrived}", tokens)
         self.arrived += 1
         self.page_ids[request.request_id] = []
+        self.first[request.request_id] = [None] * length
         self.side.on_new_request(request)
         self.waiting.append(request)
 
@@ -95,6 +103,21 @@ class Engine:
     def finish(self):
         if self.running:
             self.side.on_finished(self.running.pop())
+
+    def abort(self):
+        """End a request that waits or loads; the load goes on, and ends with the next step."""
+        if self.waiting or self.loading:
+            waits = self.waiting or [request for request, _ in self.loading]
+            request = waits[self.pick(0, len(waits) - 1)]
+            self.waiting = [each for each in self.waiting if each is not request]
+            self.loading = [pair for pair in self.loading if pair[0] is not request]
+            self.side.on_finished(request)
+
+    def leave(self):
+        """The node goes away, or comes back."""
+        (link,) = self.links
+        link.lent = None if link.lent else self.client
+        self.left = True
 
     def evict(self):
         """The engine's own prefix cache keeps only beginnings."""
@@ -123,7 +146,9 @@ class Engine:
             self.check_save(save, requests[save.request])
         for name, count in scheduled.items():
             requests[name].num_computed_tokens += count
-        self.load(work.loads)
+            self.note_sources(name, count)
+        self.load(self.loads)
+        self.loads = self.load(work.loads) if self.pick(0, 1) else work.loads
 
     def admit(self, request):
         """Schedule a waiting request, as vLLM does; True if it runs in this step."""
@@ -137,13 +162,11 @@ class Engine:
                 ids.append(page)
                 local += 1
             external, later = self.side.matched_tokens(request, local * PAGE)
-            if not request.num_preemptions:
-                self.queries += request.num_tokens - local * PAGE
-                self.hits += external
             assert later == (external > 0)
             assert external % PAGE == 0
             assert local * PAGE + external < request.num_tokens
             self.page_ids[request.request_id] = ids
+            self.sources[request.request_id] = ["engine"] * (local * PAGE)
             request.num_computed_tokens = local * PAGE + external
             self.allocate(request, request.num_computed_tokens)
             self.side.allocated(request, self.page_ids[request.request_id], external)
@@ -154,6 +177,13 @@ class Engine:
         self.waiting.remove(request)
         self.running.append(request)
         return True
+
+    def note_sources(self, name, count):
+        sources, first = self.sources[name], self.first[name]
+        sources += ["computed"] * count
+        first[:] = [
+            was or (sources[at] if at < len(sources) else None) for at, was in enumerate(first)
+        ]
 
     def check_save(self, save, request):
         names = self.name(request.all_token_ids)
@@ -169,48 +199,75 @@ class Engine:
                 tuple(request.all_token_ids[: end - PAGE]),
                 tuple(request.all_token_ids[:end]),
             ]
-            self.node[key] = content
+            if self.links[0].lent:
+                self.node[key] = content
 
     def load(self, loads):
-        """Carry out every load; what the node lost meanwhile fails."""
+        """Carry out every load; what the node lost meanwhile fails. Return that none is left."""
         for load in loads:
-            request, local = next(
-                pair for pair in self.loading if pair[0].request_id == load.request
-            )
-            contents = []
+            loading = [pair for pair in self.loading if pair[0].request_id == load.request]
+            if not loading:  # it was aborted
+                said = WorkerReport(landed={load.request: {"host": 1}})
+                self.side.on_worker_output(self.fakes.outcome([load.request], said=said))
+                continue
+            ((request, local),) = loading
+            contents, blocks = [], 0
             for key in unpack_keys(load.keys[0]):
-                if key not in self.node:
+                if key not in self.node or not self.links[0].lent:
                     break
                 contents += self.node[key]
+                blocks += 1
             contents = contents[load.first :][: len(load.pages)]
             for at, (page, content) in enumerate(zip(load.pages, contents, strict=False)):
                 assert content == tuple(request.all_token_ids[: local + (at + 1) * PAGE])
                 assert self.pages.setdefault(page, content) == content
                 self.cached.setdefault(content, page)
             failed = load.pages[len(contents) :]
-            self.side.on_worker_output(self.fakes.outcome([load.request], failed))
+            self.sources[load.request] += ["host"] * (len(contents) * PAGE)
+            said = WorkerReport(landed={load.request: {"host": blocks} if blocks else {}})
+            self.side.on_worker_output(self.fakes.outcome([load.request], failed, said))
             self.loading.remove((request, local))
             if failed:
                 request.num_computed_tokens = local + len(contents) * PAGE
                 if not request.num_computed_tokens:
                     self.page_ids[load.request] = []
             self.waiting.insert(0, request)
+        return []
 
 
 @given(st.data())
 def test_no_block_is_saved_or_loaded_under_another_name(fakes, data):
     engine = Engine(fakes, data.draw)
     actions = [engine.arrive, engine.step, engine.step, engine.step, engine.lose,
-               engine.preempt, engine.finish, engine.evict]  # fmt: skip
+               engine.preempt, engine.finish, engine.evict, engine.abort,
+               engine.leave]  # fmt: skip
     engine.arrive()
     for _ in range(data.draw(st.integers(5, 40))):
         data.draw(st.sampled_from(actions))()
-    while engine.waiting or engine.running:
+    while engine.waiting or engine.running or engine.loading:
         engine.step()
         engine.finish()
+    check_counts(engine)
+
+
+def check_counts(engine):
+    """Every prompt token is counted once, by its first source; the node hears the same."""
+    first = Counter(source for sources in engine.first.values() for source in sources if source)
+    counts = engine.side.counts.data
+    by_source = "prompt_tokens_by_source/"
+    counted = {
+        name.removeprefix(by_source): number
+        for name, number in counts.items()
+        if name.startswith(by_source)
+    }
+    assert counted == first
+    assert counts.get("prompt_tokens", 0) == first.total()
+    assert counts.get("prompts", 0) == sum(any(each) for each in engine.first.values())
     prompts = [prompt for report in engine.client.of(Observed) for prompt in report.prompts]
-    assert sum(tokens - local for tokens, local, _ in prompts) == engine.queries
-    assert sum(sum(loaded.values()) for _, _, loaded in prompts) == engine.hits
+    if not engine.left:
+        assert sum(tokens for tokens, _, _ in prompts) == first.total()
+        assert sum(local for _, local, _ in prompts) == first["engine"]
+        assert sum(loaded.get("host", 0) for _, _, loaded in prompts) == first["host"]
 
 
 def test_a_context_computed_once_is_loaded_by_the_next_request(fakes):

@@ -51,7 +51,8 @@ class Node:
                 wanted = min(len(message.keys) // 16, self.landing)
                 first = KEYS.index(message.keys[:16])
                 places = [(first + i) * RECORD for i in range(wanted)]
-                return Fetched(7 if places else 0, places, {}, self.outcome, "")
+                sources = {"disk": len(places)}
+                return Fetched(7 if places else 0, places, sources, self.outcome, "")
             case Release():
                 return Released(self.valid)
             case Reserve():
@@ -138,6 +139,32 @@ def test_the_lease_may_be_confirmed_within_what_is_left_of_the_deadline(harness,
     monkeypatch.setattr(harness.side, "_deadline_max_s", 1000.0)
     assert harness.load([9, 3, 30, 1, 2, 0, 5, 6]) == set()
     assert 100 < waits[Release] <= 1000 < waits[Fetch]
+
+
+def test_a_load_reports_what_landed_by_the_tiers_it_came_from(harness):
+    harness.node.landing = 1
+    assert harness.load([9, 8, 7, 6]) == {6, 7}
+    assert harness.side.report(StepWork()) == WorkerReport(landed={"r": {"disk": 1}})
+    assert harness.side.report(StepWork()) is None
+    harness.node.valid = False
+    harness.load([9, 8, 7, 6])
+    assert harness.side.report(StepWork()).landed == {"r": {}}
+
+
+def test_of_the_ranks_of_a_load_the_fewest_blocks_count():
+    ranks = [{"r": {"disk": 2, "host": 1}, "only": {}}, {"r": {"host": 2}}]
+    one, other = (WorkerReport(landed=landed) for landed in ranks)
+    assert one.aggregate(other).landed == {"r": {"host": 2}, "only": {}}
+
+
+@pytest.mark.parametrize(("refused", "outcome"), [(False, "gone"), (True, "refused")])
+def test_without_a_session_loads_and_saves_count_the_reason(harness, refused, outcome):
+    harness.link.lent, harness.link.refused = None, refused
+    assert harness.load([9, 8, 7, 6]) == {6, 7, 8, 9}
+    harness.side.save(harness.saving([1, 2]))
+    assert harness.side.report(StepWork()).landed == {"r": {}}
+    counts = harness.side.counts.data
+    assert counts == {f"calls/fetch/{outcome}": 1, f"calls/save/{outcome}": 1}
 
 
 def test_a_load_that_starts_inside_a_block_leaves_the_pages_before_alone(harness):

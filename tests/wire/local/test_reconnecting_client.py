@@ -28,6 +28,7 @@ def test_no_node_means_no_client(tmp_path):
     assert link.client() is None
     until(lambda: "No such file" in link.failure)
     assert link.client() is None
+    assert not link.refused
     link.close()
 
 
@@ -81,14 +82,19 @@ def test_a_refusing_node_is_logged_once_and_asked_again(fake_node, caplog):
         peer.say(peer.take().request_id, m.Refused("protocol version 1 is not supported"))
 
     def relent(peer):
+        noted.wait(30)
         peer.welcome()
         peer.take()
 
+    noted = threading.Event()
     with caplog.at_level(logging.WARNING):
         link = ReconnectingClient(
             fake_node(refuse, refuse, refuse, relent), HELLO, 5.0, retry_s=0.05
         )
+        until(lambda: link.refused)
+        noted.set()
         assert link.wait(10) is not None
+    assert not link.refused
     assert len([r for r in caplog.records if "not supported" in r.message]) == 1
     link.close()
 

@@ -22,7 +22,8 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.client.private_node import PrivateNode
-from holdfast.client.timeouts import RunningClock
+from holdfast.client.prompt_ledger import ledger_of
+from holdfast.client.timeouts import EngineClocks, RunningClock
 from holdfast.client.timing_reporter import TimingReporter
 from holdfast.devices.base import Device, Pages
 from holdfast.devices.host import HostDevice
@@ -191,7 +192,8 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
                 namespaces,
                 self._setting,
                 TimingReporter(connections),
-                running=RunningClock(),
+                EngineClocks(running=RunningClock()),
+                ledger_of(self._vllm_config.kv_transfer_config.engine_id),
             )
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], Any]) -> None:

@@ -12,9 +12,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
+from holdfast.client.prompt_ledger import CountedPrompt
+
+REFUSED = "refused"
+"""Outcome of a call that the node refuses, or for which it refuses the session."""
+
 COUNTERS: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "prompts": ((), "Prompts that were admitted."),
-    "prompt_tokens": ((), "Tokens of the prompts that were admitted."),
+    "prompts": ((), "Prompts that were computed or loaded, each once."),
+    "prompt_tokens": ((), "Tokens of these prompts; of aborted ones those that have KV."),
     "prompt_tokens_by_source": (
         ("source",),
         "Prompt tokens by where the KV came from: engine (vLLM's own cache), computed, or a tier.",
@@ -27,7 +32,7 @@ COUNTERS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "fetched_bytes": ((), "Bytes that were fetched and verified."),
     "fetch_seconds": ((), "Time of the fetches that returned blocks, summed."),
     "saved_blocks": ((), "Blocks that were saved."),
-    "declined_requests": (("reason",), "Requests for which Holdfast is not used."),
+    "declined_requests": (("reason",), "Requests that do not load from Holdfast."),
     "bad_hints": ((), "Requests with invalid hints."),
 }
 """Every counter: its labels and its meaning. In `/metrics` its name begins `vllm:holdfast_`."""
@@ -48,6 +53,14 @@ class ConnectorCounts(KVConnectorStats):
         if number:
             key = "/".join((name, *labels))
             self.data[key] = self.data.get(key, 0) + number
+
+    def add_prompt(self, prompt: CountedPrompt) -> None:
+        """Count a prompt and its tokens by source."""
+        self.add("prompts")
+        self.add("prompt_tokens", number=prompt.tokens)
+        sources = {"engine": prompt.engine, "computed": prompt.computed, **prompt.loaded}
+        for source, tokens in sources.items():
+            self.add("prompt_tokens_by_source", source, number=tokens)
 
     def add_all(self, other: KVConnectorStats) -> None:
         """Add the counts of `other` to these."""

@@ -10,13 +10,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.devices.base import Device, Move
 from holdfast.devices.host import run_anywhere
-from holdfast.engines.vllm.counters import ConnectorCounts
+from holdfast.engines.vllm.counters import REFUSED, ConnectorCounts
 from holdfast.engines.vllm.work import LoadTask
 from holdfast.errors import BlockError, NodeGoneError, Outcome, ProtocolError, RefusedError
 from holdfast.wire.local.messages import Fetch, Fetched, Release, Released
@@ -41,10 +42,19 @@ class LoadJob(NamedTuple):
 
 
 class EndedLoad(NamedTuple):
-    """A load that ended, and those of its pages that must not be used."""
+    """A load that ended: its pages that must not be used, and its verified blocks by tier."""
 
     request: str
     failed: Sequence[int]
+    landed: Mapping[str, int]
+
+
+class _LoadResult(NamedTuple):
+    """A load's outcome, the number of its leading pages that are valid, their blocks by tier."""
+
+    outcome: str
+    pages: int = 0
+    blocks: Mapping[str, int] = MappingProxyType({})
 
 
 class Loader:
@@ -94,7 +104,7 @@ class Loader:
         run_anywhere()
         while (job := self._jobs.get()) is not None:
             counts = ConnectorCounts()
-            outcome, landed = self._carry_out(job, counts)
+            outcome, landed, blocks = self._carry_out(job, counts)
             failed = job.load.pages[landed:]
             counts.add("calls", "fetch", outcome if failed else Outcome.OK)
             if failed:
@@ -105,15 +115,15 @@ class Loader:
                     outcome,
                 )
             with self._lock:
-                self._ended.append(EndedLoad(job.load.request, failed))
+                self._ended.append(EndedLoad(job.load.request, failed, blocks))
                 self._counts = self._counts.aggregate(counts)
                 self._load_ended.set()
 
-    def _carry_out(self, job: LoadJob, counts: ConnectorCounts) -> tuple[str, int]:
-        """Run a load; return its outcome, and how many of its leading pages are valid."""
+    def _carry_out(self, job: LoadJob, counts: ConnectorCounts) -> _LoadResult:
+        """Run a load; return its result."""
         client = self._connection.client()
         if client is None or client.arena is None:
-            return Outcome.GONE, 0
+            return _LoadResult(REFUSED if self._connection.refused else Outcome.GONE)
         start_s = time.monotonic()
         landed = 0
         try:
@@ -136,20 +146,22 @@ class Loader:
                     landed = sum(len(move.pages) for move in moves)
         except (NodeGoneError, ProtocolError, RefusedError) as error:
             _log.warning("load given up: %s", error)
-            return Outcome.GONE, 0
+            return _LoadResult(REFUSED if isinstance(error, RefusedError) else Outcome.GONE)
         except BlockError as error:
             _log.error("load given up, the node sent an invalid place: %s", error)
-            return Outcome.CORRUPT, 0
+            return _LoadResult(Outcome.CORRUPT)
         except Exception:  # noqa: BLE001  # e.g. device out of memory: the load must end
             _log.exception("load given up")
-            return Outcome.GONE, 0
+            return _LoadResult(Outcome.GONE)
+        outcome = fetched.outcome if fetched.outcome != Outcome.OK else Outcome.GONE
         if landed:
             nbytes = len(fetched.places) * self._device.pages.payload_bytes
             tokens = job.load.tokens * landed // len(job.load.pages)
             counts.add("fetch_seconds", number=time.monotonic() - start_s)
             counts.add("fetched_bytes", number=nbytes)
             counts.add("fetched_tokens", number=tokens)
-        return fetched.outcome if fetched.outcome != Outcome.OK else Outcome.GONE, landed
+            return _LoadResult(outcome, landed, fetched.sources)
+        return _LoadResult(outcome)
 
 
 def moves_of(load: LoadTask, places: Sequence[int], pages_per_block: int) -> list[Move]:

@@ -10,20 +10,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.blocks.key import Chain
+from holdfast.client.prompt_ledger import PromptLedger, by_tier
 from holdfast.client.request_hints import NO_HINT, at_end, hint_of
 from holdfast.client.step_timer import PrefillChunk, StepTimer
-from holdfast.client.timeouts import Backoff
+from holdfast.client.timeouts import Backoff, EngineClocks
 from holdfast.client.timing_reporter import TimingReporter
 from holdfast.client.tracked_request import PendingLoad, PlanRequest, TrackedRequest
-from holdfast.engines.vllm.counters import ConnectorCounts
+from holdfast.engines.vllm.counters import REFUSED, ConnectorCounts
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.work import Handshake, LoadTask, SaveTask, StepWork
-from holdfast.errors import NodeGoneError, NotFollowed, ProtocolError, RefusedError
+from holdfast.errors import NodeGoneError, NotFollowed, Outcome, ProtocolError, RefusedError
 from holdfast.limits import CHAIN_BLOCKS_MAX
 from holdfast.wire.fields import traceparent
 from holdfast.wire.local.client import Client
@@ -58,11 +58,14 @@ class SchedulerSide:
         namespaces: Sequence[Handshake],
         setting: ConnectorSettings,
         reporter: TimingReporter,
-        now: Callable[[], float] = time.monotonic,
-        running: Callable[[], float] | None = None,
+        clocks: EngineClocks | None = None,
+        ledger: PromptLedger | None = None,
     ) -> None:
-        """`running`: clock for the timeouts of a node's answers; default `now`."""
+        """`ledger`: shared with the engine's other connectors; default: one of its own."""
+        clocks = clocks or EngineClocks()
         self.counts = ConnectorCounts()
+        self._ledger = ledger or PromptLedger()
+        self._member = self._ledger.join()
         self._connections = connections
         self._namespaces = namespaces
         self._block_tokens = namespaces[0].block_tokens
@@ -70,11 +73,10 @@ class SchedulerSide:
         self._setting = setting
         self._reporter = reporter
         self._backoff = Backoff()
-        self._timer = StepTimer(now)
+        self._timer = StepTimer(clocks.now)
         self._token_s = 0.0
-        self._now = now
-        self._running = running or now
-        self._live: set[str] = set()
+        self._now, self._running = clocks
+        self._live: dict[str, Any] = {}
         self._tracked: dict[str, TrackedRequest] = {}
         self._loads: list[LoadTask] = []
         self._epoch = b""
@@ -82,17 +84,25 @@ class SchedulerSide:
 
     def on_new_request(self, request: Any) -> None:
         """Start to track a request, and ask the node which of its blocks are held."""
-        self._live.add(request.request_id)
+        request_id = request.request_id
+        self._live[request_id] = request
+        is_first = self._ledger.arrived(request_id)
         hint, is_valid = hint_of(request)
-        if not is_valid:
+        if is_first and not is_valid:
             self.counts.add("bad_hints")
-        reason = "bypass" if hint.bypass else why_declined(request)
-        if reason:
+        declined = "bypass" if hint.bypass else why_declined(request)
+        reason = declined or why_not_read(request)
+        if is_first and reason:
             self.counts.add("declined_requests", reason)
+        if declined:
             return
         clients = self._clients()
+        if not reason:
+            tokens, connected = request.num_tokens, clients is not None
+            self._ledger.opened(self._member, request_id, tokens, connected=connected)
         if clients is None:
-            self.counts.add("calls", "lookup", "gone")
+            if not reason:
+                self.counts.add("calls", "lookup", self._why_no_client())
             return
         extras = {0: extras_of(request, self._epoch)}
         chains = [
@@ -115,11 +125,12 @@ class SchedulerSide:
             if client.welcome.common_key
         ]
         tracked = TrackedRequest(request, chains, common, hint)
-        self._tracked[request.request_id] = tracked
+        self._tracked[request_id] = tracked
         self._ask(tracked, clients)
 
     def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         """Return how many tokens after the local ones can be loaded; None: not known yet."""
+        self._ledger.restarted(request.request_id)
         tracked = self._tracked.get(request.request_id)
         if tracked is None or request.skip_reading_prefix_cache:
             return 0, False
@@ -130,7 +141,6 @@ class SchedulerSide:
             self._ask(tracked, self._clients())
         if tracked.question is not None and not self._answered(tracked, tracked.question):
             return None, False
-        tracked.is_counted = False  # like vLLM, count a request again if its load failed
         if tracked.load_failed:  # the plan is not ended, because the load's time was spent on it
             tracked.local_tokens = local_tokens
             return 0, False
@@ -150,19 +160,7 @@ class SchedulerSide:
     def allocated(self, request: Any, pages: Sequence[int], external_tokens: int) -> None:
         """Plan the load of `external_tokens`; `pages` are all pages of the request."""
         tracked = self._tracked.get(request.request_id)
-        if tracked is None:
-            return
-        if not tracked.is_counted and not tracked.preemptions:
-            tracked.is_counted = True
-            # Counted here for vLLM, and in the next report for the node.
-            local_tokens, loaded = tracked.local_tokens, self.sources(request, external_tokens)
-            self._timer.admitted(request.num_tokens, local_tokens, loaded)
-            computed = request.num_tokens - local_tokens - sum(loaded.values())
-            self.counts.add("prompts")
-            self.counts.add("prompt_tokens", number=request.num_tokens)
-            for source, tokens in {"engine": local_tokens, "computed": computed, **loaded}.items():
-                self.counts.add("prompt_tokens_by_source", source, number=tokens)
-        if not external_tokens:
+        if tracked is None or not external_tokens:
             return
         start, page = tracked.local_tokens, self._page_tokens
         stop = start + external_tokens
@@ -170,6 +168,7 @@ class SchedulerSide:
         first_block, skipped = divmod(start, self._block_tokens)
         keys = tracked.keys(first_block, -(-stop // self._block_tokens))
         tracked.loading = PendingLoad(start, wanted)
+        self._ledger.loading(self._member, request.request_id, start)
         self._loads.append(
             LoadTask(
                 request.request_id,
@@ -183,18 +182,10 @@ class SchedulerSide:
         )
 
     def sources(self, request: Any, external_tokens: int) -> dict[str, int]:
-        """Split loaded tokens by source tier, in the proportions that the node reported."""
+        """Split the tokens of a planned load by tier, in the proportions of the node's answer."""
         tracked = self._tracked.get(request.request_id)
-        held = dict(tracked.sources) if tracked is not None else {}
-        left, split = external_tokens, {}
-        # The largest tier takes the remainder: local hits and the last token shift the counts.
-        for name, blocks in sorted(held.items(), key=lambda item: item[1]):
-            split[name] = min(left, blocks * self._block_tokens)
-            left -= split[name]
-        if left:
-            name = max(held, key=lambda name: held[name], default="")
-            split[name] = split.get(name, 0) + left
-        return {name: tokens for name, tokens in split.items() if tokens}
+        held = tracked.sources if tracked is not None else {}
+        return by_tier(external_tokens, self._tokens_of(held))
 
     def build_work(self, output: Any) -> StepWork:
         """Return the loads and saves of this step for the workers."""
@@ -203,6 +194,9 @@ class SchedulerSide:
         if output.total_num_scheduled_tokens:
             chunks = []
             for request_id, new in output.num_scheduled_tokens.items():
+                if request_id in self._ledger:
+                    context = self._live[request_id].num_computed_tokens
+                    self._ledger.scheduled(request_id, context, new)
                 tracked = self._tracked.get(request_id)
                 if tracked is not None:
                     context = tracked.request.num_computed_tokens
@@ -212,6 +206,7 @@ class SchedulerSide:
             loading = any(tracked.loading for tracked in self._tracked.values())
             all_known = len(chunks) == len(output.num_scheduled_tokens)
             self._timer.begin(chunks, sound=all_known and not loading)
+            self._count_prompts()
         per_block = self._block_tokens // self._page_tokens
         for request_id, scheduled in output.num_scheduled_tokens.items():
             tracked = self._tracked.get(request_id)
@@ -254,6 +249,8 @@ class SchedulerSide:
                 loaded.loaded_s = 0.0 if loaded.load_failed else self._now() - loaded.decided_at
         # A report comes every step; only steps with a forward are timed.
         worker_report = output.kv_connector_worker_meta
+        for request_id, blocks in worker_report.landed.items() if worker_report else ():
+            self._ledger.landed(request_id, self._tokens_of(blocks))
         if worker_report is not None and worker_report.computed:
             self._timer.end()
         self._moving = worker_report is not None and worker_report.moving
@@ -265,14 +262,17 @@ class SchedulerSide:
 
     def on_finished(self, request: Any) -> None:
         """Stop tracking a request, and send its hints to the node."""
-        self._live.discard(request.request_id)
+        self._live.pop(request.request_id, None)
+        self._ledger.finished(request.request_id)
+        self._count_prompts()
         tracked = self._tracked.pop(request.request_id, None)
-        if tracked is None:
-            return
-        tracked.forget()
-        self._end_plan(tracked, NotFollowed.ENDED)
+        if tracked is not None:
+            tracked.forget()
+            self._end_plan(tracked, NotFollowed.ENDED)
         if not self._live:  # there may be no later step that would report
             self._report()
+        if tracked is None:
+            return
         clients = self._clients() if tracked.hint != NO_HINT else None
         if clients is not None:
             for client, keys in zip(clients, tracked.keys(0, tracked.saved), strict=True):
@@ -297,6 +297,18 @@ class SchedulerSide:
     def _clients(self) -> list[Client] | None:
         clients = [client for each in self._connections if (client := each.client()) is not None]
         return clients if len(clients) == len(self._connections) else None
+
+    def _why_no_client(self) -> str:
+        return REFUSED if any(each.refused for each in self._connections) else Outcome.GONE
+
+    def _tokens_of(self, blocks: Mapping[str, int]) -> dict[str, int]:
+        return {tier: number * self._block_tokens for tier, number in blocks.items()}
+
+    def _count_prompts(self) -> None:
+        """Count the prompts that are complete for vLLM, and in the next report for the node."""
+        for prompt in self._ledger.take(self._member):
+            self.counts.add_prompt(prompt)
+            self._timer.prompt_counted(prompt)
 
     def _ask(
         self, tracked: TrackedRequest, clients: Sequence[Client] | None, local_tokens: int = 0
@@ -348,8 +360,9 @@ class SchedulerSide:
             # For a single request a short wait is cheaper than an empty step of vLLM. `_live`
             # also counts requests that are not tracked, because the wait would delay them.
             answer = question.answer(expected=len(self._live) == 1)
-        except (NodeGoneError, RefusedError, ProtocolError):
-            self.counts.add("calls", "lookup", "gone")
+        except (NodeGoneError, RefusedError, ProtocolError) as error:
+            outcome = REFUSED if isinstance(error, RefusedError) else Outcome.GONE
+            self.counts.add("calls", "lookup", outcome)
             tracked.forget()  # an earlier answer is outdated
             self._end_plan(tracked, NotFollowed.GONE)
             return True
@@ -398,6 +411,18 @@ def why_declined(request: Any) -> str | None:
     if request.resumable:
         return "streaming_input"
     return None
+
+
+def why_not_read(request: Any) -> str | None:
+    """Return why vLLM reads no cached KV for this request; None if it does."""
+    if not request.skip_reading_prefix_cache:
+        return None
+    sampling = request.sampling_params
+    asks_logprobs = sampling is not None and (
+        sampling.prompt_logprobs is not None
+        or getattr(sampling, "prompt_logprob_token_ids", None) is not None
+    )
+    return "prompt_logprobs" if asks_logprobs else "skip_reading_prefix_cache"
 
 
 def extras_of(request: Any, epoch: bytes) -> list[bytes]:

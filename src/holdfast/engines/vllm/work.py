@@ -59,14 +59,20 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """A worker's report at the end of a step; vLLM aggregates the reports of all workers.
 
     `computed`: the step had a forward. `moving`: blocks are still being copied to the arena.
+    `landed`: verified blocks of the loads that ended, by request and tier.
     """
 
     computed: bool = False
     moving: bool = False
+    landed: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
-        """Return a report with each flag set that is set for any worker."""
-        return WorkerReport(self.computed or other.computed, self.moving or other.moving)
+        """Return a report with each flag set that is set for any worker, and the fewest blocks."""
+        landed = self.landed | other.landed
+        for request in self.landed.keys() & other.landed.keys():
+            both = self.landed[request], other.landed[request]
+            landed[request] = min(both, key=lambda blocks: sum(blocks.values()))
+        return WorkerReport(self.computed or other.computed, self.moving or other.moving, landed)
 
 
 @dataclass

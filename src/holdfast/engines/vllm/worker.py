@@ -12,7 +12,7 @@ from typing import NamedTuple
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.client.timeouts import Backoff
 from holdfast.devices.base import Device, Move, Transfer
-from holdfast.engines.vllm.counters import ConnectorCounts
+from holdfast.engines.vllm.counters import REFUSED, ConnectorCounts
 from holdfast.engines.vllm.loader import EndedLoad, Loader, LoadJob
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.work import SaveTask, StepWork, WorkerReport
@@ -83,6 +83,7 @@ class WorkerSide:
         self._inflight: list[InflightSave] = []
         self._committing: list[tuple[Client, int]] = []
         self._failed: set[int] = set()
+        self._landed: dict[str, dict[str, int]] = {}
         self._moving = True  # last reported value; True, so that the first step is reported
 
     def begin(self, work: StepWork) -> None:
@@ -107,7 +108,7 @@ class WorkerSide:
         for save in work.saves:
             connected = self._connection.client()
             if connected is None or connected.arena is None:
-                self.counts.add("calls", "save", "gone")
+                self.counts.add("calls", "save", REFUSED if self._connection.refused else "gone")
                 continue
             try:
                 self._reserves.append(self._reserve(connected, save))
@@ -150,6 +151,7 @@ class WorkerSide:
         ended: list[EndedLoad] = self._loader.take(self.counts)
         for each in ended:
             self._failed.update(each.failed)
+            self._landed[each.request] = dict(each.landed)
         return {each.request for each in ended}
 
     def failed_pages(self) -> set[int]:
@@ -160,10 +162,11 @@ class WorkerSide:
     def report(self, work: StepWork) -> WorkerReport | None:
         """Return this step's report for the scheduler side; None if nothing changed."""
         before, self._moving = self._moving, bool(self._reserves or self._inflight)
+        landed, self._landed = self._landed, {}
         # The scheduler side keeps the last report, so the end of all copies must be reported, too.
-        if not (work.tokens or self._moving or before):
+        if not (work.tokens or self._moving or before or landed):
             return None
-        return WorkerReport(work.tokens > 0, self._moving)
+        return WorkerReport(work.tokens > 0, self._moving, landed)
 
     def close(self) -> None:
         """Wait for all copies, commit them, wait `COMMIT_S` at most for the replies, and stop."""
@@ -244,7 +247,7 @@ class WorkerSide:
 
     def _count_refused(self, error: RefusedError) -> None:
         """Count a save that the node refused, and log its reason."""
-        self.counts.add("calls", "save", "refused")
+        self.counts.add("calls", "save", REFUSED)
         _log.warning("blocks not saved: %s", error)
 
     def _commit_done(self) -> None:

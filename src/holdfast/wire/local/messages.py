@@ -186,8 +186,8 @@ class Observed(_Message, frozen=True, tag="observed", omit_defaults=True):
     seconds until all fetched blocks were in the engine's pages, seconds until the first token; 0 if
     not measured. `not_followed`: number of a plan that was not carried out, the reason (a value of
     `errors.NotFollowed`), seconds until the first token, 0 if there was none. A plan is in one of
-    the two lists. `prompts`, for the node's counters: tokens of a prompt that the engine admitted,
-    leading tokens in the engine's own cache, tokens loaded from the node by tier.
+    the two lists. `prompts`, for the node's counters: tokens of a prompt that the engine computed
+    or loaded, leading tokens in the engine's own cache, tokens loaded from the node by tier.
 
     More than `OBSERVED_MAX` entries in a list end the connection. Empty lists except `steps` are
     omitted, because nodes of earlier versions do not know all of them.

@@ -21,13 +21,15 @@ class ReconnectingClient:
     """Keeps one client of the node at `address` connected; only `wait` blocks.
 
     Leases and reservations of an earlier client are invalid. `failure`: why the last attempt
-    failed. The delay between attempts doubles up to `retry_s`, until a connection lasts that long.
-    After refusals it doubles up to a minute, until the node is started again; see `RefusalBackoff`.
+    failed; `refused`: the node refused the session then. The delay between attempts doubles up to
+    `retry_s`, until a connection lasts that long. After refusals it doubles up to a minute, until
+    the node is started again; see `RefusalBackoff`.
     """
 
     def __init__(self, address: str, hello: Hello, timeout_s: float, retry_s: float = 1.0) -> None:
         self.address = address
         self.failure = "not connected yet"
+        self.refused = False
         self._hello = hello
         self._timeout_s = timeout_s
         self._retry_s = retry_s
@@ -69,7 +71,7 @@ class ReconnectingClient:
                 since_s = time.monotonic()
                 with self._tried:
                     self._client = client
-                    self.failure = ""
+                    self.failure, self.refused = "", False
                     self._logged.clear()
                     self._tried.notify_all()
                 if self._ended.is_set():
@@ -85,10 +87,12 @@ class ReconnectingClient:
                 if time.monotonic() - since_s >= self._retry_s:
                     pause_s = _FIRST_RETRY_S
             except RefusedError as error:
+                self.refused = True
                 self._note_failure(str(error))
                 self._backoff.refused()
                 pause_s = self._retry_s
             except (HoldfastError, OSError) as error:  # OSError: e.g. no free descriptor
+                self.refused = False
                 self._note_failure(str(error), untrusted=isinstance(error, UntrustedPeerError))
             while not self._ended.wait(pause_s) and not self._backoff.due():
                 pass
