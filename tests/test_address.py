@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.address import HostPort, socket_path, tcp_address, tcp_endpoint
+from holdfast.address import HostPort, page_url, socket_path, tcp_address, tcp_endpoint
 from holdfast.errors import ConfigError
 
 
@@ -58,3 +58,22 @@ def test_a_member_has_a_port():
 @pytest.mark.parametrize(("host", "port"), [("10.0.0.1", 1), ("h.example.org", 80), ("::1", 9)])
 def test_addresses_are_written_as_they_are_read(host, port):
     assert tcp_endpoint(tcp_address(host, port)) == (host, port)
+
+
+@pytest.mark.parametrize(
+    ("page", "address", "url"),
+    [
+        ("tcp://10.0.0.7:9464", "tcp://10.1.0.7:7441", "http://10.0.0.7:9464/"),
+        ("tcp://0.0.0.0:9464", "tcp://flash-1:7441", "http://flash-1:9464/"),
+        ("tcp://[::]:9464", "tcp://[fd00::7]:7441", "http://[fd00::7]:9464/"),
+        ("tcp://127.0.0.1:9464", "tcp://127.0.0.1:7441", "http://127.0.0.1:9464/"),
+        ("tcp://127.0.0.1:9464", "tcp://10.0.0.7:7441", ""),
+        ("tcp://localhost:9464", "tcp://flash-1:7441", ""),
+        *(
+            (page, "tcp://10.0.0.7:7441", "")
+            for page in ("", "tcp://h:0", "javascript:1", "unix:///n")
+        ),
+    ],
+)
+def test_a_page_has_a_url_if_a_host_that_reaches_the_target_can_open_it(page, address, url):
+    assert page_url(page, address) == url

@@ -107,6 +107,22 @@ def tcp_address(host: str, port: int) -> str:
     return f"{TCP}[{host}]:{port}" if ":" in host else f"{TCP}{host}:{port}"
 
 
+def page_url(page: str, address: str) -> str:
+    """Return the URL of a status page at `page`, as seen by a host that connects to `address`.
+
+    Both are tcp:// addresses. A wildcard host of `page` means the host of `address`. Empty if there
+    is no page, or none that this host can reach.
+    """
+    try:
+        target, found = tcp_endpoint(address), tcp_endpoint(page, port_min=1)
+    except ConfigError:
+        return ""
+    if found.is_loopback and not target.is_loopback:
+        return ""
+    host = target.host if found.is_wildcard else found.host
+    return f"http://{tcp_address(host, found.port).removeprefix(TCP)}/"
+
+
 def exposed_addresses(addresses: Sequence[str]) -> list[str]:
     """Return those of a node's addresses that other machines can reach.
 

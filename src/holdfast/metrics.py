@@ -109,6 +109,8 @@ METRICS: Mapping[str, Metric] = {
     "target_refused_total": Metric((), "Requests of other nodes that were refused."),
     "target_received_bytes_total": Metric((), "Bytes received from other nodes."),
     "target_sent_bytes_total": Metric((), "Bytes sent to other nodes."),
+    "target_received_blocks_total": Metric((), "Blocks received from other nodes."),
+    "target_sent_blocks_total": Metric((), "Blocks sent to other nodes."),
 }
 """Every metric of a node, by its name without the prefix `holdfast_`."""
 
@@ -206,6 +208,8 @@ def _target_samples(status: TargetStatus) -> Iterator[Sample]:
     yield Sample("target_refused_total", (), status.refused)
     yield Sample("target_received_bytes_total", (), status.received_bytes)
     yield Sample("target_sent_bytes_total", (), status.sent_bytes)
+    yield Sample("target_received_blocks_total", (), status.received_blocks)
+    yield Sample("target_sent_blocks_total", (), status.sent_blocks)
 
 
 def _tier_samples(status: NodeStatus) -> Iterator[Sample]:

@@ -40,7 +40,8 @@ class MemberStatus(msgspec.Struct, frozen=True):
 
     `phase` is that of the circuit breaker. `latency_s` is that of questions, `first_byte_s` that of
     reads that found something; 95 % of these ended within `late_s`. None: not measured.
-    `trouble`: why the member cannot be used; empty if it can.
+    `trouble`: why the member cannot be used; empty if it can. `page`: URL of its status page;
+    empty if it has none, or is not connected.
     """
 
     target: str
@@ -54,6 +55,7 @@ class MemberStatus(msgspec.Struct, frozen=True):
     breaker_opened: int = 0
     ejections: int = 0
     trouble: str = ""
+    page: str = ""
 
 
 class SharedTierStatus(msgspec.Struct, frozen=True):
@@ -221,8 +223,20 @@ class CredentialState(msgspec.Struct, frozen=True):
     may: tuple[str, ...] = ()
 
 
+class DomainTraffic(msgspec.Struct, frozen=True):
+    """Bytes of records that a target received for a domain, and sent; named as in DomainStatus."""
+
+    domain: str
+    configured: bool = False
+    received_bytes: int = 0
+    sent_bytes: int = 0
+
+
 class TargetStatus(msgspec.Struct, frozen=True):
-    """Counters of a node's service for other nodes; `sending_bytes`: in memory, being sent."""
+    """Counters of a node's service for other nodes; `sending_bytes`: in memory, being sent.
+
+    `domains`: the traffic of each domain, the largest first, at most 64 of them.
+    """
 
     connections: int = 0
     accepted: int = 0
@@ -232,18 +246,26 @@ class TargetStatus(msgspec.Struct, frozen=True):
     refused: int = 0
     corrupt: int = 0
     received_bytes: int = 0
+    received_blocks: int = 0
     sent_bytes: int = 0
+    sent_blocks: int = 0
     sending_bytes: int = 0
+    domains: list[DomainTraffic] = []
 
 
 @prepared
 class NodeStatus(msgspec.Struct, frozen=True):
     """What a store holds and has done.
 
-    `recovery_s`: None until the disk tiers are recovered. `tickets`: reservations of writers.
-    `target`: None for a store that serves no other nodes.
+    `role`: "node" serves engines, "target" serves other nodes, "node and target" both, "store" a
+    Python program. `recovery_s`: None until the disk tiers are recovered. `tickets`: reservations
+    of writers. `target`: None for a store of a Python program.
     """
 
+    version: str = ""
+    host: str = ""
+    role: str = "store"
+    addresses: list[str] = []
     incarnation: str = ""
     blocks: int = 0
     tiers: list[TierStatus] = []

@@ -3,11 +3,12 @@
 import contextlib
 import json
 
+import msgspec
 import pytest
 
 from holdfast.cli.stats import summary
 from holdfast.errors import RefusedError
-from holdfast.status import ActivityStatus, FailedChecks, NodeStatus
+from holdfast.status import ActivityStatus, DomainTraffic, FailedChecks, NodeStatus, TargetStatus
 from holdfast.wire.local import messages as m
 
 STATUS = NodeStatus(
@@ -36,6 +37,41 @@ def test_the_summary_says_where_tokens_came_from_and_what_was_saved():
         "38.0 engine-minutes saved (estimated time of computing less the measured time); "
         "2 corrupt, 3 late"
     )
+
+
+TARGET = TargetStatus(
+    requests=5_310,
+    refused=3,
+    received_bytes=946_176,
+    received_blocks=14,
+    sent_bytes=2 << 20,
+    sent_blocks=28,
+    connections=2,
+    domains=[
+        DomainTraffic("acme", configured=True, received_bytes=946_176),
+        DomainTraffic("ab" * 16, sent_bytes=2 << 20),
+    ],
+)
+FOR_OTHER_NODES = [
+    (
+        "5,310 requests of other nodes (3 refused): received 14 blocks (924 KiB), sent 28 blocks "
+        "(2 MiB); 2 connections, 7 blocks held"
+    ),
+    "  acme: received 924 KiB, sent 0 B",
+    f"  {'ab' * 16}: received 0 B, sent 2 MiB",
+]
+
+
+def test_a_target_says_what_it_did_for_other_nodes():
+    status = NodeStatus(uptime_s=90.0, role="node and target", blocks=7, target=TARGET)
+    first, *rest = summary(status)
+    assert first == f"since start, 1 minute ago: {FOR_OTHER_NODES[0]}"
+    assert rest == FOR_OTHER_NODES[1:]
+    both = summary(msgspec.structs.replace(STATUS, blocks=7, target=TARGET))
+    assert both == [*summary(STATUS), *FOR_OTHER_NODES]
+    idle = NodeStatus(role="target", target=TargetStatus())
+    assert summary(idle)[0].startswith("since start, 0 seconds ago: 0 requests of other nodes: ")
+    assert "0 prompts" in summary(NodeStatus(role="node", target=TargetStatus()))[0]
 
 
 def test_what_engines_report_is_shown(holdfast, node, save):

@@ -6,6 +6,7 @@ import argparse
 
 import msgspec
 
+from holdfast.byte_size import Size
 from holdfast.cli import OK
 from holdfast.cli.options import (
     add_json_argument,
@@ -16,7 +17,7 @@ from holdfast.cli.options import (
     node_address,
     show,
 )
-from holdfast.status import NodeStatus
+from holdfast.status import NodeStatus, TargetStatus
 
 _UNITS = ((86_400.0, "day"), (3_600.0, "hour"), (60.0, "minute"), (1.0, "second"))
 
@@ -28,11 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the node's counters in three lines."""
+    """Print what the node did, in a few lines."""
     address = node_address(args)
     with connected(address, "stats") as ask:
         status = ask_status(ask)
-    names = ("uptime_s", "activity", "evictions", "failed_checks")
+    names = (
+        *("version", "host", "role", "addresses", "uptime_s", "activity", "evictions"),
+        *("failed_checks", "target"),
+    )
     data = msgspec.to_builtins(status)
     kept = {name: data[name] for name in names}
     show("\n".join(summary(status)), {"node": address, **kept}, args.json)
@@ -40,17 +44,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def summary(status: NodeStatus) -> list[str]:
-    """Return what a node did since its start, in lines of text."""
-    activity = status.activity
+    """Return what a node did since its start, for engines and for other nodes, in lines of text."""
+    activity, target = status.activity, status.target
     lookups = sum(activity.calls.get("lookup", {}).values())
+    is_target = target is not None and (target.requests > 0 or status.role == "target")
+    lines = []
+    if lookups or activity.prompts or not is_target:
+        lines += _for_engines(status, lookups)
+    if target is not None and is_target:
+        lines += _for_other_nodes(status, target)
+    unit_s, unit = next((each for each in _UNITS if status.uptime_s >= each[0]), _UNITS[-1])
+    ago = many(int(status.uptime_s // unit_s), unit)
+    return [f"since start, {ago} ago: {lines[0]}", *lines[1:]]
+
+
+def _for_engines(status: NodeStatus, lookups: int) -> list[str]:
+    activity = status.activity
     late = activity.calls.get("fetch", {}).get("late", 0)
     corrupt = sum(failed.copies for failed in status.failed_checks if failed.outcome == "corrupt")
     tokens, loaded = activity.tokens, activity.loaded_tokens
     prompts = f"{many(activity.prompts, 'prompt')} of {many(tokens, 'token')}"
-    uptime_s = status.uptime_s
-    unit_s, unit = next((each for each in _UNITS if uptime_s >= each[0]), _UNITS[-1])
-    ago = many(int(uptime_s // unit_s), unit)
-    lines = [f"since start, {ago} ago: {many(lookups, 'lookup')}, {prompts}"]
+    lines = [f"{many(lookups, 'lookup')}, {prompts}"]
 
     def percent(part: int) -> str:
         return f"{100 * part / tokens:.0f} %"
@@ -68,3 +82,19 @@ def summary(status: NodeStatus) -> list[str]:
         f"the measured time); {corrupt:,} corrupt, {late:,} late"
     )
     return lines
+
+
+def _for_other_nodes(status: NodeStatus, target: TargetStatus) -> list[str]:
+    """Return lines on what a target received and sent, in all and by domain."""
+    refused = f" ({target.refused:,} refused)" if target.refused else ""
+    line = (
+        f"{many(target.requests, 'request')} of other nodes{refused}: received "
+        f"{many(target.received_blocks, 'block')} ({Size(target.received_bytes)}), sent "
+        f"{many(target.sent_blocks, 'block')} ({Size(target.sent_bytes)}); "
+        f"{many(target.connections, 'connection')}, {many(status.blocks, 'block')} held"
+    )
+    by_domain = [
+        f"  {domain.domain}: received {Size(domain.received_bytes)}, sent {Size(domain.sent_bytes)}"
+        for domain in target.domains
+    ]
+    return [line, *by_domain]

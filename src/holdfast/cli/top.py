@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.byte_size import Size
 from holdfast.cli import OK
-from holdfast.cli.options import Ask, add_node_arguments, ask_status, connected, node_address
+from holdfast.cli.options import Ask, add_node_arguments, ask_status, connected, many, node_address
 from holdfast.cli.stats import summary
 from holdfast.errors import ConfigError
 from holdfast.status import NodeStatus, tier_totals
@@ -102,6 +102,17 @@ def _tables(status: NodeStatus, before: NodeStatus | None) -> list[Table]:
         *(status.hints.sessions, status.hints.prestaging),
     )
     queues.add_row(*(f"{value:,}" for value in values))
+    others = _table("other nodes", "requests", "received", "sent", "refused")
+    if (target := status.target) is not None and (target.requests or status.role == "target"):
+        rates = ["", ""]
+        if before is not None and before.target is not None and elapsed_s > 0:
+            received = (target.received_bytes - before.target.received_bytes) / elapsed_s
+            sent = (target.sent_bytes - before.target.sent_bytes) / elapsed_s
+            rates = [f"{Size(int(received))}/s", f"{Size(int(sent))}/s"]
+        others.add_row(
+            *(many(target.connections, "connection"), f"{target.requests:,}", *rates),
+            f"{target.refused:,}",
+        )
     members = _table("pool", "member", "breaker", "left out", "answers in", "under way", "trouble")
     for tier, shared in status.shared.items():
         for member in shared.members:
@@ -111,7 +122,7 @@ def _tables(status: NodeStatus, before: NodeStatus | None) -> list[Table]:
                 "" if latency_s is None else f"{1e3 * latency_s:.2f} ms",
                 *(str(Size(member.in_flight_bytes)), member.trouble),
             )
-    return [tiers, queues, members] if members.rows else [tiers, queues]
+    return [tiers, queues, *(table for table in (others, members) if table.rows)]
 
 
 def _table(first: str, *others: str) -> Table:

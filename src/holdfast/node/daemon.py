@@ -34,7 +34,7 @@ from holdfast.node.local.threads import NodeThreads
 from holdfast.node.local.users import group_of, users_of
 from holdfast.node.registration import register, until_drained
 from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
-from holdfast.node.remote.service import TargetService
+from holdfast.node.remote.service import NodeAddresses, TargetService
 from holdfast.node.traces import open_traces
 from holdfast.tiers.kind import BUILT_IN
 from holdfast.version import __version__
@@ -102,7 +102,7 @@ def serve(
         recorder = RequestRecorder(Path(config.record)) if config.record else None
         if recorder is not None:
             undo.callback(recorder.close)
-        service = TargetService(store)
+        service = TargetService(store, addresses=_addresses(config, listeners))
         if listeners and nixl.wanted(config.transport):
             threading.Thread(target=service.offer_nixl, name="holdfast-nixl", daemon=True).start()
         for bound in listeners:
@@ -125,7 +125,7 @@ def serve(
         with contextlib.suppress(ImportError):
             new_loop = importlib.import_module("uvloop").new_event_loop
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            shared = NodeContext(store, NodeThreads(), users, recorder, traces)
+            shared = NodeContext(store, NodeThreads(), users, recorder, traces, service.node_status)
             runner.run(_run(listener, shared, lambda: ready(addresses), parent_fd, until))
     _log.info("closed")
 
@@ -206,6 +206,11 @@ def http_token(config: Config) -> bytes:
             f"{HTTP_TOKEN_BYTES_MIN}; make one with `openssl rand -hex 32`"
         )
     return token
+
+
+def _addresses(config: Config, listeners: Sequence[socket.socket]) -> NodeAddresses:
+    page = config.http.listen if is_tcp(config.http.listen) else ""
+    return NodeAddresses(config.node_address, [*map(address_of, listeners)], page)
 
 
 async def _run(

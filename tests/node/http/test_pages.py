@@ -68,6 +68,8 @@ def test_probes_and_the_page_and_its_events(url):
     with urllib.request.urlopen(f"{base}/events", timeout=60) as stream:
         status = json.loads(stream.readline().removeprefix(b"data: "))
     assert status["activity"]["prompts"] == 0
+    assert (status["role"], status["host"]) == ("node", socket.gethostname())
+    assert [address[:8] for address in status["addresses"]] == ["unix:///"]
     assert json.loads(fetch(f"{base}/status.json"))["incarnation"] == status["incarnation"]
 
 

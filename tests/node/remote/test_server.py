@@ -16,7 +16,10 @@ from holdfast.codec.seal import DataKey
 from holdfast.errors import BusyError, ConfigError, Outcome
 from holdfast.limits import MIB
 from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
-from holdfast.node.remote.service import TargetLimits
+from holdfast.node.remote.service import NodeAddresses, TargetLimits, TargetService
+from holdfast.status import DomainTraffic
+from holdfast.store.options import StoreOptions
+from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import is_right, key_of, namespace_of, record_of
 from holdfast.tiers.base import LocalTier
@@ -273,10 +276,14 @@ def test_a_get_that_outlasts_its_lease_is_sent_from_slots_that_are_still_its_own
 
 def test_it_says_how_it_is(node):
     node.target.put(RECORDS[:2], 10)
+    assert node.get(KEYS[:1]) == 1
     status, outcome = node.target.stats(5)
+    size, target = NAMESPACE.record_bytes, status.target
     assert outcome is Outcome.OK
-    assert status.blocks == 2
-    assert status.target.received_bytes == 2 * NAMESPACE.record_bytes
+    assert (status.blocks, status.host) == (2, socket.gethostname())
+    assert (target.received_blocks, target.received_bytes) == (2, 2 * size)
+    assert (target.sent_blocks, target.sent_bytes) == (1, size)
+    assert target.domains == [DomainTraffic(NAMESPACE.domain.hex(), False, 2 * size, size)]
     assert status.incarnation == node.store.incarnation
 
 
@@ -478,3 +485,28 @@ def test_a_thousand_gets_of_one_segment_read_each_block_once(served, monkeypatch
         thread.join(120)
     assert blocks == [40] * 1000
     assert sorted(reads) == sorted(KEYS)
+
+
+def test_a_peer_learns_where_the_page_of_a_target_is():
+    with Store(16 << 20, [], {"default": b"s" * 32}, StoreOptions(serves_peers=True)) as store:
+        listener = bind("tcp://127.0.0.1:0")
+        addresses = NodeAddresses("", [address_of(listener)], "tcp://0.0.0.0:9464")
+        service = TargetService(store, addresses=addresses)
+        server = TargetServer(listener, service, EntryRules())
+        server.start()
+        with (
+            contextlib.closing(server),
+            contextlib.closing(TargetClient(address_of(listener))) as one,
+        ):
+            status, outcome = one.stats(20)
+            assert outcome is Outcome.OK
+            assert (status.role, status.addresses) == ("target", [one.address])
+            assert one.page == "http://127.0.0.1:9464/"
+
+
+def test_a_peer_that_invents_domains_fills_no_memory(node):
+    for number in range(2_000):
+        node.service.count_received(number.to_bytes(16), 1, 10 + number % 2)
+    told = node.service.status()
+    assert (told.received_blocks, len(told.domains)) == (2_000, 64)
+    assert told.domains[0].domain == "others"

@@ -14,7 +14,7 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -51,6 +51,7 @@ from holdfast.node.validation import (
 )
 from holdfast.policy.retention import Retention
 from holdfast.session import LOOK_S, PIN_S, check_seconds
+from holdfast.status import NodeStatus
 from holdfast.store.estimates import EngineId, EngineStep
 from holdfast.store.lookup import PromptTokens
 from holdfast.store.plan_log import PLANS_KEPT, PlanEnding
@@ -74,6 +75,8 @@ class NodeContext(NamedTuple):
     users: PermittedUsers
     recorder: RequestRecorder | None = None
     traces: RequestTraces | None = None
+    status: Callable[[], NodeStatus] | None = None
+    """Returns the status of the node; default: that of its store."""
 
 
 class PeerProcess:
@@ -460,11 +463,12 @@ class NodeSession:
         threads = self._context.threads
         # An erasure must not wait for a long report.
         pool = threads.lookup if isinstance(request, m.Domains) else threads.reporting
-        report = partial(_report, self._store, request)
+        report = partial(_report, self._context, request)
         return m.ReportReply(await run_fair(pool, WorkItem(OPERATOR), report))
 
 
-def _report(store: Store, request: m.Request) -> dict[str, Any]:
+def _report(context: NodeContext, request: m.Request) -> dict[str, Any]:
+    store = context.store
     match request:
         case m.List():
             return {"blocks": store.listing()}
@@ -478,7 +482,8 @@ def _report(store: Store, request: m.Request) -> dict[str, Any]:
         case m.Domains():
             return _domains(store, request)
         case _:
-            status: dict[str, Any] = msgspec.to_builtins(store.status())
+            read_status = context.status or store.status
+            status: dict[str, Any] = msgspec.to_builtins(read_status())
             return status
 
 

@@ -253,6 +253,7 @@ class TargetServer:
             incarnation=service.store.incarnation,
             proof=proof,
             nixl=peer_memory is not None,
+            page=service.addresses.page,
         )
         try:
             stream.send([encode(joining.request_id, joined)], deadline)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,9 +26,10 @@ from holdfast.limits import (
     PACE_S,
 )
 from holdfast.node.remote.send_budget import SendBudget, SendScheduler
-from holdfast.status import NodeStatus, TargetStatus
+from holdfast.status import DomainTraffic, NodeStatus, TargetStatus
 from holdfast.store.store import Store
 from holdfast.tiers.base import Place
+from holdfast.version import __version__
 from holdfast.wire.remote.nixl import NixlAgent
 from holdfast.wire.remote.stream import ProgressLimit
 
@@ -40,6 +42,10 @@ _UNKNOWN_DOMAIN = b""
 """The one domain that all domains without a key or records here count as."""
 
 _SENDING_SHARE = 0.5
+_DOMAINS_MAX = 1024
+"""Domains whose traffic is counted separately; a peer may name any."""
+
+_DOMAINS_SHOWN = 64
 _log = logging.getLogger(__name__)
 
 
@@ -59,6 +65,23 @@ class TargetLimits(NamedTuple):
     pace_bytes: int = PACE_BYTES
 
 
+class NodeAddresses(NamedTuple):
+    """Where a node listens: for engines, for other nodes, and for readers of its status page.
+
+    `page` is tcp://host:port, or empty.
+    """
+
+    local: str = ""
+    remote: Sequence[str] = ()
+    page: str = ""
+
+    @property
+    def role(self) -> str:
+        """The role that follows from the addresses; see `NodeStatus`."""
+        roles = [*(["node"] if self.local else []), *(["target"] if self.remote else [])]
+        return " and ".join(roles) or "store"
+
+
 @dataclass
 class TargetCounters:
     """Counters of a target since its start."""
@@ -71,21 +94,32 @@ class TargetCounters:
     refused: int = 0
     corrupt: int = 0
     received_bytes: int = 0
+    received_blocks: int = 0
     sent_bytes: int = 0
+    sent_blocks: int = 0
 
 
 class TargetService:
-    """One store, served to other nodes."""
+    """One store, served to other nodes. `addresses`: where its node listens."""
 
-    def __init__(self, store: Store, limits: TargetLimits | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        limits: TargetLimits | None = None,
+        addresses: NodeAddresses | None = None,
+    ) -> None:
         self.store = store
         self.limits = limits or TargetLimits()
+        self.addresses = addresses or NodeAddresses()
         self.counters = TargetCounters()
         self.agent: NixlAgent | None = None
         """The NIXL agent, for peers that use NIXL; set by `offer_nixl` while serving."""
         self._lock = threading.Lock()
         self._receiving_most = int(_RECEIVING_SHARE * store.host_bytes)
         self._receiving: Counter[bytes] = Counter()
+        self._received = Counter[bytes]()
+        """Bytes by domain, as in `_sent`; domains beyond `_DOMAINS_MAX` are counted as unknown."""
+        self._sent = Counter[bytes]()
         self.send_budget = SendBudget(int(_SENDING_SHARE * store.host_bytes))
         self.scheduler = SendScheduler()
         self._discard = memoryview(bytearray(_DISCARD_BYTES))
@@ -94,6 +128,20 @@ class TargetService:
         """Add to the number of open connections, which all servers of the service share."""
         with self._lock:
             self.counters.connections += change
+
+    def count_received(self, domain: bytes, blocks: int, nbytes: int) -> None:
+        """Count records that a peer sent for a domain."""
+        with self._lock:
+            self.counters.received_blocks += blocks
+            self.counters.received_bytes += nbytes
+            self._received[_counted(domain, self._received)] += nbytes
+
+    def count_sent(self, domain: bytes, blocks: int, nbytes: int) -> None:
+        """Count records that were sent to a peer for a domain."""
+        with self._lock:
+            self.counters.sent_blocks += blocks
+            self.counters.sent_bytes += nbytes
+            self._sent[_counted(domain, self._sent)] += nbytes
 
     def offer_nixl(self) -> None:
         """Create a NIXL agent; if that fails, records go over TCP.
@@ -164,9 +212,34 @@ class TargetService:
         return [self._discard] * whole + ([self._discard[:rest]] if rest else [])
 
     def status(self) -> TargetStatus:
-        """Return the counters, and the bytes in memory that are being sent."""
-        return TargetStatus(**vars(self.counters), sending_bytes=self.send_budget.total())
+        """Return the counters, the bytes in memory that are being sent, and traffic by domain."""
+        names = {domain: name for name, domain in self.store.domain_ids.items()}
+        with self._lock:
+            total = self._received + self._sent
+            domains = [
+                DomainTraffic(
+                    domain=names.get(domain, domain.hex() or "others"),
+                    configured=domain in names,
+                    received_bytes=self._received[domain],
+                    sent_bytes=self._sent[domain],
+                )
+                for domain, _ in total.most_common(_DOMAINS_SHOWN)
+            ]
+            counters = dict(vars(self.counters))
+        return TargetStatus(**counters, sending_bytes=self.send_budget.total(), domains=domains)
 
     def node_status(self) -> NodeStatus:
-        """Return the status of the store, and of this service."""
-        return msgspec.structs.replace(self.store.status(), target=self.status())
+        """Return the status of the store, of this service, and of the node that has both."""
+        return msgspec.structs.replace(
+            self.store.status(),
+            version=__version__,
+            host=socket.gethostname(),
+            role=self.addresses.role,
+            addresses=[*filter(None, [self.addresses.local]), *self.addresses.remote],
+            target=self.status(),
+        )
+
+
+def _counted(domain: bytes, counts: Counter[bytes]) -> bytes:
+    known = domain in counts or len(counts) < _DOMAINS_MAX
+    return domain if known else _UNKNOWN_DOMAIN

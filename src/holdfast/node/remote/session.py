@@ -217,7 +217,7 @@ class TargetSession:
                 else:
                     frame = encode(asked.request_id, reply, nbytes)
                     scheduler.send(self._stream, [frame, *records], sent, self._service.pace())
-                self._service.counters.sent_bytes += nbytes
+                self._service.count_sent(namespace.domain, len(records), nbytes)
             except MoveLostError:
                 raise  # the lease stays: the transfer may still read the slots
             except BaseException:
@@ -257,18 +257,19 @@ class TargetSession:
                         slot = slots[i].slot if slots else None
                         parts += service.discarding(size) if slot is None else [slot]
                     self._stream.receive(parts, service.pace())
-                service.counters.received_bytes += nbytes
             except MoveLostError:
                 raise  # the slots stay allocated: the transfer may still write to them
             except BaseException:
                 store.discard_received(slots)
                 raise
+        service.count_received(headers[0].domain, 0, nbytes)
         if refusal is not None:
             return refusal
         try:
             outcomes = store.publish_received(slots, request.headers)
         except Exception as error:  # noqa: BLE001  # one bad request never ends a target
             return self._refusal(error)
+        service.count_received(headers[0].domain, outcomes.count(Outcome.OK), 0)
         if corrupt := outcomes.count(Outcome.CORRUPT):
             service.counters.corrupt += corrupt
         held = bytes(outcome is Outcome.OK for outcome in outcomes)

@@ -117,6 +117,11 @@ class TargetConnections:
         """Return why the last call to a member failed; empty if it succeeded."""
         return self._troubles.get(member_id, "")
 
+    def page(self, member_id: str) -> str:
+        """Return the URL of a member's status page; empty if it has none, or is not connected."""
+        _, target = self._targets.get(member_id, (None, None))
+        return target.page if target is not None else ""
+
     def _connected(self, member: Member) -> TargetClient | None:
         """Return the client of a member at its present address; None if it cannot be made."""
         try:

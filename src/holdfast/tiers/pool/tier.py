@@ -213,7 +213,11 @@ class PoolTier(AnsweringTier):
     def member_health(self) -> list[MemberStatus]:
         """Return the health of each member, from this host's requests to it."""
         return [
-            msgspec.structs.replace(report, trouble=self.connections.trouble(report.target))
+            msgspec.structs.replace(
+                report,
+                trouble=self.connections.trouble(report.target),
+                page=self.connections.page(report.target),
+            )
             for report in self.health.reports()
         ]
 
@@ -235,6 +239,7 @@ class PoolTier(AnsweringTier):
                 "why": check.why,
                 "answer_s": check.seconds,
                 "trouble": self.connections.trouble(member.id),
+                "page": self.connections.page(member.id),
             }
             for member, check in zip(view.members, checks, strict=True)
         ]

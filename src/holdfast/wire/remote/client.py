@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.address import tcp_endpoint
+from holdfast.address import page_url, tcp_endpoint
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import ConfigError, Outcome, ProtocolError, printable
@@ -117,6 +117,8 @@ class TargetClient:
         """Why the last call failed; empty if it was answered."""
         self.transport = ""
         """Transport of records on the last connection: nixl or tcp."""
+        self.page = ""
+        """URL of the target's status page, from the last connection; empty if it has none."""
         self._credentials = credentials or Credentials()
         self._missing = set[Verb]()
         """Permissions that the token lacks, as far as they were logged."""
@@ -394,6 +396,7 @@ class TargetClient:
             reason = "" if transport == "nixl" else ", because the target has no NIXL"
             _log.info("records go over %s target=%s%s", transport, self.address, reason)
         self.transport = transport
+        self.page = page_url(connection.page, self.address)
         return connection
 
     def _workers(self, batch_parts: Sequence[BatchPart]) -> ThreadPoolExecutor | None:

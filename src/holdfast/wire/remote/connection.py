@@ -146,6 +146,7 @@ class TargetConnection:
         if not joined.nixl:
             self.buffer_pool = None
         self.token, self.used = token, False
+        self.page = joined.page
 
     @property
     def spent(self) -> bool:

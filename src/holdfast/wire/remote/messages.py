@@ -63,6 +63,8 @@ class Joined(_Message, frozen=True, tag="joined"):
     epoch: Integer = 0
     nixl: bool = False
     """Whether the target can access the memory that the node registered."""
+    page: str = ""
+    """Address of the target's status page, tcp://host:port; empty if it has none."""
 
 
 class PutRecords(_Message, frozen=True, tag="put"):
