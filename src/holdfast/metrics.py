@@ -79,6 +79,9 @@ METRICS: Mapping[str, Metric] = {
     "tier_read_bytes_total": Metric(("tier",), "Bytes read from a tier."),
     "tier_written_bytes_total": Metric(("tier",), "Bytes written to a tier."),
     "tier_failures_total": Metric(("tier",), "Failed reads and writes of a tier."),
+    "tier_writes_stopped": Metric(
+        ("tier",), "1 while a tier takes no new records, because its medium failed."
+    ),
     "tier_reachable": Metric(("tier",), "1 if a shared tier can be reached."),
     "evictions_total": Metric(("tier",), "Copies that left a tier to make room there."),
     "failed_checks_total": Metric(
@@ -221,6 +224,7 @@ def _tier_samples(status: NodeStatus) -> Iterator[Sample]:
         yield Sample("tier_read_bytes_total", (tier,), usage.read_bytes)
         yield Sample("tier_written_bytes_total", (tier,), usage.written_bytes)
         yield Sample("tier_failures_total", (tier,), usage.failures)
+        yield Sample("tier_writes_stopped", (tier,), int(bool(usage.writes_stopped)))
     for tier, shared in status.shared.items():
         yield Sample("tier_reachable", (tier,), int(shared.reachable))
         for member in shared.members:

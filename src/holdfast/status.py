@@ -21,7 +21,8 @@ T = TypeVar("T")
 class TierStatus(msgspec.Struct, frozen=True):
     """Usage of one tier, and its counters since start.
 
-    `trouble`: why the tier's own report could not be used; empty if it could.
+    `writes_stopped`: why it takes no new records for now, as words that follow "writes stopped";
+    empty while it does. `trouble`: why the tier's own report could not be used; empty if it could.
     """
 
     tier: str
@@ -31,6 +32,7 @@ class TierStatus(msgspec.Struct, frozen=True):
     read_bytes: int = 0
     written_bytes: int = 0
     failures: int = 0
+    writes_stopped: str = ""
     trouble: str = ""
 
 
@@ -327,6 +329,7 @@ def tier_totals(tiers: Iterable[TierStatus]) -> dict[str, TierStatus]:
             read_bytes=before.read_bytes + one.read_bytes,
             written_bytes=before.written_bytes + one.written_bytes,
             failures=before.failures + one.failures,
+            writes_stopped=before.writes_stopped or one.writes_stopped,
             trouble=before.trouble or one.trouble,
         )
     return totals

@@ -131,11 +131,13 @@ def test_a_tier_without_a_capacity_of_its_own_is_not_called_empty():
     tiers = [
         TierStatus("host", capacity_bytes=4096, records=1),
         TierStatus("pool", failures=1),
+        TierStatus("disk", capacity_bytes=4096, writes_stopped="9 s ago: No space"),
         TierStatus("odd", trouble="usage() is of type str, not TierUsage"),
     ]
     lines = _status_lines(NodeStatus(tiers=tiers))
     assert "  host     0 B of 4 KiB used, 1 record, 0 failures" in lines
     assert "  pool     shared: `holdfast inspect pool` shows its members; 1 failure" in lines
+    assert "  disk     writes stopped 9 s ago: No space" in lines
     assert "  odd      reports no usage: usage() is of type str, not TierUsage" in lines
 
 

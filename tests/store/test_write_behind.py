@@ -1,13 +1,18 @@
 """On the way down: what is dropped or found bad while it is written does not come back."""
 
+import itertools
 import threading
 
 import pytest
 
+from holdfast.clock import ManualClock
 from holdfast.errors import Outcome
 from holdfast.store.block_table import HOST
+from holdfast.testing.extents import MemoryExtents, tier_on
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.tiers.base import NOWHERE, ReservedPlaces
+from holdfast.tiers.disk.region import SECTOR
+from holdfast.tiers.disk.write_stop import PAUSE_S
 
 MIB = 1 << 20
 
@@ -182,3 +187,27 @@ def test_a_tier_that_raises_an_error_after_a_write_keeps_no_block_in_memory(harn
     one.save(one.chain(2, 2))
     one.flush()
     assert len(one.tier.records) == 4
+
+
+def test_what_a_stopped_disk_did_not_take_is_written_when_it_resumes(harness) -> None:
+    medium, clock = MemoryExtents.formatted(32 * SECTOR, 16), ManualClock()
+    one = harness(4 * MIB, tier_on(medium, clock))
+    assert one.store.recovery.wait(60)
+    medium.fails = lambda what, at, nbytes: what == "write"
+    seeds = itertools.count()
+    while not one.store.status().tiers[1].writes_stopped:
+        one.save(one.chain(next(seeds), 1))
+        one.flush()
+    chain = one.chain(next(seeds), 5)
+    one.save(chain)
+    one.flush()
+    medium.fails = None
+    one.store.housekeep()
+    assert one.store.status().tiers[1].records == 0, "it is tried again after a pause"
+    clock.advance(PAUSE_S)
+    one.store.housekeep()
+    one.flush()
+    (_, disk) = one.store.status().tiers
+    assert (disk.records, disk.writes_stopped) == (6, ""), "with the block at which it stopped"
+    one.leave_memory(chain)
+    assert one.read(chain) == 5

@@ -332,6 +332,9 @@ def _node(config: Config) -> Iterator[Finding]:
         if tier.trouble:
             why = f"{tier.trouble}; update the package that offers this kind of tier"
             yield problem(f"tier {tier.tier}", "reports no usage", why)
+        if tier.writes_stopped:
+            why = f"since {tier.writes_stopped}; check the device and the space of its volume"
+            yield problem(f"tier {tier.tier}", "writes stopped", why)
     if status.faults:
         failed = f"{many(len(status.faults), 'block')} failed"
         yield problem("faults", failed, "`holdfast inspect` lists them")

@@ -197,6 +197,8 @@ def _status_lines(status: NodeStatus) -> list[str]:
                 f"  {tier:<8} {Size(used.used_bytes)} of {Size(used.capacity_bytes)} used, "
                 f"{many(used.records, 'record')}, {failures}"
             )
+            if used.writes_stopped:
+                lines.append(f"  {tier:<8} writes stopped {used.writes_stopped}")
         else:
             shared = status.shared.get(tier)
             limits = f"; {shared.limits}" if shared and shared.limits else ""

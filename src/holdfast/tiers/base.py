@@ -75,7 +75,11 @@ class SurvivingRecord(NamedTuple):
 
 
 class TierUsage(msgspec.Struct, frozen=True):
-    """Usage of a tier in bytes and records, and its counters since start."""
+    """Usage of a tier in bytes and records, and its counters since start.
+
+    `writes_stopped`: why the tier takes no new records for now, as words that follow "writes
+    stopped"; empty while it does.
+    """
 
     capacity_bytes: int
     used_bytes: int
@@ -83,6 +87,7 @@ class TierUsage(msgspec.Struct, frozen=True):
     read_bytes: int = 0
     written_bytes: int = 0
     failures: int = 0
+    writes_stopped: str = ""
 
 
 class Tier(Protocol):
@@ -165,6 +170,18 @@ class Erasable(LocalTier, Protocol):
         """Overwrite a survivor's record; call it before taking the next one from `survivors`.
 
         If the write fails, the record stays as it is and a failure of the medium is counted.
+        """
+        ...
+
+
+@runtime_checkable
+class StopsWrites(LocalTier, Protocol):
+    """A tier that stops to take records after its medium failed, and tries again by itself."""
+
+    def accepts_writes(self) -> bool:
+        """Return whether the tier would write a record now; fast, no side effects.
+
+        While it returns False, a store prepares no writes, and keeps in mind what is to be written.
         """
         ...
 
@@ -341,6 +358,8 @@ def is_away(tier: Tier) -> bool:
 
 def takes_writes(tier: Tier) -> bool:
     """Return whether writes may be prepared for a tier: it can be reached, and permits them."""
+    if isinstance(tier, StopsWrites) and not tier.accepts_writes():
+        return False
     return not is_away(tier) and (not isinstance(tier, Permitted) or tier.may_write())
 
 

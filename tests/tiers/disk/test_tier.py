@@ -1,6 +1,5 @@
 """The disk tier keeps the tier contract on a real file; its errors, regions and footers."""
 
-import logging
 import threading
 
 import pytest
@@ -10,10 +9,10 @@ from holdfast.codec.pack import check_without_key
 from holdfast.errors import ConfigError, Outcome
 from holdfast.testing.extents import MemoryExtents, tier_on
 from holdfast.testing.tier_contract import Blocks, TierContract
-from holdfast.tiers.base import NOWHERE, TierGet, TierPut
+from holdfast.tiers.base import TierGet, TierPut
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.region import SECTOR, parse_footer, parse_snapshot
-from holdfast.tiers.disk.tier import FAILURES_MAX, FAILURES_WITHIN_S, DiskTier
+from holdfast.tiers.disk.tier import DiskTier
 
 REGION_BYTES = 32 * SECTOR
 BLOCKS = Blocks(5 * SECTOR - 144)
@@ -305,34 +304,6 @@ def test_a_snapshot_that_could_not_be_written_is_written_at_the_next_chance(medi
     medium.fails = None
     tier.close()
     assert [each.header.key for each in tier_on(medium).survivors()] == [BLOCKS.key(1)]
-
-
-def test_too_many_failures_make_it_read_only_and_reads_continue(medium, clock, caplog):
-    tier = tier_on(medium, clock)
-    places = BLOCKS.save(tier, range(3))
-    waiting = BLOCKS.reserve(tier).places[0]
-    medium.fails = lambda what, at, nbytes: what == "write"
-    with caplog.at_level(logging.ERROR):
-        for _ in range(FAILURES_MAX - 1):
-            assert write(tier, [9])[1] == [Outcome.GONE]
-        assert not tier.read_only
-        assert write(tier, [9])[1] == [Outcome.GONE]
-    assert tier.read_only
-    assert "read-only" in caplog.text
-    medium.fails = None
-    assert tier.write([TierPut(waiting, BLOCKS.record(5))]) == [Outcome.FULL]
-    assert BLOCKS.reserve(tier).places == [NOWHERE]
-    assert BLOCKS.load(tier, range(3), places) == [Outcome.OK] * 3
-    tier.close()
-
-
-def test_failures_far_apart_do_not_add_up(medium, clock):
-    tier = tier_on(medium, clock)
-    medium.fails = lambda what, at, nbytes: what == "write"
-    for _ in range(3 * FAILURES_MAX):
-        write(tier, [9])
-        clock.advance(FAILURES_WITHIN_S / (FAILURES_MAX - 2))
-    assert not tier.read_only
 
 
 def test_a_medium_that_cannot_be_written_is_refused_at_start(medium):

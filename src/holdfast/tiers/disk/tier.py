@@ -16,9 +16,7 @@ and the record's key.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from holdfast.blocks.envelope import Header, header_of_record, read_header, record_bytes, stamp
@@ -54,22 +52,17 @@ from holdfast.tiers.disk.region import (
     parse_footer,
 )
 from holdfast.tiers.disk.region_log import RecordExtent, RegionLog
+from holdfast.tiers.disk.write_stop import WriteStop
 from holdfast.tiers.gate import MediumGate
 from holdfast.workers import workers
-
-FAILURES_MAX = 8
-FAILURES_WITHIN_S = 600.0
-"""`FAILURES_MAX` failed records within `FAILURES_WITHIN_S` seconds make the tier read-only."""
-
-_logger = logging.getLogger(__name__)
 
 
 class DiskTier:
     """See `tiers.base.LocalTier` for the promises. A freed block may reappear after a crash.
 
     The constructor raises ConfigError, FormatError or BusyError, without changing the file.
-    `direct` is whether I/O bypasses the page cache, `read_only` whether writes have stopped
-    after too many failures.
+    `direct` is whether I/O bypasses the page cache. After many failed writes, writes stop and are
+    tried again now and then; see `write_stop`.
     """
 
     def __init__(
@@ -79,7 +72,6 @@ class DiskTier:
         open_extents: Callable[[DiskConfig], Extents] = open_file,
     ) -> None:
         self.name = config.name
-        self.read_only = False
         self._config = config
         self._clock = clock or SystemClock()
         self._mutex = threading.Lock()
@@ -87,7 +79,7 @@ class DiskTier:
         self._read_limit = ReadLimit(config.read_bytes_per_s)
         self._header_mutex = threading.Lock()
         self._snapshot_mutex = threading.Lock()
-        self._failed_at: deque[float] = deque(maxlen=FAILURES_MAX)
+        self._writes = WriteStop(self.name, self._clock)
         self._failures = self._read_bytes = self._written_bytes = self._writing = 0
         self._changed = False
         self._not_rewritable: set[RegionLife] = set()
@@ -132,7 +124,7 @@ class DiskTier:
 
     def reserve(self, sizes: Sequence[int]) -> ReservedPlaces:
         with self._mutex:
-            if self._gate.is_shut or self.read_only:
+            if self._gate.is_shut or not self._writes.allows():
                 return ReservedPlaces([NOWHERE] * len(sizes), [])
             return self._regions.reserve(sizes)
 
@@ -192,7 +184,7 @@ class DiskTier:
                 try:
                     self._extents.write(held.offset, [zeros[: held.nbytes]])
                 except OSError as error:
-                    self._count_failures(error)
+                    self._count_failed_writes(error)
 
     def usage(self) -> TierUsage:
         geometry = self._superblock.geometry
@@ -204,7 +196,16 @@ class DiskTier:
                 read_bytes=self._read_bytes,
                 written_bytes=self._written_bytes,
                 failures=self._failures,
+                writes_stopped=self._writes.reason(),
             )
+
+    @property
+    def read_only(self) -> bool:
+        """Whether writes have stopped, because too many failed, and none has succeeded since."""
+        return self._writes.is_stopped
+
+    def accepts_writes(self) -> bool:
+        return self._writes.allows()
 
     def close(self) -> None:
         if not self._gate.shut():
@@ -255,7 +256,9 @@ class DiskTier:
                 headers[i] = stamped
                 spans.append(ByteSpan(claim.offset, put.record, i))
             failed = transfer(self._writers, threads, spans, self._extents.write)
-            self._count_failures(*failed.values())
+            self._count_failed_writes(*failed.values())
+            if spans and not failed:
+                self._note_written()
             for i, header in headers.items():
                 if i not in failed:
                     outcomes[i], written[i] = Outcome.OK, header
@@ -273,7 +276,7 @@ class DiskTier:
 
         CORRUPT: it is no record of the reserved length.
         """
-        if self.read_only:
+        if not self._writes.allows():
             return Outcome.FULL
         header = header_of_record(put.record)
         if header is None or record_bytes(header.payload_bytes) != len(put.record):
@@ -300,7 +303,7 @@ class DiskTier:
                     self._extents.write(offset, [_aligned(pack_region_header(life))])
                     reach("region_header")
                 except OSError as error:
-                    self._count_failures(error)
+                    self._count_failed_writes(error)
                     broken.add(life)
                     ended = self._regions.header_failed
                 with self._mutex:
@@ -311,7 +314,7 @@ class DiskTier:
 
     def _write_footers(self) -> None:
         """Write the footers of full regions."""
-        while not self.read_only:
+        while self._writes.allows():
             with self._mutex:
                 full = self._regions.next_full()
             if full is None:
@@ -322,7 +325,7 @@ class DiskTier:
             try:
                 written = self._write_footer(life, entries)
             except OSError as error:
-                self._count_failures(error)
+                self._count_failed_writes(error)
             reach("region_closed")
             with self._mutex:
                 self._regions.footer_written(life, written)
@@ -336,7 +339,7 @@ class DiskTier:
         self._not_rewritable.intersection_update(dead)
         left = sum(dead.values())
         for life in sorted(dead, key=dead.__getitem__, reverse=True):
-            if self.read_only or left <= FREED_PER_REGION * geometry.region_count:
+            if not self._writes.allows() or left <= FREED_PER_REGION * geometry.region_count:
                 return
             if life in self._not_rewritable:
                 continue
@@ -353,7 +356,7 @@ class DiskTier:
                     entries = [entry for _, entry in listed if entry.sector in alive]
                     written = self._write_footer(life, entries)
             except OSError as error:
-                self._count_failures(error)
+                self._count_failed_writes(error)
             with self._mutex:
                 self._regions.end_prune(life, alive, written)
             if written:
@@ -378,7 +381,7 @@ class DiskTier:
         with self._snapshot_mutex:
             with self._mutex:
                 self._snapshot_at = self._clock.now()
-                if self.read_only or not self._recovered:
+                if not self._writes.allows() or not self._recovered:
                     return False
                 if not self._changed:
                     return True
@@ -398,7 +401,7 @@ class DiskTier:
                 self._extents.write(geometry.snapshot_at(snapshot.sequence % 2), [blob])
                 reach("snapshot_written")
             except OSError as error:
-                self._count_failures(error)
+                self._count_failed_writes(error)
                 with self._mutex:
                     self._changed = True
                 return False
@@ -433,19 +436,23 @@ class DiskTier:
     # Internal.
 
     def _count_failures(self, *errors: OSError) -> None:
-        """Count failed records; too many in `FAILURES_WITHIN_S` make the tier read-only."""
-        if not errors:
-            return
-        now = self._clock.now()
-        with self._mutex:
-            self._failures += len(errors)
-            self._failed_at.extend([now] * len(errors))
-            full = len(self._failed_at) == FAILURES_MAX
-            newly = full and now - self._failed_at[0] <= FAILURES_WITHIN_S and not self.read_only
-            self.read_only = self.read_only or newly
-        _logger.warning("tier %s: %d records failed: %s", self.name, len(errors), errors[0])
-        if newly:
-            _logger.error("tier %s is read-only now: %d failures", self.name, self._failures)
+        """Count records that could not be read. They do not stop writes."""
+        if errors:
+            with self._mutex:
+                self._failures += len(errors)
+                self._writes.warn(len(errors), errors[0])
+
+    def _count_failed_writes(self, *errors: OSError) -> None:
+        """Count records that could not be written; too many stop writes."""
+        if errors:
+            with self._mutex:
+                self._failures += len(errors)
+                self._writes.failed(len(errors), errors[0])
+
+    def _note_written(self) -> None:
+        if self._writes.is_stopped:
+            with self._mutex:
+                self._writes.succeeded()
 
 
 def _aligned(blob: bytes) -> memoryview:
