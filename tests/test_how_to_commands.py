@@ -8,14 +8,19 @@ import sys
 import textwrap
 import time
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import holdfast
+from holdfast.errors import Outcome, RefusedError
 from holdfast.probe import free_port
 from holdfast.testing.embedded import BLOCKS, FINGERPRINT, blocks_for, tokens_for
+from holdfast.testing.payloads import namespace_of
+from holdfast.wire.remote.client import TargetClient
+from holdfast.wire.remote.credentials import Credentials
 
 pytest.importorskip("cryptography", reason="the pages seal the blocks of domains")
 
@@ -71,6 +76,7 @@ class Shell:
             "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
             "HOME": str(folder),
             "XDG_RUNTIME_DIR": str(folder),
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         }
 
     def page(self, name):
@@ -185,6 +191,73 @@ def test_a_public_domain_is_configured_and_erased(shell):
     shell.serve("holdfast serve --config node.yaml")
     [erase] = page.commands("holdfast domain erase")
     shell.run(f"{erase.partition('#')[0]} --yes")
+
+
+def test_the_key_of_tokens_is_replaced_while_hosts_are_served(shell):
+    page = shell.page("rotate")
+    target, _ = page.blocks("yaml")
+    make_key, make_token, end, _ = page.blocks("sh")
+    address = f"tcp://127.77.0.1:{free_port()}"
+    (shell.folder / "target.yaml").write_text(target.replace("tcp://127.77.0.1:7441", address))
+    new_key(shell.folder / "etc" / "token.key")
+    file, old = shell.folder / "holdfast" / "token", shell.folder / "old"
+    shell.run(make_token.replace("token-next", "token"))
+    shell.run(f"cp -p {file} {old}")
+    shell.serve("holdfast serve --config target.yaml")
+
+    def answers(token):
+        with closing(TargetClient(address, Credentials(token_file=str(token)))) as client:
+            return client.exist(namespace_of(4_000), [b"k" * 16], 20).outcome is Outcome.OK
+
+    assert answers(file)
+    shell.run(make_key)
+    assert answers(old)
+    shell.run(make_token)
+    assert answers(file)
+    assert answers(old)
+    shell.run(end)
+    assert answers(file)
+    with pytest.raises(RefusedError, match="not made with this target's key"):
+        answers(old)
+
+
+def test_data_keys_and_the_secret_of_a_domain_are_replaced(shell):
+    page = shell.page("rotate")
+    _, domains = page.blocks("yaml")
+    new_key(shell.folder / "etc" / "team.key")
+    only_team = "".join(line for line in domains.splitlines(True) if "team-2" not in line)
+    [rotate] = page.commands("holdfast domain rotate")
+    [retire] = page.commands("holdfast domain retire")
+    [erase] = page.commands("holdfast domain erase")
+    (shell.folder / "node.yaml").write_text(only_team)
+    node = shell.serve("holdfast serve --config node.yaml")
+    address = f"unix://{shell.folder}/holdfast/node.sock"
+
+    def serves(domain, seed, *, saves):
+        with holdfast.open(address, domain=domain) as store:
+            session, found = store.session(FINGERPRINT), np.zeros_like(blocks_for(seed))
+            if saves:
+                session.save(tokens_for(seed), blocks_for(seed))
+            return session.fetch(tokens_for(seed), into=found).blocks == BLOCKS
+
+    assert serves("team", 1, saves=True)
+    shell.run(rotate.replace("default", "team"))
+    assert serves("team", 1, saves=False)
+    shell.run(f"{retire.replace('default', 'team')} --yes")
+    shell.run(page.blocks("sh")[3])
+    stop(node)
+    (shell.folder / "node.yaml").write_text(domains)
+    node = shell.serve("holdfast serve --config node.yaml")
+    assert serves("team", 1, saves=False)
+    assert not serves("team-2", 1, saves=False)
+    assert serves("team-2", 1, saves=True)
+    shell.run(f"{erase} --yes")
+    assert not serves("team", 1, saves=False)
+    assert serves("team-2", 1, saves=False)
+    stop(node)
+    (shell.folder / "node.yaml").write_text(domains.replace("  team: ", "  #"))
+    shell.serve("holdfast serve --config node.yaml")
+    assert serves("team-2", 1, saves=False)
 
 
 def test_hints_are_sent_and_counted(shell):

@@ -37,6 +37,17 @@ def read_regular(path: Path, bytes_max: int) -> bytes:
     return data
 
 
+def file_stamp(path: str) -> tuple[int, ...]:
+    """Return what changes when a regular file is replaced or written to; empty for any other."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return ()
+    if not stat.S_ISREG(found.st_mode):  # a pipe changes whenever it is read
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Replace a file by one for its owner only with these bytes; see `replacing`."""
     with replacing(path) as fd, os.fdopen(fd, "wb", closefd=False) as opened:

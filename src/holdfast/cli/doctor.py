@@ -222,6 +222,10 @@ def _startup(config: Config) -> Iterator[Finding]:
     if config.tokens.key_file:
         file = config.tokens.key_file
         yield _tried("tokens", file, partial(_try_key, file, "tokens.key_file"))
+        second = config.tokens.second_key_file
+        if second and Path(second).exists():  # only while the key is replaced
+            setting = "tokens.second_key_file"
+            yield _tried(setting, second, partial(_try_key, second, setting))
     if config.tls:
         yield _tried("tls", config.tls.cert, partial(server_context, config.tls))
     yield from map(_credential, credential_states(node_credentials(config)))

@@ -60,6 +60,8 @@ def check(config: Config) -> None:
             f"listen: {exposed[0]!r} can be reached from other machines without authentication; "
             "set tls, or tokens.key_file, or listen on tcp://127.0.0.1"
         )
+    if config.tokens.second_key_file and not config.tokens.key_file:
+        raise ConfigError("tokens.second_key_file: given without tokens.key_file; add it")
     _check_tiers(config)
     if config.register:
         _check_register(config, config.register)

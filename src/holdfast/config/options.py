@@ -95,12 +95,14 @@ class DomainOptions(_Section, frozen=True):
 
 
 class TokenOptions(_Section, frozen=True):
-    """Files for tokens: the key with which a target verifies them, and this node's own token.
+    """Files for tokens: the keys with which a target verifies them, and this node's own token.
 
-    `key_file` has 32 bytes, or 64 hex digits. `file` is the output of `holdfast token`.
+    `key_file` has 32 bytes, or 64 hex digits. So has `second_key_file`, which need not exist: it
+    is there while the key is replaced. `file` is the output of `holdfast token`.
     """
 
     key_file: str = ""
+    second_key_file: str = ""
     file: str = ""
 
 

@@ -160,6 +160,11 @@ def _absolute(config: Config, folder: Path) -> Config:
         record=resolved(config.record),
         tls=tls
         and replace(tls, cert=resolved(tls.cert), key=resolved(tls.key), ca=resolved(tls.ca)),
-        tokens=replace(tokens, key_file=resolved(tokens.key_file), file=resolved(tokens.file)),
+        tokens=replace(
+            tokens,
+            key_file=resolved(tokens.key_file),
+            second_key_file=resolved(tokens.second_key_file),
+            file=resolved(tokens.file),
+        ),
         http=replace(config.http, token_file=resolved(config.http.token_file)),
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from holdfast.address import is_tcp
 from holdfast.assemble import node_credentials, open_store
-from holdfast.assemble.keys import check_descriptors, read_key
+from holdfast.assemble.keys import check_descriptors
 from holdfast.buffers import keep_memory_from_dumps
 from holdfast.config import Config
 from holdfast.config.options import changed_options, kind_of
@@ -35,6 +35,7 @@ from holdfast.node.local.users import group_of, users_of
 from holdfast.node.registration import register, until_drained
 from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
 from holdfast.node.remote.service import NodeAddresses, TargetService
+from holdfast.node.remote.token_keys import TokenKeys
 from holdfast.node.traces import open_traces
 from holdfast.tiers.kind import BUILT_IN
 from holdfast.version import __version__
@@ -73,10 +74,10 @@ def serve(
     with contextlib.suppress(OSError, ValueError):  # a connection needs two descriptors
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     tokens = config.tokens
-    token_key = read_key(Path(tokens.key_file), "tokens.key_file") if tokens.key_file else b""
+    token_keys = TokenKeys(tokens).current if tokens.key_file else None
     tls = ServerTls(config.tls) if config.tls else None
     check_expiry(config)
-    entry, users = EntryRules(tls, token_key, any_user=config.open), users_of(config)
+    entry, users = EntryRules(tls, token_keys, any_user=config.open), users_of(config)
     with contextlib.ExitStack() as undo:
         listeners = [undo.enter_context(bind(address)) for address in config.target_addresses]
         local = config.node_address

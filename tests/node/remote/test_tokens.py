@@ -34,7 +34,8 @@ def peer(tmp_path):
     with contextlib.ExitStack() as undo:
         store = undo.enter_context(Store(8 * MIB, [], {"default": b"s" * 32}, PEERS))
         service = TargetService(store)
-        server = TargetServer(bound := bind("tcp://127.0.0.1:0"), service, EntryRules(None, KEY))
+        entry = EntryRules(token_keys=lambda: [KEY])
+        server = TargetServer(bound := bind("tcp://127.0.0.1:0"), service, entry)
         address = address_of(bound)
         server.start()
         undo.callback(server.close)

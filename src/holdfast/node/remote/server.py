@@ -15,6 +15,7 @@ import ssl
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from holdfast.address import HostPort, tcp_address, tcp_endpoint
@@ -29,7 +30,7 @@ from holdfast.wire.remote.messages import TARGET_PROTOCOL, Challenge, Join, Join
 from holdfast.wire.remote.nixl import PeerMemory
 from holdfast.wire.remote.peer_user import check_peer
 from holdfast.wire.remote.stream import Deadline, PlainStream, Stream, TlsStream, tune
-from holdfast.wire.remote.token import TokenClaims, check, nonce, prove, proves
+from holdfast.wire.remote.token import Token, TokenClaims, check, nonce, prove, proves
 
 _NOT_OPEN = (
     "give the target tls or tokens, or set open: true in its configuration if every local user may "
@@ -46,14 +47,16 @@ _log = logging.getLogger(__name__)
 
 
 class EntryRules(NamedTuple):
-    """What a peer must show: a certificate that `tls` accepts, a token made with `token_key`.
+    """What a peer must show: a certificate that `tls` accepts, a token made with a key.
+
+    `token_keys` returns the keys for a new connection; a token made with any of them is accepted.
 
     If neither is set, the peer must be a process of this process's user or of root on this machine,
     unless `any_user`.
     """
 
     tls: ServerTls | None = None
-    token_key: bytes = b""
+    token_keys: Callable[[], Sequence[bytes]] | None = None
     any_user: bool = False
 
 
@@ -224,23 +227,16 @@ class TargetServer:
         proof = b""
         try:
             entry = self._entry
-            if entry.tls is None and not entry.token_key and not entry.any_user:
+            if entry.tls is None and entry.token_keys is None and not entry.any_user:
                 check_peer(connected, "the peer", _NOT_OPEN)
             if join.protocol != TARGET_PROTOCOL:
                 raise RefusedError(
                     f"protocol version {join.protocol} is not spoken here, {TARGET_PROTOCOL} is; "
                     "install the same version of holdfast on both sides"
                 )
-            if entry.token_key:
-                if not join.claims:
-                    raise RefusedError("token: this target requires one; name it in tokens.file")
-                token = check(entry.token_key, join.claims, time.time())
-                nonces = ours + join.nonce
-                if not proves(token, "peer", nonces, join.proof):
-                    raise RefusedError(
-                        "token: not made with this target's key; make one with `holdfast token`"
-                    )
-                claims, proof = token.claims, prove(token, "target", nonces)
+            if entry.token_keys is not None:
+                token = _proved_token(entry.token_keys(), join, ours + join.nonce)
+                claims, proof = token.claims, prove(token, "target", ours + join.nonce)
         except RefusedError as error:
             self._service.counters.refused += 1
             stream.send([encode(joining.request_id, Refused(str(error)))], deadline)
@@ -262,3 +258,14 @@ class TargetServer:
             raise
         _log.debug("session peer=%r claims=%s", join.peer[:80], claims)
         return session
+
+
+def _proved_token(keys: Sequence[bytes], join: Join, nonces: bytes) -> Token:
+    """Return the token that a peer proves with one of the keys. Raises RefusedError."""
+    if not join.claims:
+        raise RefusedError("token: this target requires one; name it in tokens.file")
+    for key in keys:
+        token = check(key, join.claims, time.time())
+        if proves(token, "peer", nonces, join.proof):
+            return token
+    raise RefusedError("token: not made with this target's key; make one with `holdfast token`")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from holdfast.errors import ConfigError
-from holdfast.regular_file import open_regular
+from holdfast.regular_file import file_stamp, open_regular
 from holdfast.wire.remote.token import TOKEN_CHARS_MAX, VERBS, Token, Verb, read
 
 if TYPE_CHECKING:
@@ -141,16 +141,7 @@ class ServerTls:
             return self._context
 
     def _stamps(self) -> list[tuple[int, ...]]:
-        """Return what changes if a file is replaced or written to; empty for a missing file."""
-        stamps: list[tuple[int, ...]] = []
-        for file in (self._files.cert, self._files.key, self._files.ca):
-            try:
-                stat = Path(file).stat()
-            except OSError:
-                stamps.append(())
-            else:
-                stamps.append((stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
-        return stamps
+        return [file_stamp(file) for file in (self._files.cert, self._files.key, self._files.ca)]
 
 
 def read_secret(file: str, what: str, nbytes_max: int) -> bytes:
