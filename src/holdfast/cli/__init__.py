@@ -77,6 +77,11 @@ VERBS = {
             "conversation --model Llama-3.1-70B --ladder four-tiers --workers 4 --router soonest",
         ),
         (
+            "convert",
+            "write a trace, or the log of a gateway or of vLLM, as a trace without text",
+            "litellm-spend-logs.json --out trace.jsonl",
+        ),
+        (
             "size",
             "compute the capacity and bandwidth of each tier that a model and its users need",
             "--model llama-3.1-70b --users 2000 --context 32000",

@@ -9,7 +9,13 @@ import time
 from holdfast.cli.models import add_model_arguments, read_model_arguments
 from holdfast.cli.options import add_json_argument, add_output_argument, many
 from holdfast.cli.progress import work_progress
-from holdfast.cli.traces import OPTIONS, add_trace_arguments, read_trace
+from holdfast.cli.traces import (
+    OPTIONS,
+    add_drop_argument,
+    add_formats,
+    add_trace_arguments,
+    read_trace,
+)
 from holdfast.errors import ConfigError
 from holdfast.plan.planner import BestCut
 from holdfast.policy.choice import DEFAULT, POLICIES
@@ -73,9 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prices", metavar="FILE", help="YAML that overrides the shipped hardware profile"
     )
     add_trace_arguments(parser)
+    add_drop_argument(parser)
     add_json_argument(parser)
     add_output_argument(parser, "--svg", "draw hits by capacity as a chart")
     add_output_argument(parser, "--html", "write all results as one page")
+    add_formats(parser)
 
 
 def run(args: argparse.Namespace) -> int:

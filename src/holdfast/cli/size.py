@@ -9,7 +9,13 @@ from typing import TextIO
 
 from holdfast.cli.models import add_model_arguments, read_model_arguments
 from holdfast.cli.options import add_json_argument, add_output_argument, count
-from holdfast.cli.traces import OPTIONS, add_trace_arguments, read_trace
+from holdfast.cli.traces import (
+    OPTIONS,
+    add_drop_argument,
+    add_formats,
+    add_trace_arguments,
+    read_trace,
+)
 from holdfast.errors import ConfigError
 from holdfast.report import Report, Row, at_most, write, write_text
 from holdfast.sim.evidence import check_own_rate, check_reuse
@@ -64,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trace", metavar="TRACE", help="a trace instead of users: a file, or a shipped trace"
     )
     add_trace_arguments(load)
+    add_drop_argument(load)
     load.add_argument(
         "--dtype",
         metavar="T",
@@ -112,6 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="recompute published claims about context memory: all, or one by its name",
     )
     lists.add_argument("--models", action="store_true", help="list the shipped models")
+    add_formats(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from holdfast.cli.options import count
 from holdfast.errors import ConfigError
 from holdfast.sim.evidence import without_longer
 from holdfast.sim.formats.arrivals import UNITS_S
-from holdfast.sim.formats.load import load
+from holdfast.sim.formats.load import formats_text, load
 from holdfast.sim.formats.rows import Reading
 from holdfast.sim.model.shape import ModelShape
 from holdfast.sim.shipped import find_trace
@@ -43,12 +43,21 @@ def add_trace_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGrou
         choices=tuple(UNITS_S),
         help="unit of the trace's times, if it is not that of the format",
     )
+
+
+def add_drop_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Declare `--drop-longer`."""
     parser.add_argument(
         "--drop-longer",
         action="store_true",
         default=None,
         help="leave out requests that are longer than the model's maximum context",
     )
+
+
+def add_formats(parser: argparse.ArgumentParser) -> None:
+    """Add the list of formats to the help of a command; each is known by the fields beside it."""
+    parser.add_argument_group("formats of traces, and their fields or lines", formats_text())
 
 
 def read_trace(args: argparse.Namespace, model: ModelShape | None) -> Trace:

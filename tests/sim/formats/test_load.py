@@ -265,6 +265,18 @@ AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4
 RECORDED = (
     b'{"at_s": 7, "fingerprint": "ab", "tokens": 300, "keys": ["0a", "0b"], "session": "s"}\n'
 )
+USAGE = (
+    b'{"id": "a", "created": 1764000000, "usage": {"prompt_tokens": 130, "completion_tokens": 9}, '
+    b'"messages": [{"role": "user", "content": "why?"}]}\n'
+)
+SPEND = (
+    b"request_id,call_type,startTime,prompt_tokens,completion_tokens,messages\n"
+    b'a,acompletion,2026-08-06T14:30:00Z,130,9,"[{""role"": ""user""}]"\n'
+)
+SERVER = (
+    b"INFO 07-01 00:00:00 [logger.py:43] Received request a: prompt: 'it\\'s', params: x, "
+    b"prompt_token_ids: [1, 2, 3]\n"
+)
 TALK = b'[{"conversations": [{"from": "human", "value": "why?"}, {"from": "gpt", "value": "so"}]}]'
 
 
@@ -398,7 +410,20 @@ def test_a_size_that_does_not_fit_is_refused(read) -> None:
 
 
 @given(
-    st.sampled_from([GOOD, jsonl(SESSIONS), BURSTGPT, AZURE, RECORDED, TALK, gzip.compress(GOOD)]),
+    st.sampled_from(
+        [
+            GOOD,
+            jsonl(SESSIONS),
+            BURSTGPT,
+            AZURE,
+            RECORDED,
+            TALK,
+            gzip.compress(GOOD),
+            USAGE,
+            SPEND,
+            SERVER,
+        ]
+    ),
     st.integers(0, 10**6),
     st.binary(max_size=4),
 )

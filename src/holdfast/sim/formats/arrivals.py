@@ -17,6 +17,9 @@ UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
+TIME_MAX = 1e19
+"""Maximum absolute value of a time stamp in any unit; more is an error in the file."""
+
 EPOCH_S = 1e9, 4e9
 """Seconds since 1970 that count as a date: 2001 to 2096."""
 

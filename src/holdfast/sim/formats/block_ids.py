@@ -34,7 +34,8 @@ Hex = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]+$")]
 class MooncakeLine(msgspec.Struct):
     """One request of Mooncake's format; `timestamp` in ms, in all lines or in none.
 
-    Ids are hashes of whole prefixes. Other publishers add `session_id` and `model`.
+    Ids are hashes of whole prefixes. Other publishers add `session_id` and `model`; Holdfast also
+    writes `block_size`.
     """
 
     input_length: Tokens
@@ -43,6 +44,7 @@ class MooncakeLine(msgspec.Struct):
     output_length: Tokens = 0
     session_id: int | str | None = None
     model: str | None = None
+    block_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 class BailianLine(msgspec.Struct):
@@ -79,12 +81,22 @@ class RecordedLine(msgspec.Struct):
 def read_mooncake(source: Source, reading: Reading) -> Trace:
     """Read a file of `MooncakeLine`s."""
     rows = Rows(source, reading, "ms")
+    block_tokens = reading.block_tokens
     for number, line in source.decoded(msgspec.json.Decoder(MooncakeLine)):
+        if line.block_size not in (None, block_tokens):
+            if block_tokens is not None:
+                raise source.error(
+                    number,
+                    f"block_size {line.block_size}, but {block_tokens} was given or is above: a "
+                    "trace has one block size, and ids cannot be converted; remove the option, or "
+                    "split the file",
+                )
+            block_tokens = line.block_size
         session = rows.session_of(line.session_id)
         rows.add(number, line.timestamp, (line.input_length, line.output_length), session)
         rows.chain(line.hash_ids, line.model)
     rows.check_whole_prompts()
-    return rows.trace(*_block_tokens(rows, reading.block_tokens))
+    return rows.trace(*_block_tokens(rows, block_tokens))
 
 
 def read_bailian(source: Source, reading: Reading) -> Trace:

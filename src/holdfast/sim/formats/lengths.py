@@ -1,4 +1,4 @@
-"""CSV files with arrival times and lengths only: Azure's and BurstGPT's; block ids are made up.
+"""Files with arrival times and lengths only: Azure's, BurstGPT's and others; ids are made up.
 
 A request of a session is assumed to start with the session's previous prompt and answer if it is at
 least as long as both; otherwise all its blocks are new. Sessions share no blocks, so hits are a
@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from holdfast.errors import TraceError
-from holdfast.sim.formats.arrivals import UNITS_S
-from holdfast.sim.formats.rows import BLOCK_TOKENS, TIME_MAX, TOKENS_MAX, Reading, Rows
+from holdfast.sim.formats.arrivals import TIME_MAX, UNITS_S
+from holdfast.sim.formats.rows import BLOCK_TOKENS, TOKENS_MAX, Reading, Rows, Time, Tokens
 from holdfast.sim.formats.source import Source, cells_of
 from holdfast.sim.trace import UNKNOWN, Trace, arrange
 
@@ -36,7 +37,7 @@ def read_azure(source: Source, reading: Reading) -> Trace:
         at = at if at.tzinfo else at.replace(tzinfo=UTC)
         tokens = line.tokens("ContextTokens"), line.tokens("GeneratedTokens")
         rows.add(line.number, at.timestamp(), tokens)
-    return _with_made_up_ids(rows, reading)
+    return with_made_up_ids(rows, reading)
 
 
 def read_burstgpt(source: Source, reading: Reading) -> Trace:
@@ -58,7 +59,25 @@ def read_burstgpt(source: Source, reading: Reading) -> Trace:
         rows.add(line.number, at, tokens, session, think_s)
         if session >= 0 and line.cells.get("Elapsed time"):
             answered_s[session] = at_s + line.amount("Elapsed time")
-    return _with_made_up_ids(rows, reading)
+    return with_made_up_ids(rows, reading)
+
+
+class LengthsLine(msgspec.Struct):
+    """One request of Mooncake's format without ids; `timestamp` in ms, in all lines or in none."""
+
+    input_length: Tokens
+    timestamp: Time | None = None
+    output_length: Tokens = 0
+    session_id: int | str | None = None
+
+
+def read_mooncake_lengths(source: Source, reading: Reading) -> Trace:
+    """Read a file of `LengthsLine`s."""
+    rows = Rows(source, reading, "ms")
+    for number, line in source.decoded(msgspec.json.Decoder(LengthsLine)):
+        session = rows.session_of(line.session_id)
+        rows.add(number, line.timestamp, (line.input_length, line.output_length), session)
+    return with_made_up_ids(rows, reading)
 
 
 class CsvLine(NamedTuple):
@@ -120,7 +139,7 @@ def _cells_advice(line: bytes, has_more: bool, is_last: bool) -> str:  # noqa: F
     return "; correct or remove the line"
 
 
-def _with_made_up_ids(rows: Rows, reading: Reading) -> Trace:
+def with_made_up_ids(rows: Rows, reading: Reading) -> Trace:
     """Return the trace of these requests, with made-up ids for their full blocks."""
     size = reading.block_tokens or BLOCK_TOKENS
     found = rows.arrivals()

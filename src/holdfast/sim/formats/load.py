@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import TraceError
-from holdfast.sim.formats import sessions, sharegpt
+from holdfast.sim.formats import sessions, sharegpt, vllm_log
 from holdfast.sim.formats.arrivals import UNITS_S
 from holdfast.sim.formats.block_ids import read_bailian, read_mooncake, read_recorded
-from holdfast.sim.formats.lengths import read_azure, read_burstgpt
+from holdfast.sim.formats.gateway import read_litellm, read_usage
+from holdfast.sim.formats.lengths import read_azure, read_burstgpt, read_mooncake_lengths
 from holdfast.sim.formats.rows import Reading
 from holdfast.sim.formats.source import Source
 from holdfast.sim.trace import Trace
@@ -21,17 +23,21 @@ WINDOW_MAX_S = 1e9
 
 
 class Format(NamedTuple):
-    """A format: its name, the field names that identify it, and the function that reads it."""
+    """A format: its name, what identifies it, and the function that reads it."""
 
     name: str
     fields: set[str]
+    """Names of fields or columns that it has; the known format with most of them is taken."""
     read: Callable[[Source, Reading], Trace]
     unit: str = ""
     """Unit of its times, if the times of a file may be in another one."""
+    line: re.Pattern[bytes] | None = None
+    """What a line looks like, for a format without fields."""
 
 
 FORMATS = (
     Format("Mooncake JSONL", {"input_length", "hash_ids"}, read_mooncake, "ms"),
+    Format("Mooncake JSONL without ids", {"input_length"}, read_mooncake_lengths, "ms"),
     Format(
         "Qwen-Bailian JSONL",
         {"chat_id", "parent_chat_id", "timestamp", "input_length", "hash_ids"},
@@ -51,7 +57,24 @@ FORMATS = (
     Format(
         "Holdfast's recorded events", {"at_s", "fingerprint", "tokens", "keys"}, read_recorded, "s"
     ),
+    Format("OpenAI usage lines", {"usage"}, read_usage, "s"),
+    Format(
+        "LiteLLM spend logs, JSON or CSV",
+        {"startTime", "prompt_tokens", "completion_tokens"},
+        read_litellm,
+        "s",
+    ),
+    Format("log of vLLM with its requests", set(), vllm_log.read, line=vllm_log.LINE),
 )
+
+
+def formats_text() -> str:
+    """Return a table of the formats, one on a line: the name, and what identifies it."""
+    width = max(len(form.name) for form in FORMATS)
+    return "\n".join(
+        f"{form.name:<{width}}  {', '.join(sorted(form.fields)) or 'INFO 11-27 12:50:00 [...] ...'}"
+        for form in FORMATS
+    )
 
 
 def load(path: str | Path, reading: Reading | None = None) -> Trace:
@@ -76,14 +99,32 @@ def load(path: str | Path, reading: Reading | None = None) -> Trace:
 
 def _load(source: Source, reading: Reading) -> Trace:
     fields = source.fields()
-    known = [form for form in FORMATS if fields >= form.fields]
+    known = [form for form in FORMATS if form.fields and fields >= form.fields]
     if not known:
-        names = "; ".join(f"{form.name} ({', '.join(sorted(form.fields))})" for form in FORMATS)
+        head = source.head()
+        known = [form for form in FORMATS if form.line and form.line.search(head)]
+    if not known:
+        names = "; ".join(
+            f"{form.name} ({', '.join(sorted(form.fields)) or 'by its lines'})" for form in FORMATS
+        )
         found = ", ".join(sorted(repr(field[:40])[1:-1] for field in fields)[:8]) or "no fields"
-        raise source.error(0, f"unknown format ({found}); known by their fields: {names}")
+        raise source.error(
+            0,
+            f"unknown format ({found}){_hint(fields)}; known by their fields: {names}; "
+            "`holdfast sim --help` lists them",
+        )
     form = max(known, key=lambda form: len(form.fields))
     if reading.time_unit and not form.unit:
         raise source.error(
             0, f"time unit {reading.time_unit}: {form.name} says the unit itself; omit it"
         )
     return form.read(source, reading)
+
+
+def _hint(fields: set[str]) -> str:
+    """Return what is missing for the format of which most fields are there; empty for none."""
+    near = max(FORMATS, key=lambda form: len(form.fields & fields) / max(1, len(form.fields)))
+    missing = sorted(near.fields - fields)
+    if 2 * len(missing) >= len(near.fields):
+        return ""
+    return f"; nearest is {near.name}, but {', '.join(missing)} is missing"

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Meta
 
 from holdfast.errors import TraceError
-from holdfast.sim.formats.arrivals import Arrivals, arrivals
+from holdfast.sim.formats.arrivals import TIME_MAX, Arrivals, arrivals
 from holdfast.sim.formats.source import Source
 from holdfast.sim.trace import UNKNOWN, Longs, Requests, Trace, arrange, dense, offsets
 
@@ -33,9 +33,6 @@ BLOCKS_MAX = 1 << 29
 
 A few bytes of a file can describe any number of blocks, and each block takes memory.
 """
-
-TIME_MAX = 1e19
-"""Maximum absolute value of a time stamp in any unit; more is an error in the file."""
 
 ID_MAX = 2**64 - 1
 """Maximum id: hashes of 64 bits are signed in some files, and unsigned in others."""

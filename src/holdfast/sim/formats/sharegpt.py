@@ -8,12 +8,11 @@ times, so only the order is meaningful: conversation after conversation. The tex
 
 from __future__ import annotations
 
-from hashlib import blake2b
-
 import msgspec
 
 from holdfast.sim.formats.rows import BLOCK_TOKENS, Reading, Rows
 from holdfast.sim.formats.source import Source
+from holdfast.sim.formats.texts import extend_chain
 from holdfast.sim.trace import Trace
 
 TOKEN_BYTES = 4
@@ -45,11 +44,7 @@ def read(source: Source, reading: Reading) -> Trace:
         for turn in conversation.conversations:
             message = f"{turn.role}: {turn.value}\n".encode(errors="replace")
             if turn.role not in _PROMPT_ROLES and prompt:
-                for end in range((len(ids) + 1) * block_bytes, len(prompt) + 1, block_bytes):
-                    before = ids[-1].to_bytes(8, "little", signed=True) if ids else b""
-                    block = prompt[end - block_bytes : end]
-                    digest = blake2b(before + block, digest_size=8).digest()
-                    ids.append(int.from_bytes(digest, "little", signed=True))
+                extend_chain(ids, prompt, block_bytes)
                 tokens = -(-len(prompt) // TOKEN_BYTES), -(-len(message) // TOKEN_BYTES)
                 rows.add(number, None, tokens, session)
                 rows.chain(ids)
