@@ -5,7 +5,7 @@ import io
 import pytest
 
 from holdfast.cli import progress
-from holdfast.cli.progress import remaining_text, work_progress
+from holdfast.cli.progress import WorkRate, duration_text, work_progress
 
 
 class Terminal(io.StringIO):
@@ -22,17 +22,47 @@ def clock(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("done", "total", "elapsed_s", "text"),
+    ("done", "total", "after", "rest_s"),
     [
-        (0, 10, 3.0, "3 s elapsed"),
-        (5, 0, 61.0, "1 min 1 s elapsed"),
-        (5, 10, 40.0, "40 s elapsed, about 40 s left"),
-        (1, 100, 60.0, "1 min 0 s elapsed, about 1 h 39 min left"),
-        (10, 10, 7.0, "7 s elapsed"),
+        (range(2, 21, 2), 40, 40.0, 40.0),
+        ([5, 10, 15, 20], 40, 40.0, None),  # too few steps
+        ([*[0] * 9, 20], 40, 40.0, None),  # a slow start
+        ([9, 12, 14, 16, 17, 18, 19, 19, 20, 20], 40, 40.0, None),  # slower and slower
+        (range(2, 21, 2), 20, 40.0, None),
+        (range(2, 21, 2), 0, 40.0, None),
+        ([0] * 10, 40, 40.0, None),
     ],
 )
-def test_the_rest_is_in_proportion_to_what_is_done(done, total, elapsed_s, text):
-    assert remaining_text(done, total, elapsed_s) == text
+def test_a_rest_is_expected_only_of_work_whose_rate_is_steady(done, total, after, rest_s):
+    rate = WorkRate()
+    for number, each in enumerate(done, 1):
+        rate.note(each, after * number / len(done))
+    assert rate.remaining_s(done[-1], total, after) == rest_s
+
+
+def test_the_samples_of_long_work_are_bounded():
+    rate = WorkRate()
+    for second in range(1, 100_001):
+        rate.note(second, second)
+    assert rate.remaining_s(100_000, 150_000, 100_000) == 50_000
+    assert len(rate._samples) <= 256
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(3.2, "3 s"), (61, "1 min 1 s"), (5_940, "1 h 39 min")]
+)
+def test_a_duration_has_two_units_at_most(seconds, text):
+    assert duration_text(seconds) == text
+
+
+def test_steps_of_unequal_length_never_get_an_expected_end(monkeypatch, clock):
+    err = io.StringIO()
+    monkeypatch.setattr(progress.sys, "stderr", err)
+    with work_progress("steps", "this part") as show:
+        for done, took_s in enumerate([30, 2, 2, 2, 60, 30], 1):
+            clock[0] += took_s
+            show(done, 8, "now")
+    assert "left" not in err.getvalue()
 
 
 def test_a_pipe_gets_a_line_every_ten_seconds_and_none_for_short_work(monkeypatch, clock):

@@ -106,18 +106,16 @@ def run(args: argparse.Namespace) -> int:
     hints = returns(trace) if args.hints else None
     setting = SimulationSettings(BestCut(), route, args.closed_loop, hints)
     bare = Fleet(hardware._replace(tier_specs=[]), args.workers, rules_of(hardware, args.policy))
-    with work_progress("requests") as show:
-        total = 2 * trace.requests  # with the ladder, then without
+    total = trace.requests
+    with work_progress("requests", "the first of two parts") as show:
         began_s = time.process_time()
         requests = Simulation(
             trace, fleet, setting, lambda arrived: show(arrived, total, "with the ladder")
         ).run()
         spent_s = time.process_time() - began_s
+    with work_progress("requests", "the second of two parts") as show:
         computed = Simulation(
-            trace,
-            bare,
-            setting,
-            lambda arrived: show(trace.requests + arrived, total, "without the ladder"),
+            trace, bare, setting, lambda arrived: show(arrived, total, "without the ladder")
         ).run()
     found = SimulationFigures(trace, fleet, requests, computed)
     curves = bounds(trace)

@@ -1,4 +1,7 @@
-"""Progress of measuring commands: step n of m, the elapsed time, and the expected end."""
+"""Progress of measuring commands: step n of m, and the elapsed time.
+
+Steps take seconds or minutes each, so no expected end is derived from those that are done.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from holdfast.cli.progress import remaining_text
+from holdfast.cli.progress import duration_text
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
+    from rich.text import Text
 
 
 class Steps:
-    """The steps of a command: a status line on a terminal, else a plain line for each.
+    """The steps of a command: a live status line on a terminal, else a plain line for each.
 
-    The expected end assumes that the steps that are left take as long, on average, as those done.
     Without `plan` the number of steps is unknown, and only the elapsed time is shown.
     """
 
@@ -26,12 +29,10 @@ class Steps:
         self.console = console
         self._status = status
         self._started_s = time.monotonic()
-        self._planned_s = self._started_s
         self._begun = self._total = 0
 
     def plan(self, steps: int) -> None:
         """Set the number of steps that follow; the time until now is not one of them."""
-        self._planned_s = time.monotonic()
         self._begun, self._total = 0, steps
 
     def begin(self, text: str) -> None:
@@ -45,17 +46,30 @@ class Steps:
 
     def update(self, text: str) -> None:
         """Show a part of the current step, which is not counted."""
-        now_s = time.monotonic()
+        step = ""
         if self._begun and self._begun <= self._total:
-            rest = remaining_text(self._begun - 1, self._total, now_s - self._planned_s)
-            text = f"step {self._begun} of {self._total}, {rest}: {text}"
+            step = f"step {self._begun} of {self._total}"
         if self._status is not None:
-            from rich.markup import escape
-
-            self._status.update(escape(text))
+            self._status.update(_LiveLine(step, text, self._started_s))
         else:
-            elapsed_s = now_s - self._started_s
-            print(f"{elapsed_s:6.0f} s  {text}", file=sys.stderr, flush=True)
+            elapsed_s = time.monotonic() - self._started_s
+            line = f"{step}: {text}" if step else text
+            print(f"{elapsed_s:6.0f} s  {line}", file=sys.stderr, flush=True)
+
+
+class _LiveLine:
+    """A status line whose elapsed time is that of its latest drawing."""
+
+    def __init__(self, step: str, text: str, started_s: float) -> None:
+        self._step = step
+        self._text = text
+        self._started_s = started_s
+
+    def __rich__(self) -> Text:
+        from rich.text import Text
+
+        so_far = f"{duration_text(time.monotonic() - self._started_s)} so far"
+        return Text(f"{self._step + ', ' if self._step else ''}{so_far}: {self._text}")
 
 
 @contextmanager

@@ -148,7 +148,8 @@ def _every_row(chosen: Sequence[tuple[Campaign, str]], every: CampaignBudget) ->
         tries = every.tries if given else campaign.tries
         budget = every._replace(tries=tries, part=part, whole=bool(part and given))
         step = f"campaign {number} of {len(chosen)}"
-        with work_progress(f"{campaign.unit} ({step}, {campaign.name})") as show:
+        unit = f"{campaign.unit} ({step}, {campaign.name})"
+        with work_progress(unit, "this campaign") as show:
             yield from _rows(campaign, budget, show)
 
 
