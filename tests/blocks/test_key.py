@@ -170,6 +170,19 @@ def test_tokens_that_are_none_are_refused(tokens):
         chain_of(tokens)
 
 
+class Wrapped(Sequence):
+    """A sequence of one's own, as engines hand over."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def __len__(self):
+        return len(self.tokens)
+
+    def __getitem__(self, index):
+        return self.tokens[index]
+
+
 @pytest.mark.parametrize(
     ("tokens", "words"),
     [
@@ -185,6 +198,9 @@ def test_tokens_that_are_none_are_refused(tokens):
         (np.array(5), "not 0-d int64"),
         (np.zeros((1, 4), dtype=np.int32), "not 2-d int32"),
         (np.array([True] * 4), "not 1-d bool"),
+        ([True, False, True, True], "tokens are bools, as in a mask; pass a sequence of integers"),
+        ((5, 6, 7, False), "tokens are bools"),
+        (Wrapped([False] * 4), "tokens are bools"),
         (np.array([1, 2, 3, 4], dtype=object), "not 1-d object"),
         (np.array([1, 2, 3, -4], dtype=np.int8), "not from -4 to 3"),
         (np.array([1, 2, 3, 2**63], dtype=np.uint64), f"to {2**63}"),
@@ -200,19 +216,6 @@ def test_tokens_of_a_wrong_type_are_refused_by_name(tokens, words):
     """An array of words takes bytes as raw memory: four of them would name one token."""
     with pytest.raises(BlockError, match=words):
         chain_of(tokens)
-
-
-class Wrapped(Sequence):
-    """A sequence of one's own, as engines hand over."""
-
-    def __init__(self, tokens):
-        self.tokens = tokens
-
-    def __len__(self):
-        return len(self.tokens)
-
-    def __getitem__(self, index):
-        return self.tokens[index]
 
 
 class Elsewhere:

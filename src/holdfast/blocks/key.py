@@ -174,13 +174,15 @@ def _little_endian(tokens: Tokens, start: int, stop: int) -> memoryview:
         return memoryview(wanted.astype("<u4").tobytes())
     try:
         whole = not start and stop == len(tokens)
-        packed = array(
-            _UINT32, tokens if whole else tokens[start:stop]
-        )  # five times faster than numpy on a list of integers
+        chosen = tokens if whole else tokens[start:stop]
+        packed = array(_UINT32, chosen)  # five times faster than numpy on a list of integers
     except (OverflowError, TypeError, ValueError) as error:
         raise BlockError(f"token ids must be integers from 0 to {TOKEN_ID_MAX}: {error}") from error
     if len(packed) != stop - start:  # another library's sequence returned a slice of bytes
         raise BlockError(f"tokens are of type {type(tokens).__name__}; {_REMEDY}")
+    # A bool is an int to `array`. A mask has bools only, so its first and last entries show it.
+    if packed and bool in (type(chosen[0]), type(chosen[-1])):
+        raise BlockError(f"tokens are bools, as in a mask; {_REMEDY}")
     if sys.byteorder == "big":
         packed.byteswap()
     return memoryview(packed).cast("B")
