@@ -14,8 +14,10 @@ from holdfast.metrics import (
     exposition,
     kind_of,
     node_samples,
+    process_samples,
 )
-from holdfast.status import DomainStatus, HistogramStatus, TargetStatus
+from holdfast.policy.admit import AdmissionCandidate, AlwaysAdmit, WriteBudget
+from holdfast.status import AdmissionStatus, DomainStatus, HistogramStatus, NodeStatus, TargetStatus
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.wire.remote.credentials import Credentials
@@ -95,3 +97,26 @@ def test_certificates_and_tokens_have_the_unix_time_of_their_end(tmp_path):
         file.unlink()
         lines = exposition(node_samples(store.status())).splitlines()
         assert not [line for line in lines if line.startswith("holdfast_token_expiry_seconds")]
+
+
+def test_a_tiers_write_budget_and_what_is_spent_of_it_are_metrics():
+    rule = WriteBudget(AlwaysAdmit(), 240 * 2**20)
+    block = AdmissionCandidate(b"n" * 16, "class", 2**20)
+    rule.charge(block)
+    status = NodeStatus(admission=[AdmissionStatus("disk", rule.figures())], audit_lost=3)
+    lines = exposition(node_samples(status)).splitlines()
+    for line in (
+        'holdfast_tier_write_budget_bytes{tier="disk"} 251658240.0',
+        'holdfast_tier_write_budget_spent_bytes{tier="disk"} 1048576.0',
+        'holdfast_tier_over_budget_total{tier="disk"} 0.0',
+        "holdfast_audit_lost_lines_total 3",
+    ):
+        assert line in lines
+
+
+def test_metrics_of_the_process_have_the_names_that_all_clients_use():
+    lines = exposition(process_samples()).splitlines()
+    names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert names == [name for name in METRICS if name.startswith("process_")]
+    assert "# TYPE process_cpu_seconds_total counter" in lines
+    assert "# TYPE process_open_fds gauge" in lines

@@ -1,16 +1,32 @@
 """What this machine gives a process is looked up, and a port is nobody else's meanwhile."""
 
 import os
+import re
+import resource
 import socket
+from pathlib import Path
 
 import pytest
 
 from holdfast import probe
-from holdfast.probe import free_port, memory
+from holdfast.probe import free_port, memory, process_figures
 
 
 def test_memory_is_that_of_the_machine_at_most():
     assert 0 < memory().nbytes <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_the_figures_of_this_process_are_the_kernels():
+    before = process_figures()
+    assert 0 < before.resident_bytes < before.virtual_bytes
+    assert before.resident_bytes <= memory().nbytes
+    assert before.max_fds == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    with Path(__file__).open(), Path(__file__).open():
+        after = process_figures()
+    assert after.open_fds == before.open_fds + 2
+    assert 0 < before.cpu_s <= after.cpu_s
+    boot_s = int(re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)[1])
+    assert boot_s <= before.started_s == after.started_s
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
+from holdfast.probe import process_figures
 from holdfast.status import HistogramStatus, NodeStatus, TargetStatus, tier_totals
 from holdfast.version import __version__
 
@@ -78,6 +79,15 @@ METRICS: Mapping[str, Metric] = {
     "tier_records": Metric(("tier",), "Records in a tier of this node."),
     "tier_read_bytes_total": Metric(("tier",), "Bytes read from a tier."),
     "tier_written_bytes_total": Metric(("tier",), "Bytes written to a tier."),
+    "tier_write_budget_bytes": Metric(
+        ("tier",), "Bytes that may be written to a tier within a day: its `writes_per_day`."
+    ),
+    "tier_write_budget_spent_bytes": Metric(
+        ("tier",), "Bytes of the present day's write budget that are spent."
+    ),
+    "tier_over_budget_total": Metric(
+        ("tier",), "Writes to a tier that were refused to keep its write budget."
+    ),
     "tier_failures_total": Metric(("tier",), "Failed reads and writes of a tier."),
     "tier_writes_stopped": Metric(
         ("tier",), "1 while a tier takes no new records, because its medium failed."
@@ -94,6 +104,7 @@ METRICS: Mapping[str, Metric] = {
     "domain_used_bytes": Metric(("domain", "tier"), "Bytes of a domain in a tier."),
     "domain_quota_bytes": Metric(("domain", "tier"), "Quota of a domain in a tier, if it has one."),
     "audit_events_total": Metric(("action",), "Events of the audit log."),
+    "audit_lost_lines_total": Metric((), "Lines of the audit log that could not be written."),
     "scrubbed_copies_total": Metric((), "Copies that the scrub has checked."),
     "member_breaker_open": Metric(
         ("tier", "member"), "1 if the member's circuit breaker is open or half open."
@@ -114,8 +125,24 @@ METRICS: Mapping[str, Metric] = {
     "target_sent_bytes_total": Metric((), "Bytes sent to other nodes."),
     "target_received_blocks_total": Metric((), "Blocks received from other nodes."),
     "target_sent_blocks_total": Metric((), "Blocks sent to other nodes."),
+    "process_cpu_seconds_total": Metric((), "Processor time of the process."),
+    "process_resident_memory_bytes": Metric((), "Memory of the process that is in RAM."),
+    "process_virtual_memory_bytes": Metric((), "Address space of the process."),
+    "process_open_fds": Metric((), "Open file descriptors."),
+    "process_max_fds": Metric((), "Limit on open file descriptors."),
+    "process_start_time_seconds": Metric((), "Unix time at which the process began."),
 }
-"""Every metric of a node, by its name without the prefix `holdfast_`."""
+"""Every metric of a node, by its name without the prefix `holdfast_`.
+
+`process_*` have no prefix: these are the names of all Prometheus clients.
+"""
+
+_BUDGET_METRICS = {
+    "budget_bytes": "tier_write_budget_bytes",
+    "spent_bytes": "tier_write_budget_spent_bytes",
+    "over_budget": "tier_over_budget_total",
+}
+"""Metrics of a tier's write budget, by the name of the admission rule's figure."""
 
 HISTOGRAMS = frozenset({"call_seconds", "plan_error"})
 
@@ -136,19 +163,20 @@ def exposition(samples: Iterable[Sample]) -> str:
     for name, metric in METRICS.items():
         if not of_metric[name]:
             continue
-        lines.append(f"# HELP holdfast_{name} {metric.meaning}")
-        lines.append(f"# TYPE holdfast_{name} {kind_of(name)}")
+        full = name if name.startswith("process_") else f"holdfast_{name}"
+        lines.append(f"# HELP {full} {metric.meaning}")
+        lines.append(f"# TYPE {full} {kind_of(name)}")
         for sample in of_metric[name]:
             labels = dict(zip(metric.labels, sample.labels, strict=True))
             value = sample.value
             if not isinstance(value, HistogramStatus):
-                lines.append(f"holdfast_{name}{_labelled(labels)} {value!r}")
+                lines.append(f"{full}{_labelled(labels)} {value!r}")
                 continue
             bounds = [*map(repr, value.bounds), "+Inf"]
             for bound, count in zip(bounds, accumulate(value.counts), strict=True):
-                lines.append(f"holdfast_{name}_bucket{_labelled({**labels, 'le': bound})} {count}")
-            lines.append(f"holdfast_{name}_sum{_labelled(labels)} {value.sum!r}")
-            lines.append(f"holdfast_{name}_count{_labelled(labels)} {sum(value.counts)}")
+                lines.append(f"{full}_bucket{_labelled({**labels, 'le': bound})} {count}")
+            lines.append(f"{full}_sum{_labelled(labels)} {value.sum!r}")
+            lines.append(f"{full}_count{_labelled(labels)} {sum(value.counts)}")
     return "\n".join([*lines, ""])
 
 
@@ -193,6 +221,7 @@ def node_samples(status: NodeStatus) -> Iterator[Sample]:
     yield Sample("reservations", (), status.tickets)
     for action, number in status.audit.items():
         yield Sample("audit_events_total", (action,), number)
+    yield Sample("audit_lost_lines_total", (), status.audit_lost)
     for state in status.credentials:
         if state.expires_s is None:
             continue
@@ -203,6 +232,19 @@ def node_samples(status: NodeStatus) -> Iterator[Sample]:
     yield Sample("scrubbed_copies_total", (), status.scrub.checked)
     if status.target is not None:
         yield from _target_samples(status.target)
+
+
+def process_samples() -> Iterator[Sample]:
+    """Yield the samples of this process; none without /proc."""
+    figures = process_figures()
+    if figures is None:
+        return
+    yield Sample("process_cpu_seconds_total", (), figures.cpu_s)
+    yield Sample("process_resident_memory_bytes", (), figures.resident_bytes)
+    yield Sample("process_virtual_memory_bytes", (), figures.virtual_bytes)
+    yield Sample("process_open_fds", (), figures.open_fds)
+    yield Sample("process_max_fds", (), figures.max_fds)
+    yield Sample("process_start_time_seconds", (), figures.started_s)
 
 
 def _target_samples(status: TargetStatus) -> Iterator[Sample]:
@@ -225,6 +267,10 @@ def _tier_samples(status: NodeStatus) -> Iterator[Sample]:
         yield Sample("tier_written_bytes_total", (tier,), usage.written_bytes)
         yield Sample("tier_failures_total", (tier,), usage.failures)
         yield Sample("tier_writes_stopped", (tier,), int(bool(usage.writes_stopped)))
+    for rule in status.admission:
+        for figure, name in _BUDGET_METRICS.items():
+            if figure in rule.figures:
+                yield Sample(name, (rule.tier,), rule.figures[figure])
     for tier, shared in status.shared.items():
         yield Sample("tier_reachable", (tier,), int(shared.reachable))
         for member in shared.members:

@@ -1,4 +1,4 @@
-"""Resources of this machine: kernel files, the memory limit of a process, and free TCP ports."""
+"""Resources of this machine and of this process: kernel files, memory limits, free TCP ports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import contextlib
 import itertools
 import os
 import random
+import resource
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +39,42 @@ def kernel_text(path: str, field: str = "") -> str:
         return text
     values = (line.partition(":")[2] for line in text.splitlines() if line.startswith(field))
     return next(values, "").strip()
+
+
+class ProcessFigures(NamedTuple):
+    """Processor time, memory, descriptors and start (Unix seconds) of this process."""
+
+    cpu_s: float
+    resident_bytes: int
+    virtual_bytes: int
+    open_fds: int
+    max_fds: int
+    started_s: float
+
+
+def process_figures() -> ProcessFigures | None:
+    """Return the figures of this process, as the kernel counts them; None without /proc."""
+    try:
+        stat = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
+        open_fds = (
+            sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1
+        )  # without that of the listing
+        boot = next(
+            line for line in kernel_text("/proc/stat").splitlines() if line.startswith("btime ")
+        )
+    except (OSError, StopIteration):
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before may contain spaces
+    user, system, start, virtual, pages = (int(fields[n]) for n in (11, 12, 19, 20, 21))
+    tick_hz, soft = os.sysconf("SC_CLK_TCK"), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return ProcessFigures(
+        cpu_s=(user + system) / tick_hz,
+        resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"),
+        virtual_bytes=virtual,
+        open_fds=open_fds,
+        max_fds=sys.maxsize if soft == resource.RLIM_INFINITY else soft,
+        started_s=int(boot.split()[1]) + start / tick_hz,
+    )
 
 
 def memory() -> MemoryInfo:

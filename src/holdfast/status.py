@@ -149,7 +149,7 @@ class HistogramStatus(msgspec.Struct, frozen=True):
     """Counts by bucket, one more than the buckets' upper bounds, and the sum of all values."""
 
     bounds: list[float] = []
-    counts: list[int] = []
+    counts: list[int] = msgspec.field(default_factory=lambda: [0])
     sum: float = 0.0
 
 
@@ -261,7 +261,8 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
     `role`: "node" serves engines, "target" serves other nodes, "node and target" both, "store" a
     Python program. `recovery_s`: None until the disk tiers are recovered. `tickets`: reservations
-    of writers. `target`: None for a store of a Python program.
+    of writers. `audit_lost`: lines of the audit log that could not be written.
+    `target`: None for a store of a Python program.
     """
 
     version: str = ""
@@ -285,6 +286,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     recovery_s: float | None = None
     recovered: bool = False
     audit: dict[str, int] = {}
+    audit_lost: int = 0
     shared: dict[str, SharedTierStatus] = {}
     faults: list[FaultStatus] = []
     memory: MemoryStatus = MemoryStatus()

@@ -1,5 +1,6 @@
 """`holdfast doctor`: what was found, what was chosen, why, and an exit code that can be used."""
 
+import contextlib
 import datetime as dt
 import json
 import os
@@ -9,9 +10,11 @@ import time
 
 import pytest
 
-from holdfast.cli import main
+from holdfast.cli import doctor, main
+from holdfast.config import Config
 from holdfast.errors import NodeGoneError
 from holdfast.probe import free_port
+from holdfast.status import NodeStatus, TierStatus
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.kind import direct_io, nearest
 from holdfast.tiers.disk.tier import DiskTier
@@ -303,3 +306,18 @@ def test_it_says_how_long_a_token_is_valid(examined_here, config, tmp_path, life
     assert checks["tokens.file"]["ok"] is ok
     assert checks["tokens.file"]["warning"] is (lifetime_s == 60)
     assert ("make a new one with `holdfast token`" in checks["tokens.file"]["why"]) is not ok
+
+
+def test_what_a_running_node_cannot_do_is_a_problem(monkeypatch):
+    status = NodeStatus(
+        audit_lost=3, tiers=[TierStatus("odd", trouble="usage() is of type str, not TierUsage")]
+    )
+    monkeypatch.setattr(doctor, "connected", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(doctor, "ask_status", lambda _: status)
+    problems = {
+        each.what: each
+        for each in doctor._node(Config(listen="unix:///n", tiers=[]))
+        if each.ok is False
+    }
+    assert problems["audit log"].found == "3 lines could not be written"
+    assert problems["tier odd"].why.startswith("usage() is of type str, not TierUsage; update")

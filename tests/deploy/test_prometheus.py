@@ -16,6 +16,7 @@ from holdfast.metrics import HISTOGRAMS, METRICS
 from holdfast.probe import free_port
 
 NAME = re.compile(r"\bholdfast_[a-z_]+")
+PROCESS_NAME = re.compile(r"\bprocess_[a-z_]+[a-z]\b")
 UNIT = re.compile("_(bucket|sum|count)$")
 READY_S = 120
 
@@ -42,6 +43,13 @@ def test_every_metric_of_rules_and_dashboard_is_one_of_ours(deploy):
         for name in NAME.findall(query):
             short = name.removeprefix("holdfast_")
             assert short in METRICS or UNIT.sub("", short) in HISTOGRAMS, (name, query)
+        assert all(name in METRICS for name in PROCESS_NAME.findall(query)), query
+
+
+def test_the_page_lists_every_rule(deploy):
+    text = (deploy.parent / "docs" / "how-to" / "observe.md").read_text()
+    listed = re.findall(r"^\| `(Holdfast\w+)` \|", text, re.MULTILINE)
+    assert sorted(listed) == sorted(rule["alert"] for rule in rules(deploy))
 
 
 def test_every_rule_says_what_to_do(deploy):
@@ -124,7 +132,7 @@ def test_every_query_of_the_dashboard_has_an_answer_from_a_real_node(deploy, scr
     quiet = {  # what a node without traffic, a pool or peers has no samples of
         *("Fetches by outcome", "Duration of a fetch", "Evictions, waiting writes"),
         *("Pool members: how soon they answer", "Plans: error of the expected first token"),
-        "Prompt tokens loaded",
+        *("Prompt tokens loaded", "Quotas and write budgets: used"),
     }
     while missing and time.monotonic() < end_s:
         time.sleep(0.5)

@@ -189,6 +189,9 @@ def test_a_line_that_can_not_be_written_fails_nothing(tmp_path, caplog):
     log = AuditLog(tmp_path / "none" / "audit.jsonl")
     log.record("erase", domain="acme")
     assert "lost: erase {'domain': 'acme'}" in caplog.text
+    log.deny("user 7", "no")
+    log.catch_up()
+    assert (log.lost(), log.counts()) == (2, {"erase": 1, "denied": 1})
 
 
 def test_what_the_disk_takes_half_of_is_told_and_ends_no_chain(log, monkeypatch, caplog):

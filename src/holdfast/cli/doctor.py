@@ -339,6 +339,9 @@ def _node(config: Config) -> Iterator[Finding]:
         if tier.writes_stopped:
             why = f"since {tier.writes_stopped}; check the device and the space of its volume"
             yield problem(f"tier {tier.tier}", "writes stopped", why)
+    if status.audit_lost:
+        lost = f"{many(status.audit_lost, 'line')} could not be written"
+        yield problem("audit log", lost, "see the node's log; free space, or change permissions")
     if status.faults:
         failed = f"{many(len(status.faults), 'block')} failed"
         yield problem("faults", failed, "`holdfast inspect` lists them")

@@ -206,10 +206,7 @@ def _status_lines(status: NodeStatus) -> list[str]:
                 f"  {tier:<8} shared: `holdfast inspect pool` shows its members; {failures}{limits}"
             )
     for rule in status.admission:
-        figures = [
-            f"{name} {value:,.0f}" if value.is_integer() else f"{name} {value:.4g}"
-            for name, value in rule.figures.items()
-        ]
+        figures = [f"{name} {_figure(name, value)}" for name, value in rule.figures.items()]
         lines.append(f"  admit   {rule.tier}: {', '.join(figures)}")
     for domain in status.domains:
         usage = []
@@ -234,6 +231,12 @@ def _status_lines(status: NodeStatus) -> list[str]:
     )
     lines += [f"  fault   {fault.tier} {fault.key}: {fault.outcome}" for fault in status.faults]
     return lines
+
+
+def _figure(name: str, value: float) -> str:
+    if name.endswith("_bytes"):
+        return str(Size(int(value)))
+    return f"{value:,.0f}" if value.is_integer() else f"{value:.4g}"
 
 
 def _stored(namespaces: Sequence[Mapping[str, Any]]) -> list[str]:

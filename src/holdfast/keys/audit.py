@@ -64,6 +64,7 @@ class AuditLog:
         self._unwritten: list[Denial] = []
         """New denials, which `catch_up` will write; at most as many as `_denied` has."""
         self._counts = Counter[str]()
+        self._lost = 0
         self._writer: threading.Thread | None = None
 
     def record(self, action: str, **what: str | int) -> None:
@@ -79,6 +80,8 @@ class AuditLog:
             try:
                 _append(self.path, events)
             except OSError as error:
+                with self._lock:
+                    self._lost += len(events)
                 for action, what in events:
                     _log.warning("audit %s: %s; lost: %s %s", self.path, error, action, what)
 
@@ -86,6 +89,11 @@ class AuditLog:
         """Return the number of events by action since the start; `denied`: refused accesses."""
         with self._lock:
             return dict(self._counts)
+
+    def lost(self) -> int:
+        """Return the number of lines since the start that could not be written."""
+        with self._lock:
+            return self._lost
 
     def deny(self, who: str, why: str) -> None:
         """Note a refused access for `catch_up`; see `DenialCounts` for those that are counted.

@@ -207,9 +207,14 @@ class WriteBudget(RestrictedAdmission):
         """Number of refusals of blocks that the rule admits; a block may be offered again."""
 
     def figures(self) -> dict[str, float]:
-        """Return the rule's figures, the share admitted now, and the number of refusals."""
-        over = float(self.over_budget)
-        return {**self._rule.figures(), "share": self.share, "over_budget": over}
+        """Return the rule's figures, the share admitted now, the refusals, and the day's budget."""
+        return {
+            **self._rule.figures(),
+            "share": self.share,
+            "over_budget": float(self.over_budget),
+            "budget_bytes": float(self._budget),
+            "spent_bytes": float(self._written),
+        }
 
     def allows(self, block: AdmissionCandidate, now_s: float) -> bool:
         """Return whether the rule admits the block, the budget allows it, and its draw wins."""

@@ -68,6 +68,7 @@ def status(store: StoreParts) -> NodeStatus:
             recovery_s=store.recovery.seconds,
             recovered=store.recovery.wait(0),
             audit=store.audit.counts(),
+            audit_lost=store.audit.lost(),
             shared={tier.name: shared_status(tier) for tier in table.shared.values()},
             faults=[
                 FaultStatus(

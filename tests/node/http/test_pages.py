@@ -51,6 +51,10 @@ def test_a_scrape_equals_an_independent_count(url, engine, names):
     assert found["blocks"] == KEYS
     assert found['tier_records{tier="disk"}'] == KEYS
     assert found["ready"] == 1
+    for name in ("cpu_seconds_total", "resident_memory_bytes", "open_fds", "start_time_seconds"):
+        assert found[f"process_{name}"] > 0
+    assert found["process_open_fds"] < found["process_max_fds"]
+    assert found["audit_lost_lines_total"] == 0
 
 
 def test_every_metric_that_is_scraped_is_in_the_table(url):

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import RefusedError
-from holdfast.metrics import CONTENT_TYPE, exposition, node_samples
+from holdfast.metrics import CONTENT_TYPE, exposition, node_samples, process_samples
 from holdfast.node.http.server import Answer, Routes
 from holdfast.node.remote.service import TargetService
 from holdfast.status import NodeStatus
@@ -85,7 +85,8 @@ class NodePages:
 
     async def _metrics(self) -> Answer:
         status = await self._current()
-        return Answer(HTTPStatus.OK, exposition(node_samples(status)).encode(), CONTENT_TYPE)
+        samples = [*node_samples(status), *process_samples()]
+        return Answer(HTTPStatus.OK, exposition(samples).encode(), CONTENT_TYPE)
 
     async def _json(self) -> Answer:
         body = msgspec.json.encode(await self._current())
