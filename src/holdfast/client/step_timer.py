@@ -48,9 +48,13 @@ class _Step(NamedTuple):
 
 
 class StepTimer:
-    """Collects observations for the node. `now` is the clock, in seconds."""
+    """Collects observations for the node. `now` is the clock, in seconds.
+
+    `step_s`: time of the last step with a forward; 0 before the first one has ended.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
+        self.step_s = 0.0
         self._now = now
         self._under_way: deque[_Step] = deque(maxlen=8)
         self._ended_at = 0.0
@@ -72,9 +76,9 @@ class StepTimer:
         if not self._under_way:
             return
         now, step = self._now(), self._under_way.popleft()
+        self.step_s = now - max(step.began, self._ended_at)
         if step.new:
-            seconds = now - max(step.began, self._ended_at)
-            self._observed.steps.append((step.new, step.context, seconds))
+            self._observed.steps.append((step.new, step.context, self.step_s))
         self._ended_at = now
         for end in step.ends:
             self.plan_ended(end, now - end.decided_at)

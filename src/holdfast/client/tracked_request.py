@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,16 +29,20 @@ class PlanRequest:
         """Ask one rank's node. If it raises NodeGoneError, call `forget` for the other ranks."""
         self._waiting.append((client, client.send(cover)))
 
-    def answer(self, *, expected: bool = False) -> Covered | None:
+    def answer(
+        self, within_s: float = 0.0, now: Callable[[], float] = time.monotonic
+    ) -> Covered | None:
         """Return the answer with the fewest blocks of all ranks; None while a reply is missing.
 
-        `expected`: wait a few milliseconds for a reply, until one is still missing after that.
-        Raises NodeGoneError, RefusedError or ProtocolError.
+        Waits up to `within_s` by the clock `now`, in all. Raises NodeGoneError, RefusedError or
+        ProtocolError.
         """
         missing: list[tuple[Client, int]] = []
+        until_s = now() + within_s
         for client, request_id in self._waiting:
-            wait = expected and not missing
-            reply = client.expect(request_id) if wait else client.poll(request_id)
+            left_s = until_s - now()
+            wait = left_s > 0 and not missing
+            reply = client.expect(request_id, left_s) if wait else client.poll(request_id)
             if reply is None:
                 missing.append((client, request_id))
             elif isinstance(reply, Covered):

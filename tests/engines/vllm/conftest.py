@@ -63,7 +63,10 @@ class FakeArena:
 
 
 class FakeClient:
-    """Keeps what was sent; `answer` makes the reply, None for one that has not come yet."""
+    """Keeps what was sent; `answer` makes the reply, None for one that has not come yet.
+
+    `waiting` is called in a wait for a reply, with its limit.
+    """
 
     def __init__(self, answer: Callable | None = None, arena_bytes: int = 0):
         self.welcome = Welcome(1, "fake", DOMAIN_KEY, arena_bytes)
@@ -72,6 +75,8 @@ class FakeClient:
         self.sent = []
         self.forgotten = []
         self.expected = []
+        self.waits = []
+        self.waiting: Callable | None = None
         self.gone = False
         self.runnable = False
         self._pending = {}
@@ -97,8 +102,11 @@ class FakeClient:
     def node_is_runnable(self):
         return self.runnable
 
-    def expect(self, request_id):
+    def expect(self, request_id, within_s):
         self.expected.append(request_id)
+        self.waits.append(within_s)
+        if self.waiting is not None:
+            self.waiting(within_s)
         return self.poll(request_id)
 
     def call(self, message, kind, timeout_s):

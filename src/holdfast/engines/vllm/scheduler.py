@@ -1,8 +1,8 @@
 """The scheduler side: look up the coverage of requests, and plan their loads and saves.
 
-All methods run on vLLM's scheduler loop, where a wait delays every request. So none of them waits:
-the coverage of a request is requested on its arrival, and the answer is read when vLLM schedules
-the request. Only for a single request the read waits a few milliseconds for the answer.
+All methods run on vLLM's scheduler loop, where a wait delays every request. So the coverage of a
+request is requested on its arrival, and the answer is read when vLLM schedules the request. If it
+has not arrived, the step waits for a small share of a step's time; see `client.answer_wait`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.blocks.key import Chain
+from holdfast.client.answer_wait import AnswerWait
 from holdfast.client.prompt_ledger import PromptLedger, by_tier
 from holdfast.client.request_hints import NO_HINT, at_end, hint_of
 from holdfast.client.step_timer import PrefillChunk, StepTimer
@@ -27,7 +28,7 @@ from holdfast.errors import NodeGoneError, NotFollowed, Outcome, ProtocolError, 
 from holdfast.limits import CHAIN_BLOCKS_MAX
 from holdfast.wire.fields import traceparent
 from holdfast.wire.local.client import Client
-from holdfast.wire.local.messages import Cover
+from holdfast.wire.local.messages import Cover, Covered
 from holdfast.wire.local.reconnecting_client import ReconnectingClient
 
 COVER_MIN_S = 0.05
@@ -73,6 +74,8 @@ class SchedulerSide:
         self._setting = setting
         self._reporter = reporter
         self._backoff = Backoff()
+        self._answer_wait = AnswerWait()
+        self._computing: set[str] = set()
         self._timer = StepTimer(clocks.now)
         self._token_s = 0.0
         self._now, self._running = clocks
@@ -189,6 +192,7 @@ class SchedulerSide:
 
     def build_work(self, output: Any) -> StepWork:
         """Return the loads and saves of this step for the workers."""
+        self._answer_wait.next_step()
         work = StepWork(self._loads, tokens=output.total_num_scheduled_tokens)
         self._loads = []
         if output.total_num_scheduled_tokens:
@@ -206,6 +210,7 @@ class SchedulerSide:
             loading = any(tracked.loading for tracked in self._tracked.values())
             all_known = len(chunks) == len(output.num_scheduled_tokens)
             self._timer.begin(chunks, sound=all_known and not loading)
+            self._computing = set(output.num_scheduled_tokens)
             self._count_prompts()
         per_block = self._block_tokens // self._page_tokens
         for request_id, scheduled in output.num_scheduled_tokens.items():
@@ -263,6 +268,7 @@ class SchedulerSide:
     def on_finished(self, request: Any) -> None:
         """Stop tracking a request, and send its hints to the node."""
         self._live.pop(request.request_id, None)
+        self._computing.discard(request.request_id)
         self._ledger.finished(request.request_id)
         self._count_prompts()
         tracked = self._tracked.pop(request.request_id, None)
@@ -357,9 +363,7 @@ class SchedulerSide:
     def _answered(self, tracked: TrackedRequest, question: PlanRequest) -> bool:
         """Read the replies that arrived; return whether the answer is complete, failed or late."""
         try:
-            # For a single request a short wait is cheaper than an empty step of vLLM. `_live`
-            # also counts requests that are not tracked, because the wait would delay them.
-            answer = question.answer(expected=len(self._live) == 1)
+            answer = self._wait_briefly(question)
         except (NodeGoneError, RefusedError, ProtocolError) as error:
             outcome = REFUSED if isinstance(error, RefusedError) else Outcome.GONE
             self.counts.add("calls", "lookup", outcome)
@@ -388,6 +392,20 @@ class SchedulerSide:
         tracked.forget()
         self._end_plan(tracked, NotFollowed.LATE)
         return True
+
+    def _wait_briefly(self, question: PlanRequest) -> Covered | None:
+        """Return the answer; wait for it at most for what is left of this step's budget."""
+        if (answer := question.answer()) is not None:
+            self._answer_wait.answered()
+            return answer
+        limit_s = self._answer_wait.limit_s(self._timer.step_s, computing=bool(self._computing))
+        if limit_s <= 0:
+            return None
+        began_s = self._now()
+        answer = question.answer(limit_s, self._now)
+        seconds, answered = self._now() - began_s, answer is not None
+        self._answer_wait.waited(seconds, limit_s, answered=answered)
+        return answer
 
     def _report(self) -> None:
         report = self._timer.report(idle=not self._live)

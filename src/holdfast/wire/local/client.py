@@ -62,10 +62,9 @@ _SLICE_S = 0.1
 _LATE_S = 0.02
 """Delay of a wake-up that is longer than the kernel's timer explains."""
 
-_SHORT_WAIT_MS = 1
-_EXPECTED_MS = 5
-"""Wait of `expect`, with the GIL held. Without it vLLM's scheduler would have to poll again after a
-step without work, which takes about 3 ms and leaves its processes spinning beside the next step."""
+_SHORT_WAIT_S = 0.001
+_HELD_S = 0.005
+"""Longest part of the wait of `expect` with the GIL held: reacquiring it may take as long."""
 
 STARVED_S = 1.0
 """Time beyond its timeout that a call waits for a node that is ready to run."""
@@ -144,17 +143,26 @@ class Client:
                 self._drain()
             return self._take(request_id)
 
-    def expect(self, request_id: int) -> Reply | None:
-        """Return the reply if it arrives within a few milliseconds, else None.
+    def expect(self, request_id: int, within_s: float) -> Reply | None:
+        """Return the reply if it arrives within this short time, else None.
 
-        Holds the GIL while it waits. Raises as `poll` does.
+        Holds the GIL for the first milliseconds. Raises as `poll` does.
         """
+        began_s = now_s = time.monotonic()
         with self._lock:
             self._check_open()
             if request_id not in self._replies and not self._receiving:
-                self._drain()  # may receive replies to other requests only
-            if request_id not in self._replies and not self._receiving:
-                self._receive_briefly(_EXPECTED_MS)
+                self._drain()
+            # Each wait may receive replies to other requests only.
+            while request_id not in self._replies and not self._receiving:
+                if (left_s := began_s + within_s - now_s) <= 0:
+                    break
+                held_s = began_s + _HELD_S - now_s
+                if held_s > 0:
+                    self._receive_briefly(min(left_s, held_s))
+                else:
+                    self._receive(left_s)
+                now_s = time.monotonic()
             return self._take(request_id)
 
     def wait(self, request_id: int, timeout_s: float) -> Reply:
@@ -169,7 +177,7 @@ class Client:
         with self._lock:
             self._check_open()
             if request_id not in self._replies and not self._receiving:
-                self._receive_briefly(_SHORT_WAIT_MS)
+                self._receive_briefly(_SHORT_WAIT_S)
             while (reply := self._take(request_id)) is None:
                 now_s = time.monotonic()
                 if now_s - due_s > _LATE_S:
@@ -282,9 +290,9 @@ class Client:
         self._sending = False
         return request_id
 
-    def _receive_briefly(self, within_ms: int) -> None:
+    def _receive_briefly(self, within_s: float) -> None:
         """Receive replies that arrive within a few milliseconds, with the GIL held."""
-        if readable_within(self._socket.fileno(), within_ms):
+        if readable_within(self._socket.fileno(), within_s):
             self._drain()
 
     def _drain(self) -> None:
@@ -435,8 +443,14 @@ def send_now(fd: int, data: bytes) -> int:
     raise OSError(code, os.strerror(code))
 
 
-def readable_within(fd: int, milliseconds: int) -> bool:
+class _TimeSpec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def readable_within(fd: int, seconds: float) -> bool:
     """Wait for data to receive, with the GIL held; return whether there is any."""
     watched = _PollFd(fd, select.POLLIN, 0)
-    found: int = _libc.poll(ctypes.byref(watched), 1, milliseconds)
+    whole, rest = divmod(seconds, 1.0)
+    timeout = _TimeSpec(int(whole), int(rest * 1e9))
+    found: int = _libc.ppoll(ctypes.byref(watched), 1, ctypes.byref(timeout), None)
     return found > 0
