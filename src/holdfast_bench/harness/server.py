@@ -50,13 +50,26 @@ is measured only after that."""
 
 
 class VllmServerOptions(msgspec.Struct, frozen=True):
-    """Options of a vLLM server; an empty `kv_transfer` starts it without a connector."""
+    """Options of a vLLM server; an empty `kv_transfer` starts it without a connector.
+
+    `environment`: variables of its process that differ from the defaults here.
+    """
 
     model: Path
     kv_transfer: dict[str, object] = {}
     model_tokens_max: int = 16_384
     batch_tokens_max: int = 1024
     dtype: str = "auto"
+    environment: dict[str, str] = {}
+
+
+def equal_threads() -> dict[str, str]:
+    """Return variables with which engines with and without a connector compute on all cores.
+
+    vLLM's own binding of threads gives an engine without a connector fewer cores.
+    """
+    cores = len(os.sched_getaffinity(0))
+    return {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(cores)}
 
 
 def holdfast_kv_transfer(
@@ -93,7 +106,7 @@ class VllmServer:
             argv += ["--kv-transfer-config", json.dumps(options.kv_transfer)]
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         # Bind the engine to all cores; by default vLLM reserves one for its front end.
-        env = ENGINE_ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": cores}
+        env = ENGINE_ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": cores} | options.environment
         self.process = ChildProcess(name, argv, log, env)
 
     def ready(self) -> bool:

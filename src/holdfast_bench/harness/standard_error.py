@@ -1,4 +1,4 @@
-"""Standard errors of medians and means, the rule that ends sampling, and the 99th percentile.
+"""Standard errors of medians and means, the rule that ends sampling, and percentiles.
 
 The rule does not depend on whether a figure meets its goal, so that sampling does not continue
 until the goal is met by chance.
@@ -40,6 +40,11 @@ def is_conclusive(figure: float, standard_error: float, goal: float) -> bool:
     """Whether sampling may end: the figure is accurate, or clearly above or below its goal."""
     distance = abs(figure - goal)
     return standard_error <= CONCLUSIVE_ERROR or distance >= CONCLUSIVE_DISTANCE * standard_error
+
+
+def percentile_90(samples: Sequence[float]) -> float:
+    """Return the smallest sample that at least 90 % of the samples do not exceed."""
+    return sorted(samples)[ceil(0.9 * len(samples)) - 1]
 
 
 def percentile_99(samples: Sequence[float]) -> float:

@@ -17,6 +17,7 @@ from holdfast_bench.harness.server import (
     EngineCooldown,
     VllmServer,
     VllmServerOptions,
+    equal_threads,
     holdfast_kv_transfer,
     start_servers,
 )
@@ -69,7 +70,9 @@ def lay_track(stack: ExitStack, folder: Path, model: Path, tokens_max: int) -> R
     flags = {"vllm-alone": {}, "vllm-holdfast": holdfast_kv_transfer(node.address)}
     if lmcache_server.installed():
         flags["vllm-lmcache"] = lmcache_server.start_for_engine(stack, folder)
-    options = VllmServerOptions(model=model, model_tokens_max=tokens_max)
+    options = VllmServerOptions(
+        model=model, model_tokens_max=tokens_max, environment=equal_threads()
+    )
     alone, behind, *peer = start_servers(stack, folder, options, flags)
     return RaceTrack(alone, behind, peer[0] if peer else None, node, EngineCooldown())
 

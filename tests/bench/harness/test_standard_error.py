@@ -12,6 +12,7 @@ from holdfast_bench.harness.standard_error import (
     is_conclusive,
     of_mean,
     of_median,
+    percentile_90,
     percentile_99,
 )
 
@@ -43,6 +44,7 @@ def test_a_figure_is_conclusive_where_it_is_well_known_or_far_from_its_goal_on_e
         assert not is_conclusive(1.05 + side * 0.99 * CONCLUSIVE_DISTANCE * 0.03, 0.03, 1.05)
 
 
-def test_the_99th_percentile_is_exceeded_by_one_sample_of_a_hundred():
+def test_a_percentile_is_exceeded_by_its_share_of_the_samples():
     assert percentile_99([*range(100, 0, -1)]) == 99
-    assert percentile_99([3.0, 1.0]) == 3.0
+    assert percentile_90([*range(100, 0, -1)]) == 90
+    assert percentile_99([3.0, 1.0]) == percentile_90([3.0, 1.0]) == 3.0

@@ -7,7 +7,7 @@ import pytest
 from holdfast.errors import HoldfastError
 from holdfast_bench.harness.completion import CompletionAnswer, MeasuredCompletion, TokenSources
 from holdfast_bench.harness.server import EngineCooldown
-from holdfast_bench.scenarios import throughput, ttft_race
+from holdfast_bench.scenarios import first_token, throughput, ttft_race
 
 PROMPT = [3] * 1040
 RIGHT = CompletionAnswer((1, 2, 3, 4), (), 1.0)
@@ -132,6 +132,26 @@ def test_loads_are_new_each_time_and_equal_for_both(track, monkeypatch):
     assert len(found.alone) == len(found.behind) == 2
     assert len({prompt for _, prompt in asked}) == len(asked) == 3 * 2 * throughput.REQUESTS
     assert {len(prompt) for _, prompt in asked} == {throughput.PROMPT_TOKENS}
+
+
+@pytest.mark.parametrize(("clients", "requests"), first_token.REQUESTS.items())
+def test_loads_of_first_tokens_are_new_and_alternate_between_the_engines(
+    track, monkeypatch, clients, requests
+):
+    asked = []
+
+    def complete(engine, prompt, tokens):
+        assert tokens == 1
+        asked.append((engine.name, tuple(prompt)))
+        return RIGHT
+
+    monkeypatch.setattr(first_token, "complete", complete)
+    monkeypatch.setattr(first_token, "PROMPT_TOKENS", 32)
+    found = first_token.measure(track, 32_000, clients, 2, lambda _: None)
+    assert found.alone == found.behind == [[1.0] * requests] * 2
+    assert len({prompt for _, prompt in asked}) == len(asked)
+    names = [name for name, _ in asked[::requests]]
+    assert names == ["alone", "behind", "behind", "alone"]
 
 
 def test_overhead_is_the_median_over_the_pairs():

@@ -6,15 +6,16 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from holdfast import report
 from holdfast.report import Row
 from holdfast_bench.cli import measuring
 from holdfast_bench.cli.progress import Steps
 from holdfast_bench.harness import model
-from holdfast_bench.harness.standard_error import of_median
-from holdfast_bench.scenarios import document, throughput, ttft_race
+from holdfast_bench.harness.standard_error import of_median, percentile_90
+from holdfast_bench.scenarios import document, first_token, throughput, ttft_race
+from holdfast_bench.scenarios.first_token import FirstTokenPairs
 from holdfast_bench.scenarios.ttft_race import RaceTimes, RaceTrack
 
 ALSO = ("source", "cold_s", "warm_s", "missed")
@@ -24,6 +25,9 @@ QUICK_LENGTHS = (4096,)
 TAIL_TOKENS = 16
 GOALS = {(4096, "host"): 20.0, (4096, "disk"): 12.0, (8192, "host"): 35.0, (8192, "disk"): 18.0}
 OVERHEAD_GOAL = 2.0
+FIRST_TOKEN_GOAL = 1.02
+"""Largest time to first token without any reuse, relative to vLLM alone."""
+FIGURES: Mapping[str, Callable[[Sequence[float]], float]] = {"mean": fmean, "p90": percentile_90}
 AS_FAST = 1.0
 
 
@@ -41,7 +45,9 @@ def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
         lengths = QUICK_LENGTHS if args.quick else LENGTHS
         track = ttft_race.lay_track(stack, folder, made, max(lengths) + 1024)
         prompts = _prompts(made, lengths)
-        steps.plan((len(lengths) + 1) * args.rounds + 1)  # with the warm-up of the last part
+        # One more round warms the engines up for the load without reuse.
+        parts = len(lengths) + 1 + len(first_token.REQUESTS)
+        steps.plan(parts * args.rounds + 1)
         yield from measuring.print_rows(_rows(track, prompts, args.rounds, steps.begin), steps)
 
 
@@ -76,6 +82,26 @@ def _rows(
         "standard_error": 100 * of_median(pairs.ratios),
     }
     yield report.at_most("vllm.overhead", 100 * pairs.overhead, "%", OVERHEAD_GOAL, **more)
+    vocabulary = model.SHAPES["demo"].vocabulary
+    for clients in first_token.REQUESTS:
+        measured = first_token.measure(track, vocabulary, clients, rounds, tell)
+        yield from _first_token_rows(clients, measured)
+
+
+def _first_token_rows(clients: int, times: FirstTokenPairs) -> Iterator[Row]:
+    for name, figure in FIGURES.items():
+        alone_s, holdfast_s = times.figures(figure)
+        yield report.at_most(
+            f"vllm.first_token.{clients}.{name}",
+            holdfast_s / alone_s,
+            "x",
+            FIRST_TOKEN_GOAL,
+            alone_s=alone_s,
+            holdfast_s=holdfast_s,
+            rounds=len(times.alone),
+            requests=sum(map(len, times.alone)),
+            standard_error=of_median(times.ratios(figure)),
+        )
 
 
 def _warm_row(length: int, source: str, times: RaceTimes, warm: list[float]) -> Row:

@@ -13,6 +13,7 @@ from holdfast.limits import MIB
 from holdfast_bench.cli import bench, measuring
 from holdfast_bench.cli.bench import seal, vllm
 from holdfast_bench.scenarios import ttft_race
+from holdfast_bench.scenarios.first_token import FirstTokenPairs
 from holdfast_bench.scenarios.throughput import ThroughputPairs
 from holdfast_bench.scenarios.ttft_race import RaceTimes
 
@@ -26,6 +27,7 @@ FAST = RaceTimes(
     missed={"host": 0, "disk": 1},
 )
 LONG = RaceTimes(cold=[8.0] * 5, host=[0.2] * 5, disk=[0.4] * 5, missed={"host": 0, "disk": 0})
+FIRST = FirstTokenPairs([[1.0, 2.0, 4.0, 3.0]] * 4, [[1.01, 2.02, 4.04, 3.03]] * 4)
 EVEN = ThroughputPairs([10.0, 10.0, 11.0], [10.1, 10.1, 11.1])
 
 
@@ -33,7 +35,7 @@ EVEN = ThroughputPairs([10.0, 10.0, 11.0], [10.1, 10.1, 11.1])
 def measured(monkeypatch, tmp_path, engine_is_here, reported):
     """Run `bench vllm` on given times instead of real engines; return status and rows."""
 
-    def run(times, pairs, *options):
+    def run(times, pairs, *options, first_tokens=FIRST):
         monkeypatch.setattr(vllm.model, "make", lambda _: tmp_path)
         monkeypatch.setattr(vllm.ttft_race, "lay_track", lambda *_: None)
         monkeypatch.setattr(vllm.document, "tokenizer_of", lambda _: None)
@@ -47,11 +49,17 @@ def measured(monkeypatch, tmp_path, engine_is_here, reported):
 
         monkeypatch.setattr(vllm.ttft_race, "race", race)
         monkeypatch.setattr(vllm.throughput, "measure", lambda *_: pairs)
+        monkeypatch.setattr(vllm.first_token, "measure", lambda *_: first_tokens)
         status, rows = reported("bench", "vllm", *options)
         assert asked == [4096 + 16, 8192 + 16][: len(times)]
         return status, rows
 
     return run
+
+
+def row_of(rows, what):
+    (row,) = [row for row in rows if row["what"] == what]
+    return row
 
 
 def test_gains_are_medians_over_pairs_and_meet_their_goals(measured):
@@ -65,14 +73,22 @@ def test_gains_are_medians_over_pairs_and_meet_their_goals(measured):
         ("vllm.warm.8192", "host", 35.0, True),
         ("vllm.warm.8192", "disk", 18.0, True),
         ("vllm.overhead", None, 2.0, True),
+        *[
+            (f"vllm.first_token.{clients}.{figure}", None, 1.02, True)
+            for clients in (1, 2, 8)
+            for figure in ("mean", "p90")
+        ],
     ]
     host, disk, peer = rows[:3]
     assert host["value"] == pytest.approx(30.0)
     assert (host["cold_s"], host["warm_s"], host["rounds"]) == (3.0, 0.1, 5)
     assert disk["missed"] == 1
     assert peer["value"] == pytest.approx(1.2)
-    assert rows[-1]["value"] == pytest.approx(1.0)
-    assert rows[-1]["unit"] == "%"
+    overhead, _, p90 = rows[5:8]
+    assert (overhead["value"], overhead["unit"]) == (pytest.approx(1.0), "%")
+    assert p90["value"] == pytest.approx(4.04 / 4.0)
+    assert (p90["alone_s"], p90["requests"], p90["rounds"]) == (4.0, 16, 4)
+    assert p90["standard_error"] == pytest.approx(0)
 
 
 def test_a_missed_goal_is_exit_code_1(measured):
@@ -89,19 +105,29 @@ def test_a_peer_that_missed_is_no_comparison(measured):
     assert status == 0
     [peer] = [row for row in rows if row["what"] == "vllm.lmcache.4096"]
     assert (peer["missed"], peer["goal"], peer["ok"]) == (2, None, None)
-    assert rows[-1]["standard_error"] == pytest.approx(0)
+    assert row_of(rows, "vllm.overhead")["standard_error"] == pytest.approx(0)
 
 
 def test_too_much_overhead_is_exit_code_1(measured):
     status, rows = measured([FAST, LONG], ThroughputPairs([10.0] * 3, [10.3] * 3))
     assert status == 1
-    assert rows[-1]["ok"] is False
+    assert row_of(rows, "vllm.overhead")["ok"] is False
+
+
+def test_a_first_token_that_is_later_without_reuse_is_exit_code_1(measured):
+    late = FirstTokenPairs([[1.0, 4.0]] * 4, [[1.0, 4.5]] * 4)
+    status, rows = measured([FAST, LONG], EVEN, first_tokens=late)
+    assert status == 1
+    missed = [row["what"] for row in rows if row["ok"] is False]
+    assert len(missed) == 6
+    assert all("vllm.first_token" in what for what in missed)
 
 
 def test_quick_leaves_out_the_longest_context(measured):
     status, rows = measured([FAST], EVEN, "--quick")
     assert status == 0
-    assert {row["what"] for row in rows} == {"vllm.warm.4096", "vllm.lmcache.4096", "vllm.overhead"}
+    names = {row["what"] for row in rows if "first_token" not in row["what"]}
+    assert names == {"vllm.warm.4096", "vllm.lmcache.4096", "vllm.overhead"}
 
 
 TIMED = sorted(bench.SUBJECTS.keys() - {"policies"})
