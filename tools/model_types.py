@@ -41,28 +41,29 @@ TRIALS = (25, 24, 36)
 PERIOD_MAX = 12
 
 
-def cycle(config_class: type[Any]) -> tuple[list[str], str]:
+def cycle(config_class: type[Any]) -> dict[str, Any]:
     """Return the shortest period of the layer types that a class fills in, and a fixed last one.
 
-    Both are empty if the class fills in nothing, full attention only, or no regular pattern.
+    Empty if the class fills in nothing, or full attention only. `irregular` if the config must list
+    the layers, because there is no period.
     """
     found: list[list[str]] = []
     for layers in TRIALS:
         try:
             types = list(config_class(num_hidden_layers=layers).layer_types)
         except Exception:  # noqa: BLE001  # many classes have no layer types or check other fields
-            return [], ""
-        if len(types) != layers:
-            return [], ""
+            types = list(getattr(config_class(), "layer_types", None) or [])
         found.append(types)
+    if {*found[0]} <= {"full_attention"}:
+        return {}
     for period in range(1, PERIOD_MAX + 1):
         start = found[0][:period]
         repeated = [(start * layers)[:layers] for layers in TRIALS]
         if all(a[:-1] == b[:-1] for a, b in zip(repeated, found, strict=True)):
             lasts = {types[-1] for types in found}
-            last = lasts.pop() if repeated != found and len(lasts) == 1 else ""
-            return ([], "") if set(start) == {"full_attention"} else (start, last)
-    return [], ""
+            fixed = repeated != found and len(lasts) == 1
+            return {"cycle": start, "last": lasts.pop() if fixed else ""}
+    return {"irregular": True}
 
 
 def entry(config_class: type[Any]) -> dict[str, Any]:
@@ -76,12 +77,10 @@ def entry(config_class: type[Any]) -> dict[str, Any]:
     for standard, name in written.items():
         if name in defaults:
             defaults[standard] = defaults.pop(name)
-    kinds, last = cycle(config_class)
     found = {
         "names": written,
         "defaults": {k: v for k, v in sorted(defaults.items()) if k in FIELDS},
-        "cycle": kinds,
-        "last": last,
+        **cycle(config_class),
     }
     return {key: value for key, value in found.items() if value}
 

@@ -1,9 +1,13 @@
 """The hardware profile: what is shipped is whole, and what a user lays over it is checked."""
 
+from pathlib import Path
+
 import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.sim.profile import ProfileRange, load_profile, shipped
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -47,6 +51,16 @@ def test_a_gpu_is_named_with_its_number():
             shipped().gpu(text)
     with pytest.raises(ConfigError, match=r"tape.*one of.*ddr5"):
         shipped().medium("tape")
+
+
+GPUS = {"B300": 270, "GB300": 279, "MI300X": 192, "MI325X": 256, "MI350X": 288, "MI355X": 288}
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_recent_gpus_are_in_the_profile_and_on_its_page(name):
+    gpu, number = shipped().gpu(f"{name.lower()}x8")
+    assert (gpu.memory_bytes.mid / 1e9, number) == (GPUS[name], 8)
+    assert f"`{name}`" in (ROOT / "docs" / "reference" / "profile.md").read_text()
 
 
 @pytest.mark.parametrize("number", ["0", "00", "100000", "9" * 400, "9" * 9_000])

@@ -103,14 +103,16 @@ class ModelType(msgspec.Struct, frozen=True):
 
     `names` maps standard field names to those that its class writes. `defaults` are the values of
     absent fields, by their standard names. `cycle` are the kinds of layers that repeat if the
-    config lists none, and `last` is that of the last layer. `text` is the type of its language
-    part. `harmless` are fields that do not shape the KV state of this type, whatever their name.
+    config lists none, and `last` is that of the last layer. The layers of an `irregular` type do
+    not repeat, so the config must list them. `text` is the type of its language part. `harmless`
+    are fields that do not shape the KV state of this type, whatever their name.
     """
 
     names: dict[str, str] = {}
     defaults: dict[str, Any] = {}
     cycle: tuple[str, ...] = ()
     last: str = ""
+    irregular: bool = False
     text: str = ""
     harmless: frozenset[str] = frozenset()
 

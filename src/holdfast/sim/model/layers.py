@@ -217,6 +217,8 @@ def _check_type(fields: Fields, field: str, known: str) -> None:
 def _windowed(fields: Fields, count: int) -> Sequence[Mixer]:
     """Return the mixers by the model type, or by `sliding_window` for all or some layers."""
     # Refuse a config if a field that this module cannot interpret says that layers differ.
+    if fields.type.irregular:
+        raise fields.missing("layer_types")
     cycle = [_LAYER_TYPES.get(kind, "none") for kind in fields.type.cycle]
     for field in (*_OTHER_HYBRIDS, *_STATE_FIELDS):
         if fields.given(field) and not {"linear", "hybrid"} & {*cycle}:
