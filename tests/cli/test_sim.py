@@ -134,6 +134,10 @@ def test_a_command_that_is_refused_leaves_old_results_alone(files, option, tmp_p
 def test_the_page_says_the_whole_command(files, tmp_path):
     (tmp_path / "my prices.yaml").write_text("site: {dollars_per_kwh: 0.5}")
     said = ["--prices", str(tmp_path / "my prices.yaml"), "--block-tokens", "512"]
+    sizes = dict.fromkeys(("hidden_size", "num_attention_heads", "num_hidden_layers"), 2)
+    sizes |= {"vocab_size": 9, "intermediate_size": 9, "max_position_embeddings": 9_999}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    said += ["--model", str(tmp_path / "config.json"), "--weights-dtype", "fp8"]
     assert main(["sim", *files, *said, "--hints", "--html", str(tmp_path / "sim.html")]) == 0
     [shown] = re.findall(r"holdfast (sim [^<]*)<", (tmp_path / "sim.html").read_text())
     typed = shlex.split(unescape(shown))
@@ -150,6 +154,8 @@ def test_the_page_says_the_whole_command(files, tmp_path):
         (["--router", "coin"], "--router: 'coin' is not known; use one of: round_robin"),
         (["--workers", "0"], "--workers: 0 is not from 1 to 1,000"),
         (["--model", "nobody"], "model 'nobody': not one of"),
+        (["--weights-dtype", "fp8"], "--weights-dtype: needs a model; add --model"),
+        (["--model", "qwen3-8b", "--weights-dtype", "x"], "--weights-dtype 'x': not known"),
     ],
 )
 def test_wrong_options_are_named(files, more, says, capsys):

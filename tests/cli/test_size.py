@@ -94,6 +94,7 @@ BAD = [
     (["--model", "qwen3-8b", "--users", "0", "--context", "9"], "--users: 0"),
     ([*LOAD, "--gpu", "TPU"], "gpu 'TPU'"),
     ([*LOAD, "--dtype", "fp3"], "dtype 'fp3'"),
+    ([*LOAD, "--weights-dtype", "fp3"], "--weights-dtype 'fp3': not known; use one of fp32, bf16"),
     ([*LOAD, "--media", "ddr5,tape"], "medium 'tape'"),
     ([*LOAD, "--prices", "nowhere.yaml"], "nowhere.yaml"),
     ([*LOAD, "--slo-ttft", "0.01"], "not reachable"),
@@ -109,6 +110,33 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, arguments, message):
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1
+
+
+def test_weights_of_another_type_leave_more_memory_or_less(reported, capsys):
+    """405B parameters: 812 GB in bf16, 406 GB in fp8, 209 GB with 4.125 bits each."""
+    load = ["--model", "llama-3.1-405b", "--users", "10", "--context", "4000", *FEW]
+    found = {}
+    for dtype in ("fp8", "int4"):
+        status, rows = reported("size", *load, "--gpu", "B200x4", "--weights-dtype", dtype)
+        assert status == 0
+        found[dtype] = next(row for row in rows if row["what"] == "size.sized")["weights_bytes"]
+        assert f"{found[dtype] / 1e9:.0f} GB of weights" in capsys.readouterr().out
+    assert found["int4"] / found["fp8"] == pytest.approx(4.125 / 8)
+    assert main(["size", *load, "--gpu", "B200x4"]) == USAGE
+    assert "the weights of meta-llama/Meta-Llama-3.1-405B take 812 GB" in capsys.readouterr().err
+
+
+def test_kv_state_is_of_the_type_that_the_config_asks_for(reported, tmp_path):
+    config = {"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 256}
+    config |= {"num_attention_heads": 8, "vocab_size": 1000, "intermediate_size": 512}
+    scheme = {"num_bits": 8, "type": "float", "dynamic": False}
+    config["quantization_config"] = {"quant_method": "fp8", "kv_cache_scheme": scheme}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    load = ["--model", str(tmp_path), "--users", "10", "--context", "2000", *FEW]
+    for dtype, asked in (("fp8", []), ("bf16", ["--dtype", "bf16"])):
+        status, rows = reported("size", *load, *asked)
+        assert status == 0
+        assert next(row for row in rows if row["what"] == "size.sized")["dtype"] == dtype
 
 
 def test_prices_of_the_users_own_are_used(capsys, tmp_path):

@@ -192,6 +192,7 @@ def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
         "load": demand.about,
         "model": question.shape.name,
         "dtype": question.dtype,
+        "weights_bytes": question.shape.weights_bytes,
         "gpu": question.gpu.about,
         "gpus": question.gpus,
         "nodes": question.nodes or None,

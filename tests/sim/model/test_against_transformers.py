@@ -225,10 +225,14 @@ def test_a_models_own_cache_holds_what_its_config_says(name):
     compare(small_config(name))
 
 
+APART = {"deepseek_v4": "the cache of transformers holds the one vector as key and as value"}
+"""Types whose cache holds something else than engines keep; vLLM's pages are compared instead."""
+
+
 @pytest.mark.soak
 def test_every_causal_model_is_understood_or_refused():
     same, refused, wrong, unbuilt = [], [], [], []
-    for name in sorted(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+    for name in sorted({*modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {*APART}):
         try:
             config = small_config(name)
             check_size(config)
@@ -236,12 +240,13 @@ def test_every_causal_model_is_understood_or_refused():
         except Exception as error:  # noqa: BLE001  # classes differ in what they need and say
             unbuilt.append(f"{name}: {error!r:.80}")
             continue
-        try:
-            compare(config, ("whole",))
-            same.append(name)
-        except ConfigError as error:
-            refused.append(str(error))
-        except AssertionError as error:
-            wrong.append(f"{name}: {error}")
+        for kind in ("whole", "short"):
+            try:
+                compare(config, (kind,))
+                same.append(f"{name}: {kind}")
+            except ConfigError as error:
+                refused.append(f"{name}: {error}")
+            except (AssertionError, AttributeError) as error:
+                wrong.append(f"{name}: {kind}: {error}")
     assert not wrong
-    assert len(same) > 110, (refused, unbuilt)
+    assert len(same) > 220, (refused, unbuilt)

@@ -256,8 +256,9 @@ def assumptions(question: SizingQuestion) -> list[str]:
             f"{question.overhead_s:.2f} s per request besides loading and computing"
         ),
         (
-            f"{question.device_tokens:,.0f} tokens fit into the GPUs of one engine beside the "
-            "weights: the engine's own cache, which is not counted"
+            f"{question.device_tokens:,.0f} tokens fit into the GPUs of one engine beside "
+            f"{figure_text(shape.weights_bytes / GB)} GB of weights: the engine's own cache, which "
+            "is not counted"
         ),
         (
             "a request is routed to the node that holds its context, unless a pool holds it; "
