@@ -4,18 +4,40 @@ import errno
 import fcntl
 import os
 import resource
+import socket
 import stat
+from pathlib import Path
 
 import pytest
 
-from holdfast.regular_file import read_regular, replace_file, replacing
+from holdfast.regular_file import (
+    check_regular,
+    open_regular,
+    read_regular,
+    replace_file,
+    replacing,
+)
 
 
 def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "fifo")
-    for path in (tmp_path / "fifo", tmp_path):
-        with pytest.raises(OSError, match="not a regular file"):
-            read_regular(path, 10)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        (tmp_path / "link").symlink_to("fifo")
+        for path, kind in (
+            (tmp_path / "fifo", "a FIFO"),
+            (tmp_path / "link", "a FIFO"),
+            (tmp_path / "socket", "a socket"),
+            (tmp_path, "a directory"),
+            (Path("/dev/null"), "a character device"),
+            (Path("a\0b"), "not a path"),
+            (Path("\ud800"), "not a path"),
+        ):
+            for flags in (os.O_RDONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND | os.O_CREAT):
+                with pytest.raises(OSError, match=f"not a regular file, but {kind}|not a path"):
+                    open_regular(path, flags)
+            with pytest.raises(OSError, match=kind):
+                check_regular(path)
 
 
 def test_a_file_that_is_too_large_is_refused(tmp_path):

@@ -56,14 +56,20 @@ def socket_path(address: str) -> str:
     if is_tcp(address):
         raise target_named_error(address)
     path = address.removeprefix(UNIX)
+    try:
+        nbytes = len(path.encode())
+    except UnicodeEncodeError:
+        nbytes = -1
+    if nbytes < 0 or "\0" in path:
+        raise ConfigError(f"node address {address!a:.300} cannot name a socket; correct it")
     if not path.startswith("/"):
         raise ConfigError(
             f"node address {address!r} is not unix:// and an absolute path, "
             "such as unix:///run/holdfast/node.sock"
         )
-    if len(path.encode()) > UNIX_PATH_BYTES_MAX:
+    if nbytes > UNIX_PATH_BYTES_MAX:
         raise ConfigError(
-            f"node address {address!r}: the path has {len(path.encode())} bytes, a Unix socket "
+            f"node address {address!r}: the path has {nbytes} bytes, a Unix socket "
             f"allows {UNIX_PATH_BYTES_MAX}; choose a shorter folder"
         )
     return path

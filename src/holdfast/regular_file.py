@@ -1,6 +1,7 @@
 """Read small regular files without blocking, and replace files atomically.
 
-Every failure is an OSError: a folder, FIFO, socket or device, a loop of links, too many bytes.
+Every failure is an OSError: a folder, FIFO, socket or device, a loop of links, too many bytes, a
+path that cannot be one. Reading a FIFO would wait for a writer, and a device may have no end.
 """
 
 from __future__ import annotations
@@ -18,14 +19,47 @@ from pathlib import Path
 
 _LOCK_REST_S = 0.02
 
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
 
-def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file and return its descriptor, not inherited; 0600 if `flags` create it."""
-    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+
+def check_regular(path: Path) -> None:
+    """Raise OSError, which names the kind, for anything that is not a regular file."""
+    try:
+        mode = path.stat().st_mode
+    except ValueError as error:
+        raise OSError(errno.EINVAL, f"not a path ({error})", ascii(str(path))) from error
+    _check_mode(path, mode)
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
+    """Open a regular file and return its descriptor, not inherited.
+
+    If `flags` create it, it gets `mode`.
+    """
+    try:
+        fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValueError) or error.errno in (errno.ENXIO, errno.EISDIR):
+            check_regular(path)  # a socket, or a FIFO to write to that has no reader
+        raise
+    try:
+        _check_mode(path, os.fstat(fd).st_mode)
+    except OSError:
         os.close(fd)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        raise
     return fd
+
+
+def _check_mode(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "of another kind")
+        raise OSError(errno.EINVAL, f"not a regular file, but {kind}", str(path))
 
 
 def read_regular(path: Path, bytes_max: int) -> bytes:
@@ -87,7 +121,7 @@ def locked_beside(path: Path, wait_s: float, mode: int = 0o600) -> Iterator[None
     process holds the lock for `wait_s` seconds, another OSError if it cannot be created.
     """
     lock = path.with_name(path.name + ".lock")
-    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+    fd = open_regular(lock, os.O_RDWR | os.O_CREAT, mode)
     until = time.monotonic() + wait_s
     try:
         while True:

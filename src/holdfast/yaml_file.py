@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError
 from holdfast.limits import MIB
+from holdfast.regular_file import check_regular
 
 if TYPE_CHECKING:
     import yaml
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 FILE_BYTES_MAX = 4 * MIB
 BRACKETS_MAX = 64
 """Maximum nesting depth of brackets: the parser's time grows with the square of the depth."""
+
+INTEGER_BITS_MAX = 64
+"""Maximum length of an integer, of whatever notation; Python refuses to print much longer ones."""
 
 _NAMES = {type(None): "nothing", list: "a list", str: "plain text"}
 
@@ -25,6 +29,7 @@ def read_mapping(file: str, bytes_max: int = FILE_BYTES_MAX) -> dict[str, Any]:
     import yaml
 
     try:
+        check_regular(Path(file))
         with Path(file).open("rb") as opened:
             encoded = opened.read(bytes_max + 1)
     except OSError as error:
@@ -95,4 +100,12 @@ def _loader() -> Callable[[str, str], yaml.SafeLoader]:
                     keys.add(key.value)
             return mapping
 
+        def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+            number: int = super().construct_yaml_int(node)
+            if number.bit_length() > INTEGER_BITS_MAX:
+                problem = f"an integer of more than {INTEGER_BITS_MAX} bits"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+            return number
+
+    StrictYamlLoader.add_constructor("tag:yaml.org,2002:int", StrictYamlLoader.construct_yaml_int)
     return StrictYamlLoader

@@ -50,11 +50,6 @@ def default_key(config: Config) -> bytes:
     file = Path(config.disk_folder, DEFAULT_KEY_FILE)
     if not os.path.lexists(file):
         replace_file(file, secrets.token_bytes(DOMAIN_KEY_BYTES))
-    if file.exists() and not file.is_file():  # reading a FIFO would block
-        raise ConfigError(
-            f"domains.default: {str(file)!r} is not a regular file; restore the key, or move it "
-            "away: stored blocks are then not found, and are recomputed"
-        )
     return read_key(file, "domains.default")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from holdfast.blocks.key import DOMAIN_KEY_BYTES
 from holdfast.config import Config, DomainOptions
 from holdfast.errors import ConfigError
+from holdfast.regular_file import check_regular
 
 _READ_BYTES = 2 * DOMAIN_KEY_BYTES + 2
 _ERROR_CHARS_MAX = 200
@@ -64,6 +65,7 @@ def was_handed_over(fd: int) -> bool:
 def read_key(file: Path, setting: str) -> bytes:
     """Return the 32 secret bytes in a file. Raises ConfigError, which begins with `setting`."""
     try:
+        check_regular(file)
         with file.open("rb") as opened:
             exposed = os.fstat(opened.fileno()).st_mode & 0o077
             data = opened.read(_READ_BYTES)

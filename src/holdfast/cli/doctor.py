@@ -45,6 +45,7 @@ from holdfast.node.daemon import http_token
 from holdfast.node.local.users import group_of, users_of
 from holdfast.node.traces import open_traces
 from holdfast.probe import kernel_text, memory
+from holdfast.regular_file import check_regular
 from holdfast.status import CredentialState
 from holdfast.version import __version__
 from holdfast.wire.remote.credentials import server_context
@@ -221,18 +222,18 @@ def _startup(config: Config) -> Iterator[Finding]:
         yield _tried("key ring", ring, lambda: Path(ring).exists() and read_ring(config))
     if config.tokens.key_file:
         file = config.tokens.key_file
-        yield _tried("tokens", file, partial(_try_key, file, "tokens.key_file"))
+        yield _tried("tokens", file, partial(read_key, Path(file), "tokens.key_file"))
         second = config.tokens.second_key_file
         if second and Path(second).exists():  # only while the key is replaced
             setting = "tokens.second_key_file"
-            yield _tried(setting, second, partial(_try_key, second, setting))
+            yield _tried(setting, second, partial(read_key, Path(second), setting))
     if config.tls:
         yield _tried("tls", config.tls.cert, partial(server_context, config.tls))
     yield from map(_credential, credential_states(node_credentials(config)))
     if config.socket_group or any(domain.users for domain in config.domains.values()):
         yield _tried("users", "known to this machine", lambda: (users_of(config), group_of(config)))
     if config.http.token_file:
-        yield _tried("http.token_file", config.http.token_file, lambda: _try_http_token(config))
+        yield _tried("http.token_file", config.http.token_file, lambda: http_token(config))
     if config.traces.endpoint:
         yield _tried("traces", config.traces.endpoint, lambda: _open_and_close(config.traces))
     for name, target in (("record", config.record), ("audit", config.audit)):
@@ -265,11 +266,6 @@ def _credential(state: CredentialState) -> Finding:
     )
 
 
-def _try_http_token(config: Config) -> None:
-    _check_file(config.http.token_file, "http.token_file")
-    http_token(config)
-
-
 def _open_and_close(options: TracesOptions) -> None:
     if traces := open_traces(options):
         traces.close()
@@ -277,27 +273,22 @@ def _open_and_close(options: TracesOptions) -> None:
 
 def _try_keys(config: Config) -> None:
     check_descriptors(config)
-    for name, domain in config.domains.items():
-        if domain.key_file:
-            _check_file(domain.key_file, f"domains.{name}.key_file")
     configured_keys(config)
     for name, domain in config.domains.items():
         if domain.publish_file:
-            _try_key(domain.publish_file, f"domains.{name}.publish_file")
+            read_key(Path(domain.publish_file), f"domains.{name}.publish_file")
     kept = Path(config.disk_folder, DEFAULT_KEY_FILE)
     if DEFAULT_DOMAIN not in config.domains and config.disk_folder and kept.exists():
         read_key(kept, f"domains.{DEFAULT_DOMAIN}")
 
 
-def _try_key(file: str, setting: str) -> None:
-    _check_file(file, setting)
-    read_key(Path(file), setting)
-
-
-def _check_file(file: str, setting: str) -> None:
-    """Raise ConfigError for a pipe: it can be read only once, and the node must read it."""
-    if Path(file).is_fifo():
-        raise ConfigError(f"{setting}: {file!r} is a pipe, which only `serve` may read; not tried")
+def _other_kind(file: Path) -> str:
+    """Return the kind of what is not a regular file; nothing for a regular one."""
+    try:
+        check_regular(file)
+    except OSError as error:
+        return str(error.strerror)
+    return ""
 
 
 def _appends(name: str, target: str) -> None:
@@ -308,6 +299,8 @@ def _appends(name: str, target: str) -> None:
         why = f"there is no folder {str(folder)!r}; create it"
     elif file.is_dir():
         why = "it is a folder; name a file in it"
+    elif file.exists() and (kind := _other_kind(file)):
+        why = f"it is {kind}; name another file"
     elif not os.access(file if file.exists() else folder, os.W_OK):
         why = f"user {os.geteuid()} has no permission; chown it, or name another file"
     if why:

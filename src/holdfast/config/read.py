@@ -35,6 +35,8 @@ from holdfast.yaml_file import read_mapping
 _LONE = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
 """Unpaired surrogates that no encoding of a file name produces."""
 
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
 
 def load(
     file: str = "",
@@ -65,15 +67,39 @@ def parse(data: Mapping[str, Any], folder: Path | None = None) -> Config:
     kinds = _installed(data)
     kind = config_with(kinds)
     config = _absolute(convert(data, kind, more_tags=installed_kinds), folder or Path.cwd())
+    _check_text(config, "")
     check(config)
     return config
+
+
+def _check_text(value: object, at: str) -> None:
+    """Raise ConfigError for text that no program, address or file can be named by.
+
+    Paths, made absolute before, may contain the surrogates that stand for bytes of a file's name.
+    """
+    if isinstance(value, str):
+        if "\0" in value or (_SURROGATE if not value.startswith("/") else _LONE).search(value):
+            raise ConfigError(
+                f"{at}: {value!a:.60} contains a NUL or half a character (a surrogate); correct it"
+            )
+    elif isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            _check_text(getattr(value, name), f"{at}.{name}".lstrip("."))
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            _check_text(name, at)
+            _check_text(each, f"{at}.{name}")
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            _check_text(each, f"{at}.{number}")
 
 
 def _installed(data: Mapping[str, Any]) -> dict[str, type[TierSection]]:
     """Return the kinds of other packages that the data names, with their options."""
     tiers = data.get("tiers")
     sections = [tier for tier in tiers if isinstance(tier, dict)] if isinstance(tiers, list) else []
-    names = {str(section.get("kind")) for section in sections} - {"host", *BUILT_IN}
+    kinds = [kind for section in sections if isinstance(kind := section.get("kind"), str)]
+    names = {*kinds} - {"host", *BUILT_IN}
     return {name: kind.options for name in sorted(names) if (kind := find_kind(name)) is not None}
 
 

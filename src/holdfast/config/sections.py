@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.byte_size import convert_size
 from holdfast.errors import ConfigError
-from holdfast.yaml_file import value_at
+from holdfast.yaml_file import INTEGER_BITS_MAX, value_at
 
 _AT = re.compile(r" - at (`key` in )?`\$?(.*)`$")
 _KEY = re.compile(r"[A-Za-z0-9_-]+|\.{3}")
@@ -36,6 +36,7 @@ def convert(
     `where` is the start of error messages, such as a file. `more_tags` is called for an unknown
     tag; it returns the tags that are possible besides those of `kind`.
     """
+    _refuse_long_integers(data, where, "", set())
     try:
         return _converted(data, kind)
     except msgspec.ValidationError as error:
@@ -49,6 +50,21 @@ def convert(
 
 def _converted(data: object, kind: type[_Section]) -> _Section:
     return msgspec.convert(data, kind, strict=False, dec_hook=convert_size)
+
+
+def _refuse_long_integers(data: object, where: str, at: str, seen: set[int]) -> None:
+    """Raise ConfigError for an integer that Python refuses to print; `seen`: ids of containers."""
+    if isinstance(data, int):
+        if data.bit_length() > INTEGER_BITS_MAX:
+            raise ConfigError(
+                f"{where}{at}: an integer of more than {INTEGER_BITS_MAX} bits; give a smaller one"
+            )
+    elif isinstance(data, Mapping | list | tuple) and id(data) not in seen:
+        seen.add(id(data))
+        entries = data.items() if isinstance(data, Mapping) else enumerate(data)
+        for name, each in entries:
+            _refuse_long_integers(name, where, at, seen)
+            _refuse_long_integers(each, where, f"{at}.{name!s:.80}".lstrip("."), seen)
 
 
 def _explain(

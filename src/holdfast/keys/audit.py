@@ -130,7 +130,7 @@ def _as_event(denial: Denial) -> tuple[str, Mapping[str, str | int]]:
 
 def _append(path: Path, events: Sequence[tuple[str, Mapping[str, str | int]]]) -> None:
     """Append the lines, durable with one `fsync`."""
-    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         last, before, whole = _last(fd)

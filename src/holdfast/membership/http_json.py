@@ -7,6 +7,7 @@ import http.client
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ import msgspec
 
 from holdfast.errors import MembershipError, printable
 from holdfast.limits import MIB
+from holdfast.regular_file import check_regular
 
 ANSWER_BYTES_MAX = 16 * MIB
 LINE_BYTES_MAX = 4 * MIB
@@ -50,6 +52,8 @@ class HttpTlsFiles(msgspec.Struct, frozen=True):
         Raises MembershipError if a file cannot be read or is not PEM.
         """
         try:
+            for file in filter(None, (self.ca, self.certificate, self.key)):
+                check_regular(Path(file))
             context = ssl.create_default_context(cafile=self.ca or None)
             if self.certificate:
                 context.load_cert_chain(self.certificate, self.key or None)

@@ -17,11 +17,13 @@ import msgspec
 
 from holdfast.address import tcp_address
 from holdfast.errors import MembershipError
+from holdfast.limits import MIB
 from holdfast.membership.http_json import HttpJson, HttpStatusError, HttpTlsFiles
 from holdfast.membership.member_list import MEMBERS_MAX, read_member
 from holdfast.membership.members import Member, MemberState
 from holdfast.membership.poller import PolledSource
 from holdfast.prepared import prepared
+from holdfast.regular_file import read_regular
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 GONE = 410
@@ -225,6 +227,6 @@ def _state(conditions: _Conditions) -> MemberState | None:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="ascii").strip()
+        return read_regular(Path(path), MIB).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise MembershipError(f"{path}: {error}; outside a pod, name the file to read") from error

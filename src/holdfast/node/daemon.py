@@ -37,6 +37,7 @@ from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bi
 from holdfast.node.remote.service import NodeAddresses, TargetService
 from holdfast.node.remote.token_keys import TokenKeys
 from holdfast.node.traces import open_traces
+from holdfast.regular_file import check_regular
 from holdfast.tiers.kind import BUILT_IN
 from holdfast.version import __version__
 from holdfast.wire.remote import nixl
@@ -185,6 +186,7 @@ def http_token(config: Config) -> bytes:
     if not file:
         return b""
     try:
+        check_regular(Path(file))
         with Path(file).open("rb") as opened:
             exposed = os.fstat(opened.fileno()).st_mode & stat.S_IRWXO
             token = opened.read(HTTP_TOKEN_BYTES_MAX + 1)

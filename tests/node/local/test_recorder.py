@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -152,10 +153,15 @@ def test_what_is_not_ours_is_never_cut(tmp_path):
     assert file.read_text().startswith('first\nlast\n{"at_s":0.0')
 
 
-def test_a_full_disk_does_not_keep_a_recorder_from_closing():
-    recorder = RequestRecorder(Path("/dev/full"))
-    recorder.note(request(0))
-    recorder.close()
+def test_a_full_disk_does_not_keep_a_recorder_from_closing(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        recorder = RequestRecorder(tmp_path / "asked.jsonl")
+        recorder.note(request(0))
+        recorder.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert recorder.lost == 1
 
 

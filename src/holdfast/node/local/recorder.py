@@ -21,6 +21,7 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.errors import ConfigError
 from holdfast.limits import GIB, KIB, MIB
 from holdfast.prepared import prepared
+from holdfast.regular_file import open_regular
 from holdfast.wire.local.messages import Cover
 
 BYTES_MAX = 8 * GIB
@@ -63,7 +64,7 @@ class RequestRecorder:
         """
         try:
             # Mode 0600, because the file contains users' names for their sessions.
-            fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = open_regular(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             self._file = os.fdopen(fd, "ab", buffering=0)
             self._torn = not _remove_torn_line(file, fd)
         except OSError as error:

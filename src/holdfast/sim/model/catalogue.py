@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from holdfast.errors import ConfigError
+from holdfast.regular_file import read_regular
 from holdfast.sim.model.attention import states_of
 from holdfast.sim.model.fields import Fields
 from holdfast.sim.model.known_types import NOT_MODELLED
@@ -42,11 +43,7 @@ def load_model(name: str) -> ModelShape:
     if name.endswith(".json") or path.exists():
         path = path / "config.json" if path.is_dir() else path
         try:
-            if path.stat().st_size > CONFIG_BYTES_MAX:
-                raise ConfigError(
-                    f"{path}: over {CONFIG_BYTES_MAX:,} bytes, no config.json; give another path"
-                )
-            config = json.loads(path.read_text(encoding="utf-8"))
+            config = json.loads(read_regular(path, CONFIG_BYTES_MAX).decode())
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"{path}: cannot be read as JSON: {error}; give a model's config.json"

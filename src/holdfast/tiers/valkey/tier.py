@@ -14,6 +14,7 @@ import math
 import re
 import ssl
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.address import HostPort, tcp_endpoint
@@ -22,6 +23,7 @@ from holdfast.blocks.namespace import Namespace, namespace_digest, namespace_of
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ConfigError, Outcome
 from holdfast.limits import SEGMENT_BLOCKS
+from holdfast.regular_file import check_regular
 from holdfast.tiers.base import (
     AnsweringTier,
     HeldAnswer,
@@ -326,6 +328,7 @@ def _tls_context(options: ValkeyOptions) -> ssl.SSLContext | None:
     if not ca:
         return None
     try:
+        check_regular(Path(ca))
         context = ssl.create_default_context(cafile=ca)
     except OSError as error:
         raise ConfigError(
@@ -334,6 +337,8 @@ def _tls_context(options: ValkeyOptions) -> ssl.SSLContext | None:
         ) from error
     try:
         if cert:
+            check_regular(Path(cert))
+            check_regular(Path(key or cert))
             context.load_cert_chain(cert, key or None)
     except OSError as error:
         raise ConfigError(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from holdfast.errors import ConfigError
-from holdfast.regular_file import file_stamp, open_regular
+from holdfast.regular_file import check_regular, file_stamp, open_regular
 from holdfast.wire.remote.token import TOKEN_CHARS_MAX, VERBS, Token, Verb, read
 
 if TYPE_CHECKING:
@@ -169,6 +169,8 @@ def _restricted(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     try:
+        check_regular(Path(files.cert))
+        check_regular(Path(files.key))
         if Path(files.key).stat().st_mode & _OTHERS:
             raise ConfigError(f"tls.key: {files.key!r} is open to all users; chmod 600 it")
         context.load_cert_chain(files.cert, files.key, _no_password)
@@ -178,6 +180,7 @@ def _restricted(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
             f"in PEM: {error.strerror or error}; name a pair that the user who runs this can read"
         ) from error
     try:
+        check_regular(Path(files.ca))
         context.load_verify_locations(files.ca)
     except OSError as error:
         raise ConfigError(
