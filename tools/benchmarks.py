@@ -97,6 +97,12 @@ FIRST_TOKEN = {
     "recompute_s": ("computed again", "#9aa5b1"),
     "planned_s": ("fetched by Holdfast", "#1f6feb"),
 }
+HOST_TIERS = {
+    "warm_s": ("Holdfast", "#1f6feb"),
+    "lmcache_s": ("LMCache", "#5b8c5a"),
+    "native_s": ("vLLM's own host tier", "#d98324"),
+}
+"""Fields of the rows `vllm.lmcache.TOKENS` and, from a machine with a GPU, `vllm.native.TOKENS`."""
 CUTS = {
     "best_s": ("the best of all cuts", "#9aa5b1"),
     "planned_s": ("the plan's cut", "#1f6feb"),
@@ -187,6 +193,17 @@ def first_token_chart(report: dict[str, Any]) -> Chart:
     return Chart("seconds to the first token (less is better)", FIRST_TOKEN, groups)
 
 
+def host_tiers_chart(report: dict[str, Any]) -> Chart:
+    """Return seconds to the first token of contexts in host memory, by whose they are."""
+    groups: Groups = {}
+    for row in report["rows"]:
+        other, _, tokens = str(row["what"]).removeprefix("vllm.").partition(".")
+        if other in ("lmcache", "native"):
+            bars = groups.setdefault(f"{int(tokens):,} tokens", {})
+            bars |= {name: row[name] for name in HOST_TIERS if name in row}
+    return Chart("seconds to the first token (less is better)", HOST_TIERS, groups)
+
+
 def cuts_chart(report: dict[str, Any]) -> Chart:
     """Return seconds to the first token with the plan's cut and with the best of all cuts."""
     groups: Groups = {
@@ -264,6 +281,16 @@ QUESTIONS = (
         "bench plan",
         "first_token.svg",
         first_token_chart,
+    ),
+    Question(
+        "How does it compare with LMCache and vLLM's own host tier?",
+        "The same vLLM behind Holdfast and behind LMCache, in turns, with equal threads and the "
+        "contexts in host memory. At 8,192 tokens LMCache may have missed in some rounds: the "
+        "bench did not count its misses then. vLLM's own host tier has no bars, because its "
+        "connectors refuse CPUs; they are added with the first report from a machine with a GPU.",
+        "bench vllm",
+        "host_tiers.svg",
+        host_tiers_chart,
     ),
     Question(
         "How good is the plan?",

@@ -78,6 +78,8 @@ def test_the_rows_say_what_was_simulated_and_what_they_take_for_granted(files, t
     assert first["command"].startswith(f"holdfast sim {files[0]} --ladder {roomy} --model Llama-3")
     shown = capsys.readouterr().out
     assert "; roomy, meta-llama/Meta-Llama-3.1-8B, 2 workers" in shown
+    assert (rows[-1]["what"], rows[-1]["cached"]) == ("sim.vllm", "yes")
+    assert rows[-1]["says"] in shown
     said = [row["says"] for row in rows if row["what"] == "sim.assumption"]
     assert said == [line.removeprefix("- ") for line in shown.splitlines() if line[:2] == "- "]
 

@@ -42,10 +42,14 @@ def test_it_proposes_tiers_and_says_what_it_assumed(capsys, tmp_path):
 
 
 def test_json_on_standard_output_stands_alone(capsys):
-    assert main(["size", *LOAD, *FEW, "--json", "-"]) == 0
+    assert main(["size", *LOAD, *FEW, "--model", "Qwen3.5-397B-A17B", "--json", "-"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["name"] == "size"
     assert "hits" in err
+    [vllm] = [row for row in json.loads(out)["rows"] if row["what"] == "size.vllm"]
+    assert vllm["cached"] == "not_yet"
+    assert vllm["says"].startswith("the vLLM connector does not cache this model yet (recurrent")
+    assert vllm["says"] in err
 
 
 def test_a_picture_on_standard_output_stands_alone(capsys):

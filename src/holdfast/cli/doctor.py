@@ -27,6 +27,7 @@ from holdfast.assemble.domains import (
 from holdfast.assemble.keys import check_descriptors, read_key
 from holdfast.buffers import HUGE_PAGE, SharedMapping, populate, prefer_huge_pages
 from holdfast.cli import FAILED, OK
+from holdfast.cli.model_caching import examine_model
 from holdfast.cli.options import (
     add_config_arguments,
     add_json_argument,
@@ -61,6 +62,12 @@ _MARKS = {True: "ok", False: "PROBLEM", None: "-"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_config_arguments(parser)
+    parser.add_argument(
+        "--model",
+        metavar="PATH",
+        help="say whether the vLLM connector caches this model: its folder, its config.json, or a "
+        "name of `holdfast size --models`",
+    )
     add_json_argument(parser)
     parser.add_argument(
         "--schema",
@@ -75,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(config_schema(), indent=1))
         return OK
     findings = list(_machine())
+    if args.model:
+        findings.append(examine_model(args.model))
     data: dict[str, object] = {}
     try:
         config = load_config(args)

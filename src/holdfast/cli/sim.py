@@ -6,6 +6,7 @@ import argparse
 import shlex
 import time
 
+from holdfast.cli.model_caching import caching_line, caching_row
 from holdfast.cli.models import add_model_arguments, read_model_arguments
 from holdfast.cli.options import add_json_argument, add_output_argument, many
 from holdfast.cli.progress import work_progress
@@ -193,6 +194,8 @@ def _show(found: SimulationFigures, figures: list[Row], model: ModelShape | None
                 beside = f" (rated for {more['rated']:g}; {share})"
             print(f"{name:<28}{value:>10} {figure.unit}{beside}")
     print("\n" + "\n".join(f"- {line}" for line in assumptions(found)))
+    if model:
+        print(f"\n{caching_line(model)}")
 
 
 def _rows(
@@ -217,4 +220,5 @@ def _rows(
         *(Row("sim.verdict", None, "", {"says": line}) for line in verdict(figures)),
         *figures,
         *(Row("sim.assumption", None, "", {"says": line}) for line in assumptions(found)),
+        *([caching_row("sim", model)] if model else []),
     ]

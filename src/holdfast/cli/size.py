@@ -7,6 +7,7 @@ import sys
 from textwrap import indent
 from typing import TextIO
 
+from holdfast.cli.model_caching import caching_line, caching_row
 from holdfast.cli.models import add_model_arguments, read_model_arguments
 from holdfast.cli.options import add_json_argument, add_output_argument, count
 from holdfast.cli.traces import (
@@ -136,6 +137,7 @@ def run(args: argparse.Namespace) -> int:
             draw = hits_svg if args.chart == "hits" else frontier_svg
             write_text("--svg", args.svg, draw(question, found))
         print("\n".join(proposal_lines(question, found)), file=out)
+        print(f"\n{caching_line(question.shape)}", file=out)
         report = Report("size", _rows(question, found))
     if args.json:
         write(report, args.json)
@@ -264,7 +266,7 @@ def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
         Row(what="size.assumption", value=None, unit="", more={"says": line})
         for line in (demand.about, *assumptions(question))
     ]
-    return rows
+    return [*rows, caching_row("size", question.shape)]
 
 
 def _explain(name: str, out: TextIO) -> Report:

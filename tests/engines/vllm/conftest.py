@@ -295,7 +295,7 @@ def fakes():
 
 @pytest.fixture(scope="session")
 def real():
-    return SimpleNamespace(Engine=Engine, Between=Between, arena=arena)
+    return SimpleNamespace(Engine=Engine, Between=Between, arena=arena, forks=forks)
 
 
 class Engine:
@@ -339,7 +339,9 @@ class Engine:
 def forks():
     """Engines are forked from a process that has imported vLLM, which takes ten seconds."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vllm.entrypoints.llm", "holdfast.engines.vllm.worker"])
+    context.set_forkserver_preload(
+        ["vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "holdfast.engines.vllm.worker"]
+    )
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)

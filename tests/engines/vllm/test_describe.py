@@ -6,9 +6,12 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
+from vllm.v1 import kv_cache_interface as kv
 
 from holdfast.client import weights_digest
 from holdfast.client.weights_digest import NoDigestError
+from holdfast.engines import cached_models
+from holdfast.engines.cached_models import FLAG, Caching
 from holdfast.engines.vllm import describe
 from holdfast.engines.vllm.checkpoint import Checkpoint
 from holdfast.engines.vllm.describe import (
@@ -16,7 +19,9 @@ from holdfast.engines.vllm.describe import (
     block_tokens_of,
     fingerprint_of,
     geometry_of,
+    model_kind,
     only_group,
+    why_not_cached,
 )
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.errors import ConfigError
@@ -45,6 +50,7 @@ def spec_of(**changes):
         "head_size": HEAD_SIZE,
         "dtype": torch.bfloat16,
         "page_size_bytes": HEADS * TOKENS * 2 * HEAD_SIZE * 2,
+        "unpadded_page_size_bytes": HEADS * TOKENS * 2 * HEAD_SIZE * 2,
         "kv_quant_mode": SimpleNamespace(name="NONE"),
     }
     return FullAttentionSpec(**(fields | changes))
@@ -83,8 +89,9 @@ def group():
 @pytest.mark.parametrize(
     ("config", "groups", "named"),
     [
-        (config_of(), groups_of(spec_of(), spec_of()), "2 KV cache groups"),
-        (config_of(), groups_of(MambaSpec()), "MambaSpec"),
+        (config_of(), groups_of(spec_of(), spec_of()), "2 KV cache groups.*one group only"),
+        (config_of(), groups_of(MambaSpec()), "2 of MambaSpec.*not cached yet: a recurrent state"),
+        (config_of(), groups_of(object()), "2 of object.*does not know these pages"),
         (config_of(), groups_of(spec_of(non_causal=True)), "later tokens"),
         (
             config_of(parallel_config=SimpleNamespace(pipeline_parallel_size=2)),
@@ -106,6 +113,54 @@ def group():
 def test_what_is_not_handled_is_named(config, groups, named):
     with pytest.raises(UnsupportedError, match=named):
         only_group(config, groups)
+
+
+def real_spec(kind, *, latent=False, heads=2, **changes):
+    fields = {"block_size": TOKENS, "num_kv_heads": 1 if latent else heads, "head_size": 64}
+    return kind(**fields, dtype=torch.bfloat16, **changes)
+
+
+FULL, WINDOW = real_spec(kv.FullAttentionSpec), real_spec(kv.SlidingWindowSpec, sliding_window=128)
+CHUNK = real_spec(kv.ChunkedLocalAttentionSpec, attention_chunk_size=128)
+LATENT = real_spec(kv.MLAAttentionSpec, latent=True)
+INDEX = LATENT.__class__(block_size=TOKENS, num_kv_heads=1, head_size=32, dtype=torch.bfloat16)
+STATE = kv.MambaSpec(block_size=TOKENS, shapes=((8,),), dtypes=(torch.float32,))
+
+
+def uniform(**specs):
+    spec = kv.UniformTypeKVCacheSpecs(block_size=TOKENS, kv_cache_specs=specs)
+    return [SimpleNamespace(layer_names=list(specs), kv_cache_spec=spec)]
+
+
+@pytest.mark.parametrize(
+    ("groups", "kind"),
+    [
+        (groups_of(FULL).kv_cache_groups, cached_models.FULL),
+        (groups_of(LATENT).kv_cache_groups, cached_models.FULL),
+        (groups_of(WINDOW, WINDOW, FULL).kv_cache_groups, cached_models.WINDOWS),
+        (groups_of(CHUNK, FULL).kv_cache_groups, cached_models.CHUNKS),
+        (groups_of(WINDOW).kv_cache_groups, cached_models.WINDOW_ONLY),
+        (groups_of(STATE, FULL).kv_cache_groups, cached_models.RECURRENT),
+        (groups_of(STATE, LATENT).kv_cache_groups, cached_models.RECURRENT),
+        (uniform(a=FULL, b=real_spec(kv.FullAttentionSpec, heads=4)), cached_models.SIZES),
+        (groups_of(WINDOW, real_spec(kv.FullAttentionSpec, heads=4)).kv_cache_groups,
+         cached_models.SIZES),
+        (uniform(a=LATENT, b=INDEX), cached_models.SPARSE),
+        (groups_of(kv.CrossAttentionSpec(block_size=TOKENS, num_kv_heads=2, head_size=64,
+                                         dtype=torch.bfloat16)).kv_cache_groups,
+         cached_models.OTHER),
+    ],
+)  # fmt: skip
+def test_the_kind_of_a_model_follows_from_what_vllm_keeps_of_its_layers(groups, kind):
+    assert model_kind(groups) is kind
+    if kind.caching is not Caching.YES:
+        text = why_not_cached(config_of(), groups)
+        assert kind.layers in text
+        assert kind.why in text
+        assert (FLAG in text) == (kind.caching is Caching.WITH_FLAG)
+        # Where the flag is set and did not help, nobody is told to set it.
+        flagged = config_of(scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=True))
+        assert FLAG not in why_not_cached(flagged, groups)
 
 
 def test_a_speculative_method_without_kv_of_its_own_is_handled():

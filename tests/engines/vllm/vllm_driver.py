@@ -10,8 +10,11 @@ class Driver:
     def __init__(self, options):
         from vllm import LLM
         from vllm.config import KVTransferConfig
+        from vllm.model_executor.models import registry
 
         transfer = options.pop("kv_transfer", None)
+        # vLLM inspects a model in a new process, which imports everything again.
+        registry._run_in_subprocess = lambda inspect: inspect()
         self.llm = LLM(
             **options,
             enforce_eager=True,

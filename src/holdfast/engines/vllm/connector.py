@@ -34,7 +34,6 @@ from holdfast.engines.vllm.describe import (
     geometry_of,
     only_group,
 )
-from holdfast.engines.vllm.log import show_in_vllm_log
 from holdfast.engines.vllm.options import ConnectorSettings, failure_policy_advice, read_options
 from holdfast.engines.vllm.scheduler import SchedulerSide
 from holdfast.engines.vllm.work import Handshake, StepWork, WorkerReport
@@ -60,7 +59,6 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
-        show_in_vllm_log()
         self._setting: ConnectorSettings = read_options(
             transfer.kv_connector_extra_config, transfer.kv_role
         )

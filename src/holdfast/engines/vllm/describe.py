@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.layout import Layout, Slice
 from holdfast.client.weights_digest import check_unchanged, files_digest, process_start_ns
 from holdfast.devices.base import Pages
+from holdfast.engines.cached_models import (
+    FLAG,
+    FLAG_COST,
+    Caching,
+    LayerKind,
+    Mechanism,
+    ModelKind,
+    kind_of,
+)
 from holdfast.engines.vllm.checkpoint import checkpoint_of
 from holdfast.engines.vllm.options import EXTRA_CONFIG, ConnectorSettings
 from holdfast.errors import BlockError, ConfigError, HoldfastError
@@ -23,6 +33,18 @@ from holdfast.limits import BLOCK_TOKENS
 
 SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
 """KV cache specs whose pages depend only on the tokens up to their end."""
+
+FLAG_FIELD = "disable_hybrid_kv_cache_manager"
+"""The field of vLLM's scheduler configuration that `FLAG` sets."""
+
+_MECHANISMS: Mapping[str, Mechanism] = {
+    "FullAttentionSpec": "full",
+    "MLAAttentionSpec": "full",
+    "SlidingWindowSpec": "window",
+    "ChunkedLocalAttentionSpec": "chunk",
+    "MambaSpec": "recurrent",
+    "SlidingWindowMLASpec": "sparse",
+}
 
 DRAFTLESS = ("ngram", "ngram_gpu", "suffix")
 """Speculative methods that keep no draft KV in the cache."""
@@ -67,13 +89,9 @@ class CacheGeometry(NamedTuple):
 def only_group(vllm_config: Any, kv_cache_config: Any) -> KvGroup:
     """Return the model's KV cache group; raise UnsupportedError for an unsupported model."""
     groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        raise UnsupportedError(
-            f"the model has {len(groups)} KV cache groups, only one is supported"
-        )
+    if len(groups) != 1 or type(groups[0].kv_cache_spec).__name__ not in SPECS:
+        raise UnsupportedError(why_not_cached(vllm_config, groups))
     spec = groups[0].kv_cache_spec
-    if type(spec).__name__ not in SPECS:
-        raise UnsupportedError(f"pages of {type(spec).__name__} are not supported")
     if getattr(spec, "non_causal", False):
         raise UnsupportedError(
             "the model attends to later tokens, so the KV of a prefix is not its own"
@@ -95,6 +113,50 @@ def only_group(vllm_config: Any, kv_cache_config: Any) -> KvGroup:
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         raise UnsupportedError("calculate_kv_scales computes scales that differ between runs")
     return KvGroup(tuple(groups[0].layer_names), spec.block_size, spec)
+
+
+def model_kind(groups: Sequence[Any]) -> ModelKind:
+    """Return the kind of a model from vLLM's KV cache groups."""
+    layers: list[LayerKind] = []
+    latent_sizes: set[float] = set()
+    for spec in _specs_of(groups):
+        name = type(spec).__name__
+        mechanism = _MECHANISMS.get(name, "other")
+        size = 0.0
+        if mechanism not in ("recurrent", "other"):
+            size = spec.unpadded_page_size_bytes / spec.block_size
+        if name == "MLAAttentionSpec":
+            latent_sizes.add(size)
+        layers.append(LayerKind(mechanism, size))
+    if len(latent_sizes) > 1:  # the latent of each token, and the keys of an index
+        layers.append(LayerKind("sparse", 0.0))
+    return kind_of(layers)
+
+
+def why_not_cached(vllm_config: Any, groups: Sequence[Any]) -> str:
+    """Return why the connector does not cache a model, and what helps, if anything does."""
+    kind = model_kind(groups)
+    names = Counter(type(spec).__name__ for spec in _specs_of(groups))
+    listed = ", ".join(f"{count} of {name}" for name, count in names.items())
+    text = f"the model has {kind.layers} ({len(groups)} KV cache groups; layers: {listed}), and "
+    if kind.caching is Caching.YES:
+        return f"{text}the connector saves the pages of one group only"
+    settings = getattr(vllm_config, "scheduler_config", None)
+    if kind.caching is Caching.NOT_YET or getattr(settings, FLAG_FIELD, False):
+        return f"{text}such a model is not cached yet: {kind.why}"
+    return f"{text}{kind.why}; start vLLM with {FLAG} to cache it: {FLAG_COST}"
+
+
+def _specs_of(groups: Sequence[Any]) -> Iterator[Any]:
+    """Yield the specification of each layer."""
+    for group in groups:
+        spec = group.kv_cache_spec
+        each = getattr(spec, "kv_cache_specs", None)
+        yield from (
+            [each[name] for name in group.layer_names]
+            if each
+            else ([spec] * len(group.layer_names))
+        )
 
 
 def geometry_of(group: KvGroup, tensors: Mapping[str, Any], pages: int) -> CacheGeometry:

@@ -1,0 +1,72 @@
+"""Whether the vLLM connector caches a model, by its config.json: for the commands that name one."""
+
+from __future__ import annotations
+
+from holdfast.engines.cached_models import (
+    Caching,
+    LayerKind,
+    Mechanism,
+    ModelKind,
+    caching_text,
+    kind_of,
+)
+from holdfast.errors import ConfigError
+from holdfast.finding import Finding, problem
+from holdfast.report import Row
+from holdfast.sim.model.catalogue import load_model
+from holdfast.sim.model.shape import Attention, ModelShape, dtype_bytes
+
+COMPARED_TOKENS = 32_768
+"""Length of the context for which the memory of window layers is compared, at most the model's."""
+
+_MECHANISMS: dict[str, Mechanism] = {
+    "full": "full",
+    "window": "window",
+    "chunk": "chunk",
+    "state": "recurrent",
+}
+
+
+def kind_of_shape(shape: ModelShape) -> ModelKind:
+    """Return the row of the table of cached models that a model belongs to."""
+    return kind_of([LayerKind(_mechanism(part), part.elements) for part in shape.attention])
+
+
+def caching_line(shape: ModelShape) -> str:
+    """Return a sentence: whether the connector caches a model, why, and what it costs."""
+    kind = kind_of_shape(shape)
+    text = caching_text(kind)
+    if kind.caching is not Caching.WITH_FLAG:
+        return text
+    tokens = min(COMPARED_TOKENS, shape.context_max or COMPARED_TOKENS)
+    whole = tokens * sum(part.layers * part.elements for part in shape.attention)
+    ratio = whole * dtype_bytes("bf16") / shape.context_bytes(tokens)
+    return f"{text}: {ratio:.1f} times the bytes of a context of {tokens:,} tokens"
+
+
+def caching_row(command: str, shape: ModelShape) -> Row:
+    """Return the same for a report."""
+    more: dict[str, object] = {
+        "cached": kind_of_shape(shape).caching.name.lower(),
+        "says": caching_line(shape),
+    }
+    return Row(what=f"{command}.vllm", value=None, unit="", more=more)
+
+
+def examine_model(name: str) -> Finding:
+    """Return what `holdfast doctor` shows of a model; a model that is not cached is a problem."""
+    try:
+        shape = load_model(name)
+    except ConfigError as error:
+        return problem("model", name, str(error))
+    line = caching_line(shape)
+    if kind_of_shape(shape).caching is Caching.NOT_YET:
+        return problem("model", shape.name, line)
+    cached = kind_of_shape(shape).caching is Caching.YES
+    return Finding("model", shape.name, line, ok=True if cached else None)
+
+
+def _mechanism(part: Attention) -> Mechanism:
+    if part.index_elements or part.top_k or part.compression != 1:
+        return "sparse"
+    return _MECHANISMS.get(part.kind, "other")

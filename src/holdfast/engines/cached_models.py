@@ -1,0 +1,158 @@
+"""Which models the vLLM connector caches: the table for the connector, the commands and the pages.
+
+A model's kind follows from its layers. The connector finds them in vLLM's KV cache specifications,
+`holdfast doctor`, `size` and `sim` in the model's config.json; both ask `kind_of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import StrEnum
+from typing import Literal, NamedTuple
+
+FLAG = "--disable-hybrid-kv-cache-manager"
+"""vLLM's flag that gives layers with a window or chunks the same pages as layers without."""
+
+FLAG_COST = "every layer then keeps the whole context, in vLLM's KV cache and in each block"
+"""What the flag costs; outputs and the time of attention stay the same."""
+
+Mechanism = Literal["full", "window", "chunk", "recurrent", "sparse", "other"]
+"""What a layer keeps of a context; latent attention (MLA) keeps all of it, so it counts as full."""
+
+
+class Caching(StrEnum):
+    """Whether the connector caches a kind of model."""
+
+    YES = "yes"
+    WITH_FLAG = f"with vLLM's `{FLAG}`"
+    NOT_YET = "not yet"
+
+
+class LayerKind(NamedTuple):
+    """What one layer keeps, and its size per token in any unit that all layers share."""
+
+    mechanism: Mechanism
+    size: float
+
+
+class ModelKind(NamedTuple):
+    """A row of the table: models whose layers keep the same, and whether they are cached.
+
+    `layers`: the kind in words. `models`: examples. `why`: the reason, a clause. `since`: the first
+    version that caches it; empty if none does.
+    """
+
+    layers: str
+    models: tuple[str, ...]
+    caching: Caching
+    why: str
+    since: str = ""
+
+
+FULL = ModelKind(
+    "full or latent (MLA) attention in every layer",
+    ("Llama 3", "Qwen3", "Mixtral", "MiniMax-M2", "DeepSeek-V3", "Kimi-K2"),
+    Caching.YES,
+    "a page depends only on the tokens up to its end",
+    "0.1.0",
+)
+WINDOWS = ModelKind(
+    "sliding windows in some layers, full attention in the others",
+    ("Gemma 2", "Gemma 3", "gpt-oss"),
+    Caching.WITH_FLAG,
+    "without the flag vLLM keeps the layers in several KV cache groups, and the connector saves "
+    "the pages of one",
+    "0.1.0",
+)
+CHUNKS = ModelKind(
+    "attention in chunks in some layers, full attention in the others",
+    ("Llama 4",),
+    Caching.WITH_FLAG,
+    WINDOWS.why,
+    "0.1.0",
+)
+WINDOW_ONLY = ModelKind(
+    "a sliding window in every layer",
+    ("Mistral 7B v0.1",),
+    Caching.NOT_YET,
+    "vLLM drops the pages before the window, and the connector needs every page of a block",
+)
+SIZES = ModelKind(
+    "attention layers of different sizes",
+    ("Gemma 4", "MiMo-V2-Flash"),
+    Caching.NOT_YET,
+    "the pages of its layers differ in size, and the connector saves pages of one size",
+)
+RECURRENT = ModelKind(
+    "recurrent layers: Mamba, linear attention, short convolutions",
+    ("Qwen3-Next", "Qwen3.5", "Kimi-K3", "Nemotron 3", "Falcon-H1", "LFM2"),
+    Caching.NOT_YET,
+    "a recurrent state belongs to one exact number of tokens, and the connector saves no states",
+)
+SPARSE = ModelKind(
+    "sparse or compressed attention with an index",
+    ("DeepSeek-V3.2", "DeepSeek-V4", "GLM-5"),
+    Caching.NOT_YET,
+    "the keys of the index are a second kind of page, and the connector saves pages of one kind",
+)
+OTHER = ModelKind(
+    "layers of another kind, such as cross attention of encoder-decoder models",
+    ("Whisper",),
+    Caching.NOT_YET,
+    "the connector does not know these pages",
+)
+
+MODEL_KINDS = (FULL, WINDOWS, CHUNKS, WINDOW_ONLY, SIZES, RECURRENT, SPARSE, OTHER)
+"""The table, in the order in which the pages show it."""
+
+
+def kind_of(layers: Collection[LayerKind]) -> ModelKind:
+    """Return the kind of a model from the layers that keep something of a context."""
+    mechanisms = {layer.mechanism for layer in layers}
+    found: ModelKind | None = None
+    if not mechanisms or "other" in mechanisms:
+        found = OTHER
+    elif "recurrent" in mechanisms:
+        found = RECURRENT
+    elif "sparse" in mechanisms:
+        found = SPARSE
+    elif len({layer.size for layer in layers}) > 1:
+        found = SIZES
+    elif "full" not in mechanisms:
+        found = WINDOW_ONLY
+    elif "chunk" in mechanisms:
+        found = CHUNKS
+    return found or (WINDOWS if "window" in mechanisms else FULL)
+
+
+def caching_text(kind: ModelKind) -> str:
+    """Return a sentence for a person who plans or checks: whether this kind is cached, and why."""
+    if kind.caching is Caching.YES:
+        return f"the vLLM connector caches this model ({kind.layers})"
+    if kind.caching is Caching.WITH_FLAG:
+        return (
+            f"the vLLM connector caches this model with vLLM's {FLAG} only ({kind.layers}): "
+            f"{FLAG_COST}"
+        )
+    return f"the vLLM connector does not cache this model yet ({kind.layers}): {kind.why}"
+
+
+def full_table() -> str:
+    """Return the table in Markdown, a row for each kind."""
+    rows = [
+        f"| {kind.layers} | {', '.join(kind.models)} | {kind.caching} | {kind.since or '-'} | "
+        f"{kind.why} |"
+        for kind in MODEL_KINDS
+    ]
+    heads = "| layers of the model | for example | cached | since | why |\n|---|---|---|---|---|"
+    return "\n".join((heads, *rows))
+
+
+def short_table() -> str:
+    """Return the table in Markdown with a row for each answer."""
+    rows = []
+    for caching in Caching:
+        kinds = [kind for kind in MODEL_KINDS if kind.caching is caching]
+        models = ", ".join(model for kind in kinds for model in kind.models)
+        rows.append(f"| {models} | {caching} |")
+    return "\n".join(("| models, for example | cached behind vLLM |\n|---|---|", *rows))
