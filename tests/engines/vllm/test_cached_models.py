@@ -38,10 +38,6 @@ NEAR = 1e-4
 WITH_FLAG = {"disable_hybrid_kv_cache_manager": True}
 
 
-def is_cached(name):
-    return KINDS[name].caching is not Caching.NOT_YET
-
-
 def needs_flag(name):
     return KINDS[name].caching is Caching.WITH_FLAG
 
@@ -128,7 +124,11 @@ def test_latent_pages_are_loaded_as_they_were_computed(harness):
     engine.close()
 
 
-@pytest.mark.parametrize("name", [n for n in KINDS if not is_cached(n) or needs_flag(n)])
+@pytest.mark.parametrize("name", [
+    "gemma3",
+    "lfm2",
+    *(pytest.param(n, marks=pytest.mark.soak) for n in ("gpt_oss", "llama4", "mistral", "gemma4")),
+])  # fmt: skip
 def test_a_kind_that_is_not_cached_runs_and_the_log_says_why(harness, name):
     before = harness.node.status()["blocks"]
     engine = harness.start(name).wait_ready()
