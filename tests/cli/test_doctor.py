@@ -18,6 +18,7 @@ from holdfast.status import NodeStatus, TierStatus
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.kind import direct_io, nearest
 from holdfast.tiers.disk.tier import DiskTier
+from holdfast.tiers.pool import kind as pool_kind
 from holdfast.version import __version__
 from holdfast.wire.local.client import Client
 from holdfast.wire.remote.token import VERBS, issue
@@ -321,3 +322,24 @@ def test_what_a_running_node_cannot_do_is_a_problem(monkeypatch):
     }
     assert problems["audit log"].found == "3 lines could not be written"
     assert problems["tier odd"].why.startswith("usage() is of type str, not TierUsage; update")
+
+
+def test_certificates_for_other_stores_and_for_etcd_are_examined_too(
+    examined_here, config, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(pool_kind, "LIST_S", 0.1)
+    past = dt.datetime.now(dt.UTC) - dt.timedelta(days=3)
+    files = Authority(tmp_path).issue("node", expires=past)
+    tls = f"tls_ca: {files.ca}, tls_cert: {files.cert}, tls_key: {files.key}"
+    etcd = f"etcd://127.0.0.1:1/pool?ca={files.ca}&cert={files.cert}&key={files.key}"
+    file = config()
+    file.write_text(
+        f"{file.read_text()}  - {{kind: valkey, address: 'tcp://127.0.0.1:1', {tls}}}\n"
+        f"  - {{kind: pool, members: '{etcd}'}}\n"
+        f"domains: {{default: {{key_file: {key(tmp_path)}}}}}\n"
+    )
+    code, checks = examined_here("--config", file)
+    assert code == 1
+    for at in ("tiers.2.tls_", "tiers.3.members "):
+        assert checks[f"{at}ca"]["ok"]
+        assert "the certificate expired on " in checks[f"{at}cert"]["why"]

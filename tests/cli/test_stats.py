@@ -8,7 +8,14 @@ import pytest
 
 from holdfast.cli.stats import summary
 from holdfast.errors import RefusedError
-from holdfast.status import ActivityStatus, DomainTraffic, FailedChecks, NodeStatus, TargetStatus
+from holdfast.status import (
+    ActivityStatus,
+    CredentialState,
+    DomainTraffic,
+    FailedChecks,
+    NodeStatus,
+    TargetStatus,
+)
 from holdfast.wire.local import messages as m
 
 STATUS = NodeStatus(
@@ -72,6 +79,20 @@ def test_a_target_says_what_it_did_for_other_nodes():
     idle = NodeStatus(role="target", target=TargetStatus())
     assert summary(idle)[0].startswith("since start, 0 seconds ago: 0 requests of other nodes: ")
     assert "0 prompts" in summary(NodeStatus(role="node", target=TargetStatus()))[0]
+
+
+def test_credentials_that_expire_soon_or_cannot_be_used_have_a_line():
+    status = NodeStatus(
+        credentials=[
+            CredentialState("tls.cert", "/etc/a.crt", period="expires on D, in 9 days", soon=True),
+            CredentialState("tls.ca", "/etc/ca.pem", period="expires on D, in 90 days"),
+            CredentialState("tokens.file", "/run/token", trouble="the token expired"),
+        ]
+    )
+    assert summary(status)[-2:] == [
+        "tls.cert /etc/a.crt: expires on D, in 9 days",
+        "tokens.file /run/token: the token expired",
+    ]
 
 
 def test_what_engines_report_is_shown(holdfast, node, save):

@@ -47,11 +47,9 @@ from holdfast.node.local.users import group_of, users_of
 from holdfast.node.traces import open_traces
 from holdfast.probe import kernel_text, memory
 from holdfast.regular_file import check_regular
-from holdfast.status import CredentialState
 from holdfast.version import __version__
 from holdfast.wire.remote.credentials import server_context
-from holdfast.wire.remote.expiry import credential_states
-from holdfast.wire.remote.token import WITHOUT_VERB, limits_of
+from holdfast.wire.remote.expiry import credential_finding, credential_states
 
 ANSWER_S = 5.0
 """Timeout of the node's answers."""
@@ -238,7 +236,7 @@ def _startup(config: Config) -> Iterator[Finding]:
             yield _tried(setting, second, partial(read_key, Path(second), setting))
     if config.tls:
         yield _tried("tls", config.tls.cert, partial(server_context, config.tls))
-    yield from map(_credential, credential_states(node_credentials(config)))
+    yield from map(credential_finding, credential_states(node_credentials(config)))
     if config.socket_group or any(domain.users for domain in config.domains.values()):
         yield _tried("users", "known to this machine", lambda: (users_of(config), group_of(config)))
     if config.http.token_file:
@@ -260,19 +258,6 @@ def _tried(what: str, found: str, attempt: Callable[[], object]) -> Finding:
             what, found, f"{error.filename}: {error.strerror}; run this command as the node's user"
         )
     return Finding(what, found, ok=True)
-
-
-def _credential(state: CredentialState) -> Finding:
-    if state.trouble:
-        return problem(state.setting, state.file, state.trouble)
-    why = f"{state.period}; renew it" if state.soon else state.period
-    limits = ""
-    if state.setting == "tokens.file" and (limits := limits_of(state.may)):
-        losses = "; ".join(loss for verb, loss in WITHOUT_VERB.items() if verb not in state.may)
-        limits = f"; {limits}: this node may {', '.join(state.may)} at its pool's targets: {losses}"
-    return Finding(
-        state.setting, state.file, why + limits, ok=True, warning=bool(state.soon or limits)
-    )
 
 
 def _open_and_close(options: TracesOptions) -> None:

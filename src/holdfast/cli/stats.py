@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         status = ask_status(ask)
     names = (
         *("version", "host", "role", "addresses", "uptime_s", "activity", "evictions"),
-        *("failed_checks", "target"),
+        *("failed_checks", "target", "credentials"),
     )
     data = msgspec.to_builtins(status)
     kept = {name: data[name] for name in names}
@@ -44,7 +44,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def summary(status: NodeStatus) -> list[str]:
-    """Return what a node did since its start, for engines and for other nodes, in lines of text."""
+    """Return what a node did since its start, for engines and for other nodes, in lines of text.
+
+    Certificates and tokens that expire soon, or cannot be used, have a line each.
+    """
     activity, target = status.activity, status.target
     lookups = sum(activity.calls.get("lookup", {}).values())
     is_target = target is not None and (target.requests > 0 or status.role == "target")
@@ -55,6 +58,11 @@ def summary(status: NodeStatus) -> list[str]:
         lines += _for_other_nodes(status, target)
     unit_s, unit = next((each for each in _UNITS if status.uptime_s >= each[0]), _UNITS[-1])
     ago = many(int(status.uptime_s // unit_s), unit)
+    lines += [
+        f"{state.setting} {state.file}: {state.trouble or state.period}"
+        for state in status.credentials
+        if state.trouble or state.soon
+    ]
     return [f"since start, {ago} ago: {lines[0]}", *lines[1:]]
 
 

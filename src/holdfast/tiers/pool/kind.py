@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlsplit
 
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.finding import Finding, problem
@@ -68,9 +69,13 @@ def open_pool(options: PoolOptions, context: TierContext) -> Tier:
 def examine_pool(options: PoolOptions, context: TierContext) -> Iterator[Finding]:
     """Read the member list once, and check the connection to each member."""
     from holdfast.tiers.pool.connection_checks import TargetCondition, check_members
+    from holdfast.wire.remote.expiry import certificate_state, credential_finding
     from holdfast.wire.remote.token import limits_of
 
     found = f"pool, members from {options.members}"
+    for name, file in parse_qsl(urlsplit(options.members).query):  # of etcd
+        if name in ("ca", "cert"):
+            yield credential_finding(certificate_state(f"{context.at}.members {name}", file))
     try:
         members = _listed(options, context.at)
         checks = check_members(members, _connector(context))

@@ -76,8 +76,14 @@ def open_valkey(options: ValkeyOptions, context: TierContext) -> Tier:
 
 
 def examine_valkey(options: ValkeyOptions, context: TierContext) -> Iterator[Finding]:
-    """Check that one of the servers accepts connections."""
+    """Check that one of the servers accepts connections, and how long certificates are valid."""
     yield examine_server("valkey", options.addresses, context.at)
+    if options.tls_ca:
+        from holdfast.wire.remote.expiry import certificate_state, credential_finding
+
+        for name in ("tls_ca", "tls_cert"):
+            if file := getattr(options, name):
+                yield credential_finding(certificate_state(f"{context.at}.{name}", file))
 
 
 KIND = TierKind(

@@ -16,10 +16,12 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.errors import ConfigError
+from holdfast.finding import Finding, problem
 from holdfast.limits import MIB
 from holdfast.regular_file import read_regular
 from holdfast.status import CredentialState
 from holdfast.wire.remote.credentials import Credentials
+from holdfast.wire.remote.token import WITHOUT_VERB, limits_of
 
 CERTIFICATE_WARN_S = 14 * 86_400.0
 """Time before the end of a certificate at which warnings begin, in seconds."""
@@ -75,6 +77,20 @@ def certificate_state(setting: str, file: str, now_s: float | None = None) -> Cr
     else:  # a chain: all must be valid
         validity = Validity(max(one.begins_s for one in found), min(one.expires_s for one in found))
     return _state(setting, file, validity, now_s)
+
+
+def credential_finding(state: CredentialState) -> Finding:
+    """Return the finding of a check: a problem, a warning, or how long the file is valid."""
+    if state.trouble:
+        return problem(state.setting, state.file, state.trouble)
+    why = f"{state.period}; renew it" if state.soon else state.period
+    limits = ""
+    if state.setting == "tokens.file" and (limits := limits_of(state.may)):
+        losses = "; ".join(loss for verb, loss in WITHOUT_VERB.items() if verb not in state.may)
+        limits = f"; {limits}: this node may {', '.join(state.may)} at its pool's targets: {losses}"
+    return Finding(
+        state.setting, state.file, why + limits, ok=True, warning=bool(state.soon or limits)
+    )
 
 
 def _state(setting: str, file: str, validity: Validity, now_s: float) -> CredentialState:
