@@ -14,7 +14,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from holdfast.blocks.fingerprint import Fingerprint
-from holdfast.blocks.key import Chain, Tokens
+from holdfast.blocks.key import Chain, Tokens, refuse_mask
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import BlockError, Outcome
 from holdfast.policy.retention import Retention
@@ -306,6 +306,7 @@ def _as_array(blocks: Blocks) -> npt.NDArray[np.generic]:
             ) from error
         return array
     if isinstance(blocks, np.ndarray):
+        refuse_mask("blocks", blocks)
         return np.asarray(blocks)  # a subclass may redefine indexing
     raise BlockError(
         f"blocks are of type {type(blocks).__name__}; pass a numpy array or a torch tensor on the "

@@ -183,6 +183,19 @@ class Wrapped(Sequence):
         return self.tokens[index]
 
 
+class Elsewhere:
+    """Another library's array."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+
+MASKED = np.ma.masked_array([1, 2, 3, 4], mask=[False, True, False, False])
+
+
 @pytest.mark.parametrize(
     ("tokens", "words"),
     [
@@ -204,6 +217,10 @@ class Wrapped(Sequence):
         (np.array([1, 2, 3, 4], dtype=object), "not 1-d object"),
         (np.array([1, 2, 3, -4], dtype=np.int8), "not from -4 to 3"),
         (np.array([1, 2, 3, 2**63], dtype=np.uint64), f"to {2**63}"),
+        (MASKED, "tokens are a masked numpy array"),
+        (np.ma.masked_array([1, 2, 3, 4]), "tokens are a masked numpy array"),
+        (Elsewhere(MASKED), "tokens are a masked numpy array"),
+        (list(MASKED), "must be integers from 0"),
         ({1, 2, 3, 4}, "of type set"),
         ({1: 0, 2: 0, 3: 0, 4: 0}, "of type dict"),
         (iter([1, 2, 3, 4]), "of type list_iterator"),
@@ -218,13 +235,6 @@ def test_tokens_of_a_wrong_type_are_refused_by_name(tokens, words):
         chain_of(tokens)
 
 
-class Elsewhere:
-    """Another library's array."""
-
-    def __array__(self, dtype=None, copy=None):
-        return np.array([1, 2, 3, 4])
-
-
 @pytest.mark.parametrize(
     "tokens",
     [
@@ -233,7 +243,7 @@ class Elsewhere:
         array("B", [1, 2, 3, 4]),
         array("q", [1, 2, 3, 4]),
         Wrapped([1, 2, 3, 4]),
-        Elsewhere(),
+        Elsewhere(np.array([1, 2, 3, 4])),
         [np.int64(1), np.uint8(2), 3, 4],
         *(np.array([1, 2, 3, 4], dtype=kind) for kind in ("i1", "u1", ">i2", "u4", "<i8", "u8")),
         np.array([1, 0, 2, 0, 3, 0, 4, 0])[::2],

@@ -122,6 +122,22 @@ def test_requests_do_not_wait_for_a_collector_that_is_away(start_node, engine, n
     assert [ask(one, keys, "") for _ in range(20)] == [2] * 20
 
 
+def test_a_node_stops_while_the_sdk_waits_for_the_collector(monkeypatch, caplog):
+    from opentelemetry.sdk.trace import TracerProvider
+
+    is_back = threading.Event()
+
+    class Waiting(TracerProvider):
+        def shutdown(self):
+            is_back.wait(250)
+
+    monkeypatch.setattr("holdfast.node.traces.CLOSE_S", 0.01)
+    RequestTraces(Waiting(shutdown_on_exit=False)).close()
+    assert not is_back.is_set()
+    is_back.set()
+    assert "the last spans are lost" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("traces", "says"),
     [

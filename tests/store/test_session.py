@@ -169,6 +169,7 @@ def test_torch_tensors_are_taken_and_filled_in_place(store, dtype) -> None:
 @pytest.mark.parametrize(
     ("blocks", "words"),
     [
+        (np.ma.masked_array(blocks_for(3)), "blocks are a masked numpy array"),
         (blocks_for(3).tolist(), "of type list; pass a numpy array or a torch tensor"),
         (list(blocks_for(3)), r"for example numpy\.stack"),
         (blocks_for(3).tobytes(), "of type bytes"),

@@ -142,7 +142,7 @@ def _checked(tokens: Tokens) -> Tokens:
         import numpy as np
 
         try:
-            found = np.asarray(tokens)
+            found = np.asanyarray(tokens)  # `asarray` drops a mask
         except (TypeError, ValueError, RuntimeError) as error:  # a tensor on a device, for example
             name = type(tokens).__name__
             raise BlockError(f"tokens of type {name} cannot be read: {error}; {_REMEDY}") from error
@@ -150,7 +150,18 @@ def _checked(tokens: Tokens) -> Tokens:
     raise BlockError(f"tokens are of type {type(tokens).__name__}; {_REMEDY}")
 
 
+def refuse_mask(what: str, array: object) -> None:
+    """Raise BlockError for a masked array of numpy: its masked entries have no value."""
+    masked = sys.modules.get("numpy.ma")  # a caller with such an array has imported it
+    if masked is not None and isinstance(array, masked.MaskedArray):
+        raise BlockError(
+            f"{what} are a masked numpy array, and its masked entries have no value; pass a plain "
+            "array, such as array.compressed() or array.filled(0)"
+        )
+
+
 def _checked_array(tokens: npt.NDArray[np.generic]) -> npt.NDArray[np.integer]:
+    refuse_mask("tokens", tokens)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise BlockError(
             f"tokens must be a 1-d array of integers, not {tokens.ndim}-d {tokens.dtype}; {_REMEDY}"

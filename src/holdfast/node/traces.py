@@ -8,6 +8,8 @@ away.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -26,8 +28,13 @@ if TYPE_CHECKING:
 LOOKUPS_KEPT = 10_000
 """Number of lookups whose fetch is still found; older ones have no fetch in their trace."""
 
+CLOSE_S = 3.0
+"""Time for the export of the remaining spans when the node stops."""
+
 _HEADER = "traceparent"
 """The header of W3C Trace Context."""
+
+_log = logging.getLogger(__name__)
 
 
 class RequestTraces:
@@ -44,8 +51,18 @@ class RequestTraces:
         self._lookups: OrderedDict[int, Context] = OrderedDict()
 
     def close(self) -> None:
-        """Export the remaining spans, for a few seconds at most, and end the exporting thread."""
-        self._provider.shutdown()
+        """Export the remaining spans, for `CLOSE_S` at most.
+
+        While the collector is away, the SDK itself waits for half a minute. Its threads are daemons
+        and end with the process.
+        """
+        closing = threading.Thread(
+            target=self._provider.shutdown, name="holdfast-traces-close", daemon=True
+        )
+        closing.start()
+        closing.join(CLOSE_S)
+        if closing.is_alive():
+            _log.warning("traces: the last spans are lost: no collector took them in %g s", CLOSE_S)
 
     def lookup(self, request: Cover, covered: Covered, began_ns: int, ended_ns: int) -> None:
         """Record a lookup and its plan; times are in nanoseconds since the epoch."""

@@ -368,6 +368,17 @@ def test_a_client_gone_with_requests_under_way_is_told_to_its_session_once(runni
     other.close()
 
 
+def test_invalid_messages_without_end_do_not_fill_the_log(running, caplog):
+    server = running()
+    for _ in range(40):
+        client = Client(server.address, HELLO, 5)
+        with pytest.raises(NodeGoneError):
+            client.call(m.Cover(b"", plan=2**64 - 1), m.Covered, 5)
+        client.close()
+    (line,) = [each for each in caplog.messages if "connection closed" in each]
+    assert "`int` <= 9223372036854775807 - at `$.plan`" in line
+
+
 def test_closing_the_server_ends_its_clients(tmp_path):
     server = Running(tmp_path / "node.sock")
     client = Client(server.address, HELLO, 5)

@@ -130,11 +130,11 @@ class NodeServer:
             with contextlib.suppress(OSError, ProtocolError):
                 _send_now(connected, request_id, refused)
             self._users -= Counter((peer.uid,))
-            line = f"no session: {name}refused: {refused.message}"
-            self._refusals.report(f"user {peer.uid}", line, line)
+            self._warn(peer, f"no session: {name}refused: {refused.message}")
             connected.close()
             return
-        connection = ServerConnection(session, reader, partial(self._ended, peer))
+        ended, warn = partial(self._ended, peer), partial(self._warn, peer)
+        connection = ServerConnection(session, reader, ended, warn)
         self._connections.add(connection)
         try:
             _send_now(connected, request_id, session.welcome, session.arena_fd)
@@ -181,6 +181,10 @@ class NodeServer:
         finally:
             loop.remove_reader(connected)
 
+    def _warn(self, peer: ConnectedPeer, line: str) -> None:
+        """Log a warning about a peer, and count it if it is a repetition."""
+        self._refusals.report(f"user {peer.uid}", line, line)
+
     def _ended(self, peer: ConnectedPeer, connection: ServerConnection) -> None:
         self._connections.discard(connection)
         self._users -= Counter((peer.uid,))
@@ -197,10 +201,13 @@ class ServerConnection(asyncio.BufferedProtocol):
         session: NodeSession,
         reader: FrameReader[Request],
         ended: Callable[[ServerConnection], None],
+        warn: Callable[[str], None],
     ) -> None:
+        """`ended` is called when the connection ends, `warn` with why the server ends it."""
         self._session = session
         self._reader = reader
         self._ended = ended
+        self._warn = warn
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._transport: asyncio.Transport | None = None
         self._in_flight = 0
@@ -258,7 +265,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                 else:
                     self._write(request_id, reply)
         except ProtocolError as error:
-            _log.warning("connection closed: %s", error)
+            self._warn(f"connection closed: {error}")
             self.end()
             return
         if self._transport is None or self._transport.is_closing():
