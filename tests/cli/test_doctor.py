@@ -343,3 +343,19 @@ def test_certificates_for_other_stores_and_for_etcd_are_examined_too(
     for at in ("tiers.2.tls_", "tiers.3.members "):
         assert checks[f"{at}ca"]["ok"]
         assert "the certificate expired on " in checks[f"{at}cert"]["why"]
+
+
+def test_a_target_is_told_that_hosts_will_not_accept_its_certificate(
+    examined_here, target_files, tmp_path
+):
+    arguments = target_files(-90, 90)
+    assert not examined_here(*arguments)[1]["tls"]["warning"]
+    Authority(tmp_path).issue("node", "10.0.0.7")  # of another authority, which is in tls.ca now
+    code, checks = examined_here(*arguments)
+    assert code == 0
+    assert "with the same tls.ca do not accept it: IP address mismatch" in checks["tls"]["why"]
+    (tmp_path / "later").mkdir()
+    Authority(tmp_path / "later").file.rename(tmp_path / "ca.pem")
+    code, checks = examined_here(*arguments)
+    assert checks["tls"]["warning"]
+    assert "(unknown authority)" in checks["tls"]["why"]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.address import tcp_endpoint
 from holdfast.assemble import configured_tier, node_credentials
 from holdfast.assemble.domains import (
     DEFAULT_DOMAIN,
@@ -48,8 +49,9 @@ from holdfast.node.traces import open_traces
 from holdfast.probe import kernel_text, memory
 from holdfast.regular_file import check_regular
 from holdfast.version import __version__
-from holdfast.wire.remote.credentials import server_context
+from holdfast.wire.remote.credentials import TlsFiles, server_context
 from holdfast.wire.remote.expiry import credential_finding, credential_states
+from holdfast.wire.remote.self_check import refusal_by_hosts, refusal_by_targets
 
 ANSWER_S = 5.0
 """Timeout of the node's answers."""
@@ -234,9 +236,12 @@ def _startup(config: Config) -> Iterator[Finding]:
         if second and Path(second).exists():  # only while the key is replaced
             setting = "tokens.second_key_file"
             yield _tried(setting, second, partial(read_key, Path(second), setting))
+    states = credential_states(node_credentials(config))
     if config.tls:
-        yield _tried("tls", config.tls.cert, partial(server_context, config.tls))
-    yield from map(credential_finding, credential_states(node_credentials(config)))
+        usable = _tried("tls", config.tls.cert, partial(server_context, config.tls))
+        valid = usable.ok and not any(state.trouble for state in states)
+        yield _as_peers_see_it(config, config.tls) if valid else usable
+    yield from map(credential_finding, states)
     if config.socket_group or any(domain.users for domain in config.domains.values()):
         yield _tried("users", "known to this machine", lambda: (users_of(config), group_of(config)))
     if config.http.token_file:
@@ -246,6 +251,23 @@ def _startup(config: Config) -> Iterator[Finding]:
     for name, target in (("record", config.record), ("audit", config.audit)):
         if target:
             yield _tried(name, target, partial(_appends, name, target))
+
+
+def _as_peers_see_it(config: Config, tls: TlsFiles) -> Finding:
+    """Return whether peers with the same `tls.ca` accept the certificate; a warning if not."""
+    endpoints = [tcp_endpoint(address) for address in config.target_addresses]
+    refusals = [
+        refusal_by_hosts(tls, "" if endpoint.is_wildcard else endpoint.host)
+        for endpoint in endpoints
+    ] or [refusal_by_targets(tls)]
+    refusal = next(filter(None, refusals), "")
+    if not refusal:
+        return Finding("tls", tls.cert, ok=True)
+    why = (
+        f"{'hosts' if endpoints else 'targets'} with the same tls.ca do not accept it: {refusal}; "
+        "issue one for this address (or set the member's tls_name), by the authority in tls.ca"
+    )
+    return Finding("tls", tls.cert, why, ok=True, warning=True)
 
 
 def _tried(what: str, found: str, attempt: Callable[[], object]) -> Finding:
