@@ -178,7 +178,7 @@ def test_torch_tensors_are_taken_and_filled_in_place(store, dtype) -> None:
         (np.array(1.0), "no rows of blocks given, but the tokens fill 3"),
         (np.zeros((3, 4), dtype=object), "dtype object, which holds references"),
     ],
-    ids=["list", "rows", "bytes", "memoryview", "None", "0-d", "object"],
+    ids=["masked", "list", "rows", "bytes", "memoryview", "None", "0-d", "object"],
 )
 def test_what_has_no_rows_of_memory_is_refused_by_name(store, blocks, words) -> None:
     session = store.session(FINGERPRINT)
