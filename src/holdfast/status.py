@@ -172,6 +172,34 @@ class ActivityStatus(msgspec.Struct, frozen=True):
     saved_s: float = 0.0
 
 
+class TierCurve(msgspec.Struct, frozen=True):
+    """Hits of recent requests by multiples of a tier's capacity: "0.5", "1", "2" and "10"."""
+
+    tier: str
+    capacity_bytes: int = 0
+    hits: dict[str, float] = {}
+
+
+class CurveStatus(msgspec.Struct, frozen=True):
+    """What exact LRU stores would have hit of a node's recent requests, as shares of their tokens.
+
+    `accesses`: their blocks, repeats included; `unique_blocks` of them are distinct, of
+    `block_bytes` each. `unlimited`: hits of a store without a limit. `left_out`: recent requests
+    with another block size.
+    """
+
+    requests: int = 0
+    span_s: float = 0.0
+    tokens: int = 0
+    accesses: int = 0
+    unique_blocks: int = 0
+    block_tokens: int = 0
+    block_bytes: float = 0.0
+    unlimited: float = 0.0
+    left_out: int = 0
+    tiers: list[TierCurve] = []
+
+
 class HintStatus(msgspec.Struct, frozen=True):
     """Sessions that hints follow, contexts that wait to be prestaged, and bytes that are pinned."""
 
@@ -298,6 +326,17 @@ class NodeStatus(msgspec.Struct, frozen=True):
 def read_status(data: object) -> NodeStatus:
     """Return the status in a node's answer. Raises ProtocolError for anything else."""
     return _read(data, NodeStatus)
+
+
+def read_curve(data: object) -> CurveStatus:
+    """Return the curve in a node's answer. Raises ProtocolError for anything else."""
+    return _read(data, CurveStatus)
+
+
+def capacities(status: NodeStatus) -> dict[str, int]:
+    """Return the capacity of each tier that has one, in bytes."""
+    totals = tier_totals(status.tiers)
+    return {tier: one.capacity_bytes for tier, one in totals.items() if one.capacity_bytes}
 
 
 def read_shared(data: object) -> SharedReport:

@@ -107,6 +107,30 @@ def test_what_engines_report_is_shown(holdfast, node, save):
     assert holdfast("inspect", "--node", node).stdout.startswith("since start, ")
 
 
+def test_the_curve_says_what_other_capacities_would_have_hit(holdfast, node, save):
+    done = holdfast("stats", "--curve", "--node", node)
+    assert done.stdout.startswith("no request since the start of the node")
+    keys = [number.to_bytes(16, "little") for number in range(6_000)]
+    with contextlib.closing(save(node, 1)) as client:  # 16 MiB hold fewer than 6,000 blocks
+        for chain in (keys, keys[:100], keys[:50]):
+            client.call(m.Cover(b"".join(chain), tokens=16 * len(chain)), m.Covered, 10)
+        client.call(m.Cover(b"".join(keys[:50]), tokens=0), m.Covered, 10)  # no prompt
+    done = holdfast("stats", "--curve", "--node", node)
+    assert done.returncode == 0, done.stderr
+    first, heads, host, unlimited, *notes = done.stdout.splitlines()
+    assert first.startswith("hits of the last 3 requests, in 0 seconds: 98,400 tokens, 6,000 dist")
+    assert heads.split() == ["capacity", "half", "present", "twice", "ten", "times"]
+    assert host.split() == ["host", "16", "MiB", *["2.4", "%"] * 4]
+    assert unlimited.split() == ["unlimited", "2.4", "%"]
+    assert notes == [
+        "exact LRU, each tier as the only store; blocks that engines have in their own caches count"
+    ]
+    told = json.loads(holdfast("stats", "--curve", "--node", node, "--json", "-").stdout)
+    assert (told["node"], told["requests"], told["unique_blocks"]) == (node, 3, 6_000)
+    assert [*told["tiers"][0]["hits"]] == ["0.5", "1", "2", "10"]
+    assert told["tiers"][0]["capacity_bytes"] == 16 << 20
+
+
 def test_counts_that_cannot_be_are_refused(holdfast, node, save):
     for prompt in ((10, 11, {}), (10, 0, {"host": 11}), (-1, 0, {}), (10, -5, {"host": 5})):
         with (

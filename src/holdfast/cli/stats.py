@@ -1,4 +1,4 @@
-"""`holdfast stats`: what a running node has saved since its start."""
+"""`holdfast stats`: what a running node has saved since its start, or other capacities would."""
 
 from __future__ import annotations
 
@@ -17,13 +17,20 @@ from holdfast.cli.options import (
     node_address,
     show,
 )
-from holdfast.status import NodeStatus, TargetStatus
+from holdfast.status import CurveStatus, NodeStatus, TargetStatus, read_curve
+from holdfast.wire.local.messages import Curve
 
+_MULTIPLES = ("0.5", "1", "2", "10")
 _UNITS = ((86_400.0, "day"), (3_600.0, "hour"), (60.0, "minute"), (1.0, "second"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    parser.add_argument(
+        "--curve",
+        action="store_true",
+        help="show what half, twice and ten times the capacity would have hit of recent requests",
+    )
     add_node_arguments(parser)
     add_json_argument(parser)
 
@@ -32,6 +39,11 @@ def run(args: argparse.Namespace) -> int:
     """Print what the node did, in a few lines."""
     address = node_address(args)
     with connected(address, "stats") as ask:
+        if args.curve:
+            curve = read_curve(ask(Curve()))
+            data = {"node": address, **msgspec.to_builtins(curve)}
+            show("\n".join(curve_lines(curve)), data, args.json)
+            return OK
         status = ask_status(ask)
     names = (
         *("version", "host", "role", "addresses", "uptime_s", "activity", "evictions"),
@@ -64,6 +76,41 @@ def summary(status: NodeStatus) -> list[str]:
         if state.trouble or state.soon
     ]
     return [f"since start, {ago} ago: {lines[0]}", *lines[1:]]
+
+
+def curve_lines(curve: CurveStatus) -> list[str]:
+    """Return the hits of recent requests by capacity, as a table with what they were counted of."""
+    if not curve.requests:
+        return ["no request since the start of the node, so hits at other capacities are unknown"]
+    distinct = Size(round(curve.unique_blocks * curve.block_bytes))
+    unit_s, unit = next((each for each in _UNITS if curve.span_s >= each[0]), _UNITS[-1])
+    what = (
+        f"hits of the last {many(curve.requests, 'request')}, in "
+        f"{many(int(curve.span_s // unit_s), unit)}: {many(curve.tokens, 'token')}, "
+        f"{many(curve.unique_blocks, 'distinct block')} ({distinct})"
+    )
+    lines = [
+        what,
+        f"{'':<10}{'capacity':>12}{'half':>10}{'present':>10}{'twice':>10}{'ten times':>12}",
+    ]
+    for tier in curve.tiers:
+        half, present, twice, ten = (
+            f"{100 * tier.hits.get(multiple, 0.0):.1f} %" for multiple in _MULTIPLES
+        )
+        size = str(Size(tier.capacity_bytes))
+        lines.append(f"{tier.tier:<10}{size:>12}{half:>10}{present:>10}{twice:>10}{ten:>12}")
+    lines.append(f"{'unlimited':<22}{100 * curve.unlimited:>30.1f} %")
+    if any(tier.capacity_bytes > curve.unique_blocks * curve.block_bytes for tier in curve.tiers):
+        lines.append(
+            "a capacity above that of the distinct blocks hits no more of these requests; of later "
+            "ones it may: record: and holdfast sim look further back"
+        )
+    if curve.left_out:
+        lines.append(f"{many(curve.left_out, 'request')} with another block size are left out")
+    lines.append(
+        "exact LRU, each tier as the only store; blocks that engines have in their own caches count"
+    )
+    return lines
 
 
 def _for_engines(status: NodeStatus, lookups: int) -> list[str]:

@@ -32,6 +32,7 @@ from holdfast.node.local.sessions import NodeContext, NodeSession
 from holdfast.node.local.socket_setup import socket_setup
 from holdfast.node.local.threads import NodeThreads
 from holdfast.node.local.users import group_of, users_of
+from holdfast.node.recent import RecentRequests
 from holdfast.node.registration import register, until_drained
 from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
 from holdfast.node.remote.service import NodeAddresses, TargetService
@@ -104,6 +105,7 @@ def serve(
         recorder = RequestRecorder(Path(config.record)) if config.record else None
         if recorder is not None:
             undo.callback(recorder.close)
+        recent = RecentRequests()
         service = TargetService(store, addresses=_addresses(config, listeners))
         if listeners and nixl.wanted(config.transport):
             threading.Thread(target=service.offer_nixl, name="holdfast-nixl", daemon=True).start()
@@ -112,7 +114,7 @@ def serve(
             target.start()
             undo.callback(target.close)
         if http is not None:
-            undo.callback(_serve_http(http, config, token, NodePages(store, service)).close)
+            undo.callback(_serve_http(http, config, token, NodePages(store, service, recent)).close)
         until: Callable[[asyncio.Event], Awaitable[object]] = asyncio.Event.wait
         if config.register:
             entry_in_pool = register(config.register, list(map(address_of, listeners)))
@@ -127,7 +129,9 @@ def serve(
         with contextlib.suppress(ImportError):
             new_loop = importlib.import_module("uvloop").new_event_loop
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            shared = NodeContext(store, NodeThreads(), users, recorder, traces, service.node_status)
+            shared = NodeContext(
+                store, NodeThreads(), users, recorder, traces, service.node_status, recent
+            )
             runner.run(_run(listener, shared, lambda: ready(addresses), parent_fd, until))
     _log.info("closed")
 

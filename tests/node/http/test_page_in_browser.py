@@ -16,11 +16,13 @@ from holdfast.node.remote.server import bind
 from holdfast.node.remote.service import TargetService
 from holdfast.status import (
     ActivityStatus,
+    CurveStatus,
     DomainStatus,
     DomainTraffic,
     MemberStatus,
     SharedTierStatus,
     TargetStatus,
+    TierCurve,
     TierStatus,
 )
 
@@ -66,6 +68,17 @@ BUSY = PageStatus(
         *(1_000, 200_000, 10_000),
         loaded_tokens={"host": 100_000},
         calls={"lookup": {"ok": 1_200, "miss": 4}},
+    ),
+    curve=CurveStatus(
+        *(1_340, 2_580.0, 160_000_000, 1_048_576, 310_000, 128, 4_200_000.0, 0.61),
+        tiers=[
+            TierCurve("host", 1 << 38, {"0.5": 0.12, "1": 0.2, "2": 0.31, "10": 0.6}),
+            TierCurve(
+                "a-tier-with-a-long-name-of-another-package",
+                1 << 44,
+                dict.fromkeys(("0.5", "1", "2", "10"), 1.0),
+            ),
+        ],
     ),
     tiers=[
         TierStatus("host", *(1 << 38, 1 << 37, 1_234_567, 1 << 42, 1 << 43, 0)),
@@ -204,5 +217,19 @@ def test_the_page_of_a_busy_target_shows_every_column(measured_page, width):
         *("host 128 GiB, disk 1.0 TiB", "123,456", BUSY.tiers[1].tier, "no answer no answer"),
     ):
         assert words in text
-    for name in ("tier", "used", "failures", "member", "under way", "trouble", "reason", "sent"):
+    curve = "host 256 GiB 12.0 % 20.0 % 31.0 % 60.0 %"
+    assert curve in text or width == 400  # names stand beside each figure
+    assert "last 1,340 requests with 310,000 distinct blocks (1.2 TiB); unlimited 61.0 %" in text
+    for name in (
+        "capacity",
+        "twice",
+        "tier",
+        "used",
+        "failures",
+        "member",
+        "under way",
+        "trouble",
+        "reason",
+        "sent",
+    ):
         assert name in measured["names"]

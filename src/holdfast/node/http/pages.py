@@ -15,13 +15,17 @@ import msgspec
 from holdfast.errors import RefusedError
 from holdfast.metrics import CONTENT_TYPE, exposition, node_samples, process_samples
 from holdfast.node.http.server import Answer, Routes
+from holdfast.node.recent import RecentRequests
 from holdfast.node.remote.service import TargetService
-from holdfast.status import NodeStatus
+from holdfast.status import CurveStatus, NodeStatus, capacities
 from holdfast.store.store import Store
 from holdfast.wire.remote.peer_user import check_peer
 
 STATUS_MAX_AGE_S = 0.5
 """A status that is younger answers another request, so that many readers cost as much as one."""
+
+CURVE_MAX_AGE_S = 60.0
+"""Age from which a live curve is computed again: it takes up to a second of one core."""
 
 EVENT_S = 1.0
 """Seconds between two events of a status page."""
@@ -37,18 +41,24 @@ _PAGE_POLICY = (
 
 
 class PageStatus(NodeStatus, frozen=True):
-    """The status of a node, its last plans, and how often plans were right."""
+    """The status of a node, its last plans, how often plans were right, and its live curve."""
 
     plans: list[dict[str, Any]] = msgspec.field(default_factory=list)
     right: dict[str, Any] = msgspec.field(default_factory=dict)
+    curve: CurveStatus = CurveStatus()
 
 
 class NodePages:
     """The routes of one node: its store, and its service for other nodes."""
 
-    def __init__(self, store: Store, service: TargetService) -> None:
+    def __init__(
+        self, store: Store, service: TargetService, recent: RecentRequests | None = None
+    ) -> None:
         self._store = store
         self._service = service
+        self._recent = recent
+        self._curve = CurveStatus()
+        self._curve_at_s = float("-inf")
         self._lock = asyncio.Lock()
         self._status = PageStatus()
         self._taken_at_s = float("-inf")
@@ -124,5 +134,13 @@ class NodePages:
 
     def _take(self) -> PageStatus:
         plans = self._store.plan_log.as_data()
-        status = msgspec.structs.asdict(self._service.node_status())
-        return PageStatus(**status, plans=plans["plans"][:PLANS_SHOWN], right=plans["right"])
+        status = self._service.node_status()
+        if self._recent is not None and time.monotonic() - self._curve_at_s > CURVE_MAX_AGE_S:
+            self._curve = self._recent.curve(capacities(status))
+            self._curve_at_s = time.monotonic()
+        return PageStatus(
+            **msgspec.structs.asdict(status),
+            plans=plans["plans"][:PLANS_SHOWN],
+            right=plans["right"],
+            curve=self._curve,
+        )

@@ -36,6 +36,7 @@ from holdfast.limits import (
 from holdfast.node.local.recorder import RequestRecorder, recorded
 from holdfast.node.local.threads import OPERATOR, NodeThreads, run_fair
 from holdfast.node.local.users import PermittedUsers
+from holdfast.node.recent import RecentRequests
 from holdfast.node.traces import RequestTraces
 from holdfast.node.validation import (
     BLOCK_TOKENS_MAX,
@@ -51,7 +52,7 @@ from holdfast.node.validation import (
 )
 from holdfast.policy.retention import Retention
 from holdfast.session import LOOK_S, PIN_S, check_seconds
-from holdfast.status import NodeStatus
+from holdfast.status import NodeStatus, capacities
 from holdfast.store.estimates import EngineId, EngineStep
 from holdfast.store.lookup import PromptTokens
 from holdfast.store.plan_log import PLANS_KEPT, PlanEnding
@@ -77,6 +78,7 @@ class NodeContext(NamedTuple):
     traces: RequestTraces | None = None
     status: Callable[[], NodeStatus] | None = None
     """Returns the status of the node; default: that of its store."""
+    recent: RecentRequests | None = None
 
 
 class PeerProcess:
@@ -248,8 +250,12 @@ class NodeSession:
         if request.session:
             self._store.follow(namespace, request.session, keys)
         # A prompt is one request: other lookups name no tokens, a repeated one names its plan.
-        if self._context.recorder is not None and request.tokens and not request.plan:
-            self._context.recorder.note(recorded(request, namespace, keys, time.time()))
+        if request.tokens and not request.plan:
+            now_s = time.time()
+            if self._context.recorder is not None:
+                self._context.recorder.note(recorded(request, namespace, keys, now_s))
+            if self._context.recent is not None:
+                self._context.recent.note(namespace, request.keys, request.tokens, now_s)
         common = unpack_chain(request.common)
         if (
             common
@@ -481,6 +487,10 @@ def _report(context: NodeContext, request: m.Request) -> dict[str, Any]:
             return drop(request.fingerprint)
         case m.Domains():
             return _domains(store, request)
+        case m.Curve():
+            recent = context.recent or RecentRequests()
+            found: dict[str, Any] = msgspec.to_builtins(recent.curve(capacities(store.status())))
+            return found
         case _:
             read_status = context.status or store.status
             status: dict[str, Any] = msgspec.to_builtins(read_status())

@@ -261,6 +261,10 @@ class Plans(_Message, frozen=True, tag="plans"):
     """Ask for the recent plans, their estimates and how they ended."""
 
 
+class Curve(_Message, frozen=True, tag="curve"):
+    """Ask what other capacities would have hit of the node's recent requests."""
+
+
 class Verify(_Message, frozen=True, tag="verify"):
     """Read and verify stored blocks for about `seconds`; drop those that fail.
 
@@ -298,7 +302,7 @@ class Domains(_Message, frozen=True, tag="domains", omit_defaults=True):
 
 
 class ReportReply(_Message, frozen=True, tag="report"):
-    """Plain data, the answer to Status, Members, List, Plans, Verify, Drop and Domains."""
+    """Plain data, the answer to Status, Members, List, Plans, Curve, Verify, Drop and Domains."""
 
     data: Report
 
@@ -320,6 +324,7 @@ Request: TypeAlias = (
     | Members
     | List
     | Plans
+    | Curve
     | Verify
     | Drop
     | Domains
