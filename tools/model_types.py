@@ -44,8 +44,8 @@ PERIOD_MAX = 12
 def cycle(config_class: type[Any]) -> dict[str, Any]:
     """Return the shortest period of the layer types that a class fills in, and a fixed last one.
 
-    Empty if the class fills in nothing, or full attention only. `irregular` if the config must list
-    the layers, because there is no period.
+    Empty if the class fills in nothing, or full attention as long as no field turns windows on.
+    `irregular` if the config must list the layers, because there is no period.
     """
     found: list[list[str]] = []
     for layers in TRIALS:
@@ -55,7 +55,7 @@ def cycle(config_class: type[Any]) -> dict[str, Any]:
             types = list(getattr(config_class(), "layer_types", None) or [])
         found.append(types)
     if {*found[0]} <= {"full_attention"}:
-        return {}
+        return {"cycle": ["full_attention"]} if ignores_window(config_class) else {}
     for period in range(1, PERIOD_MAX + 1):
         start = found[0][:period]
         repeated = [(start * layers)[:layers] for layers in TRIALS]
@@ -64,6 +64,20 @@ def cycle(config_class: type[Any]) -> dict[str, Any]:
             fixed = repeated != found and len(lasts) == 1
             return {"cycle": start, "last": lasts.pop() if fixed else ""}
     return {"irregular": True}
+
+
+def ignores_window(config_class: type[Any]) -> bool:
+    """Return whether a class fills in full attention even if `sliding_window` is given."""
+    try:
+        config = config_class(sliding_window=9)
+    except Exception:  # noqa: BLE001  # the class has no such field
+        return False
+    switches = ("use_sliding_window", "max_window_layers")
+    return (
+        bool(getattr(config, "layer_types", None))
+        and not any(hasattr(config, switch) for switch in switches)
+        and {*config.layer_types} == {"full_attention"}
+    )
 
 
 def entry(config_class: type[Any]) -> dict[str, Any]:

@@ -89,7 +89,7 @@ PROFILE = yaml.safe_load((resources.files("holdfast.sim") / "data" / "profile.ya
 
 
 @given(st.data())
-@settings(max_examples=60)  # each is a file of 12 KB
+@settings(max_examples=40)  # each is a file of 18 KB
 def test_a_damaged_profile_is_refused_or_understood(tmp_path_factory, data):
     text = yaml.safe_dump(damaged(data.draw, PROFILE))
     file = tmp_path_factory.mktemp("junk") / "junk.yaml"

@@ -123,6 +123,7 @@ GIVEN = [
         },
         8 * ONE / 2,
     ),
+    ({"compression_config": {"quant_method": "x", "kv_cache_scheme": None}}, 8 * ONE),
     ({"quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}}, 4 * ONE),
     # What does not matter is not asked about.
     (
@@ -136,6 +137,62 @@ GIVEN = [
 @pytest.mark.parametrize(("change", "a_token"), GIVEN)
 def test_fields_under_other_names_and_absent_ones_count_as_in_the_models_class(change, a_token):
     assert read(**{**QWEN3, **change}).kv_bytes_per_token() == a_token
+
+
+# Fields of published configs that look as if they shaped the KV state, by model type.
+BESIDE = {
+    "bloom": {"attention_softmax_in_fp32": True, "skip_bias_add": True, "offset_alibi": 100},
+    "chatglm": {"apply_query_key_layer_scaling": True, "attention_softmax_in_fp32": True},
+    "cohere": {"use_embedding_sharing": True, "use_parallel_block": True, "logit_scale": 0.0625},
+    "dots1": {"n_group": 8, "topk_group": 3, "num_experts_per_tok": 2, "seq_aux": True},
+    "ernie4_5": {"compression_ratio": 1.0, "use_flash_attention": True},
+    "gemma": {"hidden_activation": "gelu", "cache_implementation": "hybrid"},
+    "glm4_moe": {"num_nextn_predict_layers": 1, "use_qk_norm": True, "partial_rotary_factor": 0.5},
+    "gpt_neo": {"attention_types": [[["global", "local"], 4]], "window_size": 256},
+    "hunyuan_v1_moe": {"use_cla": False, "cla_share_factor": 2, "num_media_embeds": 257},
+    "internlm2": {"attn_implementation": "eager", "bias": False},
+    "lfm2": {"block_dim": 64, "block_ff_dim": 96, "conv_dim": 64, "conv_dim_out": 64},
+    "llama": {"pretraining_tp": 1, "_name_or_path": "x", "rope_scaling": {"short_factor": [1.0]}},
+    "minimax_m2": {"attn_type_list": [1] * 8, "mtp_transformer_layers": 1, "num_mtp_modules": 3},
+    "mistral": {"sliding_window": None, "tie_word_embeddings": False},
+    "olmo2": {"clip_qkv": 8.0},
+    "opt": {"word_embed_proj_dim": 64, "do_layer_norm_before": True, "prefix": "</s>"},
+    "phi3": {"full_attn_mod": 1, "sliding_window": 262_144, "max_position_embeddings": 131_072},
+    "qwen2": {"max_window_layers": 28, "sliding_window": 4096, "use_sliding_window": False},
+    "qwen2_vl": {"rope_scaling": {"mrope_section": [16, 24, 24]}, "vision_start_token_id": 5},
+    "qwen3": {"chunk_size_feed_forward": 0, "num_beam_groups": 1, "pruned_heads": {}},
+    "seed_oss": {"attention_out_bias": False, "residual_dropout": 0.1},
+    "stablelm": {"use_qkv_bias": True, "rotary_scaling_factor": 1.0},
+    "own": {"ignore_index": -100, "image_token_index": 7, "kv_sharing": None, "use_kv_norm": True},
+}
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_published_configs_are_not_refused_for_fields_that_do_not_matter(kind):
+    config = {**QWEN3, "model_type": kind, **BESIDE[kind]}
+    assert read(**config).kv_bytes_per_token() == 8 * ONE
+
+
+def test_old_names_and_layouts_of_gpt_models_are_read():
+    gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024}
+    shape = read(**gpt2, vocab_size=50_257, n_inner=None, n_ctx=1024)
+    assert shape.kv_bytes_per_token() == 12 * 2 * 768 * B
+    assert shape.context_max == 1024
+    assert shape.parameters == pytest.approx(124e6, rel=0.01)
+    refined = {"model_type": "RefinedWeb", "n_head": 128, "n_head_kv": 8, "n_layer": 60}
+    shape = read(**refined, hidden_size=8192, vocab_size=65_024, multi_query=True)
+    assert shape.kv_bytes_per_token() == 60 * 8 * 128 * B
+    attention = {"attn_type": "multihead_attention", "clip_qkv": 6, "prefix_lm": False}
+    mpt = {"d_model": 4096, "n_heads": 32, "n_layers": 32, "max_seq_len": 2048}
+    shape = read(model_type="mpt", **mpt, vocab_size=50_432, attn_config=attention)
+    assert shape.kv_bytes_per_token() == 32 * 2 * 4096 * B
+    experts = {"ffn_hidden_size": 10_752, "moe_num_experts": 16, "moe_top_k": 4}
+    dbrx = {"d_model": 6144, "n_heads": 48, "n_layers": 40, "max_seq_len": 32_768}
+    dbrx |= {"attn_config": {"kv_n_heads": 8, "clip_qkv": 8}, "ffn_config": experts}
+    shape = read(model_type="dbrx", **dbrx, vocab_size=100_352)
+    assert shape.kv_bytes_per_token() == 40 * 8 * 256 * B
+    assert shape.parameters == pytest.approx(132e9, rel=0.01)
+    assert shape.active_parameters == pytest.approx(36e9, rel=0.02)
 
 
 def test_the_language_part_alone_counts_at_any_depth():
@@ -166,6 +223,18 @@ REFUSED = [
         {"head_dim": ..., "num_attention_heads": 6, "model_type": "llama"},
         "has no head_dim, and hidden",
     ),
+    (
+        {"num_key_value_heads": ..., "model_type": "own", "gqa_groups": 2},
+        "has no num_key_value_heads, .*gqa_groups 2: not understood",
+    ),
+    (
+        {"head_dim": ..., "num_attention_heads": 6, "size_per_head": 16, "model_type": "llama"},
+        "has no head_dim, and .*size_per_head 16: not understood",
+    ),
+    ({"head_dim": ..., "model_type": "llama", "attention_head_size": 16}, "attention_head_size"),
+    ({"head_dim": ..., "model_type": "llama", "qk_head_dim": 16}, "qk_head_dim: 16"),
+    ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype: 'fp8'"),
+    ({"quantization_config": {"kv_cache_group": ["*k_proj"]}}, "kv_cache_group: .*use --dtype"),
     ({"kv_compression_factor": 4}, "kv_compression_factor: 4: this field shapes the KV state"),
     ({"kv_sharing_layers": [[1, 2]]}, "kv_sharing_layers"),
     ({"use_cla": True, "cla_share_factor": 2}, "use_cla"),

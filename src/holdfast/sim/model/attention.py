@@ -7,6 +7,7 @@ positions, and the states of Kimi Delta Attention in float32.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -16,6 +17,9 @@ from holdfast.errors import ConfigError
 from holdfast.sim.model.fields import Fields, Section
 from holdfast.sim.model.layers import Layer
 from holdfast.sim.model.shape import DTYPE_BYTES, Attention
+
+_OF_HEADS = re.compile(r"kv|key_value|group|head|channels|_dim")
+"""Parts of names of numbers and sizes of heads."""
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -109,9 +113,16 @@ def _kv_heads(fields: Fields, query: int) -> int:
         return kv
     raise ConfigError(
         f"{fields.name}: has no num_key_value_heads, and the default of model_type "
-        f"{fields.type_name!r:.40} is not known; write it into the config, {query} if each query "
-        "head has its own"
+        f"{fields.type_name!r:.40} is not known{_unread(fields)}; write num_key_value_heads into "
+        f"the config, {query} if each query head has its own"
     )
+
+
+def _unread(fields: Fields) -> str:
+    """Return the text that names the sizes of heads which the config has under unknown names."""
+    numbers = {k: v for k, v in fields.data.items() if type(v) is int and k not in fields.asked}
+    similar = [f"{name} {n}" for name, n in numbers.items() if _OF_HEADS.search(name)]
+    return f" ({', '.join(similar)}: not understood)" if similar else ""
 
 
 def _head_size(fields: Fields, query: int) -> int:
@@ -124,7 +135,7 @@ def _head_size(fields: Fields, query: int) -> int:
     if width % query or not width:
         raise ConfigError(
             f"{fields.name}: has no head_dim, and hidden_size {width} is not a multiple of "
-            f"num_attention_heads {query}; write head_dim into the config"
+            f"num_attention_heads {query}{_unread(fields)}; write head_dim into the config"
         )
     return width // query
 
@@ -144,7 +155,7 @@ def _states(layer: Layer, lowest_ratio: int) -> list[Attention]:
         return [_recurrent(fields)]
     if mixer == "conv":
         kernel = fields.number("conv_L_cache", least=1)
-        return [_state(fields, 0, fields.number("hidden_size") * (kernel - 1))]
+        return [_state(fields, 0, fields.number("conv_dim", "hidden_size") * (kernel - 1))]
     if mixer == "hybrid":
         return [_attention(fields, "full"), _recurrent(fields)]
     if fields.value("kv_lora_rank") is not None:

@@ -20,7 +20,10 @@ NUMBER_MAX = 10**9
 _TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config", "language_model")
 """Sections with the language part; that of `thinker_config` is in its own `text_config`."""
 
-_OF_THE_WHOLE = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
+QUANTIZATION = ("quantization_config", "compression_config")
+"""Sections that say how weights and KV state are quantised; the second name is an older one."""
+
+_OF_THE_WHOLE = ("dtype", "torch_dtype", *QUANTIZATION, "tie_word_embeddings")
 """Fields of a multimodal config's root that hold for its language part too."""
 
 _AMBIGUOUS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
@@ -133,6 +136,7 @@ class Fields(Section):
         self.known = known is not None
         self.layer_index: int | None = None
         self._overrides: Mapping[str, Any] = {}
+        self._found: dict[tuple[str, ...], Any] = {}
         for field in _AMBIGUOUS if path else ():
             if config.get(field) is not None and not any(n in part for n in self._names(field)):
                 raise ConfigError(
@@ -154,6 +158,13 @@ class Fields(Section):
 
         If there is none: the default of the model's class, unless a field is null. Else None.
         """
+        if self._overrides:
+            return self._find(names)
+        if names not in self._found:  # the same in all layers without overrides
+            self._found[names] = self._find(names)
+        return self._found[names]
+
+    def _find(self, names: tuple[str, ...]) -> Any:  # noqa: ANN401  # whatever JSON can hold
         every = [name for given in names for name in self._names(given)]
         self.asked.update(every)
         for data in (self._overrides, self.data):
@@ -201,6 +212,12 @@ class Fields(Section):
     def _names(self, name: str) -> tuple[str, ...]:
         written = self.type.names.get(name)
         return (name, written) if written else (name, *ALIASES.get(name, ()))
+
+
+def quantization(fields: Fields) -> Section:
+    """Return the section that says how a model is quantised; empty if it is not."""
+    found = [section for name in QUANTIZATION if (section := fields.section(name)) is not None]
+    return found[0] if found else Section({}, fields.name)
 
 
 def _is_part(config: Mapping[str, Any], key: str, kind: object) -> bool:

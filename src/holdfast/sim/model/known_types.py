@@ -27,7 +27,10 @@ ALIASES = {
         "num_query_groups",
         "num_key_value_heads_per_layer",
     ),
-    "head_dim": ("kv_channels", "head_size", "hidden_size_per_head", "d_head", "dim_head"),
+    "head_dim": (
+        *("kv_channels", "attention_head_dim", "head_size"),
+        *("hidden_size_per_head", "d_head", "dim_head"),
+    ),
     "sliding_window": ("sliding_window_size",),
     "vocab_size": ("padded_vocab_size", "n_vocab"),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "dim_ff"),
@@ -55,9 +58,11 @@ _OF_VLLM: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"defaults": {"layer_group_size": 1}},
     "step3_text": {"defaults": {"num_key_value_heads": 1, "head_dim": 256}},
     "step3_vl": {"text": "step3_text"},
+    # Publishers' own classes with a KV head for each query head.
+    **{name: {} for name in ("baichuan", "internlm", "orion", "qwen", "xverse")},
     "RefinedWeb": {"defaults": {"new_decoder_architecture": True}},
 }
-"""Types that vLLM defines: its config classes and models have these defaults."""
+"""Types that vLLM and publishers define, with the defaults of their config classes."""
 
 _NOT_IN_CLASSES: dict[str, dict[str, Any]] = {
     "gemma4_text": {"global_head_dim": 512},
@@ -69,7 +74,8 @@ _NOT_IN_CLASSES: dict[str, dict[str, Any]] = {
 _HARMLESS = {
     "bamba": "layer_types",
     "gpt_neo": "attention_types attention_layers window_size",  # local layers keep all tokens too
-    "lfm2": "block_auto_adjust_ff_dim",
+    **dict.fromkeys(("ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text"), "compression_ratio"),
+    "lfm2": "block_dim block_ff_dim conv_dim conv_dim_out num_heads",
     "mimo_v2_flash": "attention_chunk_size",  # not used by the model
     "minimax_m3_vl_text": "index_head_dim index_n_heads index_block_size index_topk_blocks",
     "minimax": "block_size full_attn_alpha_factor linear_attn_alpha_factor full_attn_beta_factor"

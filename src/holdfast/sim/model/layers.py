@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from holdfast.errors import ConfigError
-from holdfast.sim.model.fields import Fields
+from holdfast.sim.model.fields import Fields, Section
 
 Mixer = Literal[
     "full", "window", "chunk", "indexed", "compressed", "linear", "mamba", "conv", "hybrid",
@@ -180,6 +180,9 @@ def _described(fields: Fields, count: int) -> Sequence[Mixer] | None:
         ropes = fields.listed("no_rope_layers") or every  # 0: without rope
         _check_length(fields, "no_rope_layers", ropes, count)
         return ["chunk" if rope else "full" for rope in ropes]
+    lightning = _listed(fields, "attn_type_list", count)
+    if lightning is not None and fields.type_name.startswith("minimax"):
+        return ["full" if full else "linear" for full in lightning]
     return _recurrent(fields, count)
 
 
@@ -317,10 +320,11 @@ def _sparse_layers(fields: Fields) -> set[int] | None:
 def experts_of(fields: Fields) -> int:
     """Return the number of routed experts of a sparse layer; 0 for a dense model."""
     names = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
-    value = fields.value(*names)
+    source: Section = fields.section("ffn_config") or fields  # DBRX
+    value = source.value(*names)
     if isinstance(value, list) and value and len(set(map(str, value))) == 1:  # one per modality
-        return Fields({"num_experts": value[0]}, fields.name).number("num_experts")
-    return fields.number(*names, default=0)
+        return Section({"num_experts": value[0]}, fields.name).number("num_experts")
+    return source.number(*names, default=0)
 
 
 def _check_length(fields: Fields, field: str, listed: Sequence[object], count: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from holdfast.sim.model.attention import delta_sizes, heads, is_mamba, mamba_sizes
-from holdfast.sim.model.fields import Fields, Section
+from holdfast.sim.model.fields import Fields, Section, quantization
 from holdfast.sim.model.layers import Layer, experts_of
 
 BITS_PER_BYTE = 8
@@ -56,24 +56,24 @@ def weights_bytes(fields: Fields, counted: ParameterCount) -> float:
     dtype = str(fields.value("torch_dtype", "dtype"))
     plain = 32.0 if dtype == "float32" else 16.0
     routed_bits = other_bits = plain  # bits per weight of routed experts, and of all others
-    quantization = fields.section("quantization_config") or Section({}, fields.name)
-    method = str(quantization.value("quant_method"))
+    quantized = quantization(fields)
+    method = str(quantized.value("quant_method"))
     if "fp8" in method:
         other_bits = 8.0
         routed_bits = _EXPERT_BITS_MX if fields.value("expert_dtype") == "fp4" else other_bits
     elif method == "mxfp4":
         routed_bits = _EXPERT_BITS_MX
     elif method == "compressed-tensors":
-        groups = quantization.section("config_groups")
+        groups = quantized.section("config_groups")
         group = groups and groups.section("group_0")
         weights = group and group.section("weights")
         if weights:
-            scale_bits = 8.0 if "mxfp4" in str(quantization.value("format")) else plain
+            scale_bits = 8.0 if "mxfp4" in str(quantized.value("format")) else plain
             size = weights.number("group_size", default=128) or 128
             routed_bits = weights.number("num_bits", default=16) + scale_bits / size
     elif method in ("gptq", "awq"):
-        size = quantization.number("group_size", default=128) or 128
-        routed_bits = other_bits = quantization.number("bits", default=16) + plain / size
+        size = quantized.number("group_size", default=128) or 128
+        routed_bits = other_bits = quantized.number("bits", default=16) + plain / size
     other = counted.total - counted.routed
     return (counted.routed * routed_bits + other * other_bits) / BITS_PER_BYTE
 
@@ -145,7 +145,8 @@ def _feed(layer: Layer, hidden: int) -> ParameterCount:
         weights = _matrices(fields) * hidden * _width(fields, hidden)
         return ParameterCount(weights, weights)
     number = experts_of(fields)
-    chosen = fields.number(
+    source: Section = fields.section("ffn_config") or fields  # DBRX
+    chosen = source.number(
         "num_experts_per_tok",
         "num_experts_per_token",
         "experts_per_token",
@@ -154,7 +155,7 @@ def _feed(layer: Layer, hidden: int) -> ParameterCount:
         "moe_topk",
         "moe_k",
     )
-    inner = fields.number("moe_intermediate_size", "intermediate_size")
+    inner = _expert_width(fields, source)
     narrow = fields.number("routed_expert_hidden_size", "moe_latent_size", default=0)
     each = _matrices(fields) * (narrow or hidden) * inner
     router = hidden * number + 2 * hidden * narrow
@@ -172,6 +173,15 @@ def _feed(layer: Layer, hidden: int) -> ParameterCount:
     always = router + _matrices(fields) * hidden * shared
     sparse = ParameterCount(chosen * each + always, number * each + always, number * each)
     return sparse.plus(_feed(layer._replace(feed="dense"), hidden)) if feed == "both" else sparse
+
+
+def _expert_width(fields: Fields, source: Section) -> int:
+    """Return the inner width of an expert: the first one if modalities have their own."""
+    names = ("moe_intermediate_size", "intermediate_size", "ffn_hidden_size")
+    value = source.value(*names)
+    if isinstance(value, list) and len(value) < (fields.layer_index or 0) + 1:
+        return Section({names[0]: value[0] if value else None}, fields.name).number(names[0])
+    return source.number(*names)
 
 
 def _width(fields: Fields, hidden: int) -> int:

@@ -10,26 +10,27 @@ import re
 from collections.abc import Mapping
 
 from holdfast.errors import ConfigError
-from holdfast.sim.model.fields import Fields, Section
+from holdfast.sim.model.fields import QUANTIZATION, Fields, Section, quantization
 
 _SIZES = re.compile(
-    r"kv|head|window|sliding|swa_|chunk|lora_rank|mamba|ssm|conv|state_|_state|linear_|index|"
-    r"compress|cross_|shar|sparse|attn_|attention_|_attn|group|hybrid|pattern|block|recurr|lru|"
-    r"cache|channel|interval|period|per_layer|layers_|_layers|layer_types|latent|memory|cca|cla_|"
-    r"qk_|v_dim|k_dim|d_k|d_v|local_|global_|retain|evict|delta|cycle|stride",
+    r"(?<!q)kv|key_value|head|window|sliding|swa_|chunk|lora_rank|mamba|ssm|conv|state_|_state|"
+    r"linear_|^index|indexer|compress|cross_|share|sparse|attn_|attention_|_attn|group|hybrid|"
+    r"pattern|block|recurr|lru|cache|channel|interval|period|per_layer|layers_|_layers|layer_types|"
+    r"latent|memory|cca|cla_|qk_|d_?qkv|qkv_(?:dim|size)|v_dim|k_dim|d_k|d_v|local_|global_|retain|evict|delta|cycle|stride",
     re.IGNORECASE,
 )
 """Parts of names of numbers, lists and sections that shape the KV state."""
 
 _FLAGS = re.compile(
-    r"kv|multi_query|mqa|gqa|mla|use_cla|yoco|shar|cross_att|sparse_att|linear_att|hybrid|"
-    r"recurr|sliding|window|compress|attn_type|attention_type|att_type|mixer|layer_type",
+    r"(?<!q)kv|key_value|multi_query|mqa|gqa|mla|use_cla|yoco|cross_att|cross_layer|sparse_att|"
+    r"share\w*_(key|value|att|layer)|(layer|att\w*)_shar|linear_att|hybrid|recurr|sliding|window|"
+    r"compress|attn_type|attention_type|mixer|layer_type|cache_dtype",
     re.IGNORECASE,
 )
 """Parts of names of switches, words and fractions that shape the KV state."""
 
 _HARMLESS_NAMES = """
-head_dim num_key_value_heads num_kv_heads qk_head_dim num_attention_heads_per_layer
+head_dim num_key_value_heads num_kv_heads num_attention_heads_per_layer
 n_group topk_group hidden_size_per_layer_input vocab_size_per_layer_input
 sliding_window max_window_layers block_multiple_of attn_type_list
 mamba_chunk_size mamba_expand mamba_d_head mamba_headdim n_mamba_heads mamba_dt_rank chunk_size
@@ -37,7 +38,8 @@ kda_layers mla_use_nope mla_use_output_gate sparse_block_size sparse_topk_blocks
 sparse_num_index_heads sparse_init_block sparse_local_block sparse_disable_index_value
 index_local_blocks chunk_size_feed_forward attn_res_block_size share_q_dim
 use_bidirectional_attention cross_attention_hidden_size pruned_heads
-num_hash_layers max_sequence_length group_norm_size head_dtype
+num_hash_layers max_sequence_length group_norm_size head_dtype full_attn_mod true_head_dim
+ignore_index use_memory_efficient_attention
 """
 """Names of such a form that do not shape the KV state, or say what other fields say."""
 
@@ -55,12 +57,17 @@ _HARMLESS = frozenset(_HARMLESS_NAMES.split())
 _HARMLESS_FORMS = re.compile(
     r"dropout|pdrop|_token|_eps$|epsilon|initializer|init_|bias|norm|_act$|activation|rope|rotary|"
     r"vision|audio|video|image|mtp|nextn|draft|expert|moe|router|aux_loss|loss|multiplier|scal|"
-    r"quantization_config|_layerdrop|soft_?cap|implementation|name_or_path|_gate$|beam|label",
+    r"_layerdrop|soft_?cap|implementation|name_or_path|_gate$|beam|label|temperature|"
+    r"adapter|tie_|lm_head",
     re.IGNORECASE,
 )
 """Parts of names that tell of something else: training, positions, experts, other parts."""
 
-_SCHEMES = {(8, "float"): "fp8", (8, "int"): "int8", (4, "float"): "nvfp4"}
+_SCHEMES: dict[tuple[object, object], str] = {
+    (8, "float"): "fp8",
+    (8, "int"): "int8",
+    (4, "float"): "nvfp4",
+}
 """Bits and type of `kv_cache_scheme` to the type of the KV state."""
 
 _ALGORITHMS = {"fp8": "fp8", "nvfp4": "nvfp4", "int8": "int8"}
@@ -69,11 +76,13 @@ _ALGORITHMS = {"fp8": "fp8", "nvfp4": "nvfp4", "int8": "int8"}
 
 def refuse_unread(fields: Fields) -> None:
     """Raise ConfigError for the first field that shapes the KV state and has not been read."""
-    known = fields.asked | _HARMLESS | fields.type.harmless
+    known = fields.asked | _HARMLESS | fields.type.harmless | {*QUANTIZATION}
     if any(fields.given(name) for name in ("layer_types", "layers_block_type")):
         known |= _LISTED
     if fields.given("kv_lora_rank"):
-        known.add("use_mla")
+        known |= {"use_mla", "qk_head_dim"}
+    if not fields.value("use_cla"):  # layers share only if this is on
+        known.add("cla_share_factor")
     overrides: dict[str, object] = {}
     per_layer = fields.sections.get("per_layer_config")
     for entry in per_layer.data.values() if per_layer else ():
@@ -84,34 +93,36 @@ def refuse_unread(fields: Fields) -> None:
     ):
         _refuse(where, data, known, fields.type_name)
     for name, section in fields.sections.items():
-        if name not in ("quantization_config", "per_layer_config"):
+        if name not in (*QUANTIZATION, "per_layer_config"):
             _refuse(section.name, section.data, section.asked | known, fields.type_name)
 
 
 def kv_dtype(fields: Fields) -> str:
-    """Return the type of KV state that the config's quantization asks for; bf16 without one."""
-    outer = fields.section("quantization_config")
-    if outer is None:
-        return "bf16"
+    """Return the type of KV state that the config's quantisation asks for; bf16 without one.
+
+    Raises ConfigError if it asks for another type than those of DTYPE_BYTES.
+    """
+    outer = quantization(fields)
     inner: Section = outer.section("quantization") or outer
     for section in (inner, outer):
-        scheme = section.section("kv_cache_scheme") if _is_section(section) else None
-        algorithm = section.value("kv_cache_quant_algo", "kv_cache_scheme")
-        if scheme is not None:
-            found = _SCHEMES.get((scheme.number("num_bits"), str(scheme.value("type"))))
-            if found is None:
-                raise section.wrong("kv_cache_scheme", "not a known type of the KV state")
-            return found
-        if algorithm is not None:
-            if str(algorithm).lower() not in _ALGORITHMS:
-                name = section.written("kv_cache_quant_algo", "kv_cache_scheme")
-                raise section.wrong(name, f"not one of {', '.join(_ALGORITHMS)}")
-            return _ALGORITHMS[str(algorithm).lower()]
+        if section.value("kv_cache_scheme", "kv_cache_quant_algo") is not None:
+            return _scheme_dtype(section)
+        for name, value in section.data.items():
+            if value and name.startswith("kv_"):
+                raise section.wrong(name, "not known; use --dtype", "remove it from the config")
     return "bf16"
 
 
-def _is_section(section: Section) -> bool:
-    return not isinstance(section.value("kv_cache_scheme"), str)
+def _scheme_dtype(section: Section) -> str:
+    name = section.written("kv_cache_scheme", "kv_cache_quant_algo")
+    asked = section.value(name)
+    if isinstance(asked, dict):
+        found = _SCHEMES.get((asked.get("num_bits"), asked.get("type")))
+    else:
+        found = _ALGORITHMS.get(str(asked).lower())
+    if found is None:
+        raise section.wrong(name, "not a known type of the KV state", "use --dtype, without it")
+    return found
 
 
 def _refuse(
