@@ -76,6 +76,14 @@ def test_doctor_names_a_record_or_audit_log_of_another_kind(folder, capsys, name
         assert "not a regular file" in checks[setting]["why"]
 
 
+def test_a_path_that_is_not_text_is_shown_as_escapes(holdfast, folder):
+    name = os.fsdecode(os.fsencode(folder) + b"/r\x80")
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = holdfast("doctor", "--set", f"record={name}", env=strict)
+    assert "Traceback" not in done.stderr
+    assert f"{folder}/r\\udc80" in done.stdout
+
+
 VERBS = [
     ["serve", "--config"],
     ["stats", "--config"],

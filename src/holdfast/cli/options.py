@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from holdfast.address import socket_path
 from holdfast.config import Config, default_address, load, machine_address
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, printable
 from holdfast.report import check_target, write_text
 from holdfast.status import NodeStatus, read_status
 from holdfast.wire.local.messages import PROTOCOL, Hello, ReportReply, Request, Status
@@ -163,7 +163,8 @@ def show(text: str, data: Mapping[str, object], json_target: str | None) -> None
     if json_target:
         write_text("--json", json_target, f"{json.dumps(data, indent=2)}\n")
     if json_target != "-":
-        print(text)
+        # A path may contain bytes that are not text, which a terminal's encoding has not.
+        print("\n".join(printable(line, None) for line in text.split("\n")))
 
 
 def many(count: int, what: str) -> str:

@@ -12,13 +12,13 @@ and `Membership` removes a member only after `dead_after_s`.
 from __future__ import annotations
 
 from pathlib import Path
-from stat import S_ISREG
 
 from holdfast.errors import ConfigError, MembershipError
 from holdfast.limits import MIB
 from holdfast.membership.member_list import read_members
 from holdfast.membership.members import Member
 from holdfast.membership.poller import PolledSource
+from holdfast.regular_file import check_regular
 from holdfast.yaml_file import read_mapping
 
 LOOK_S = 1.0
@@ -72,11 +72,10 @@ class _UnreadableError(MembershipError):
 
 def _stamp(path: Path) -> tuple[int, ...]:
     try:
+        check_regular(path)  # reading a FIFO would block, and so would `close`
         stat = path.stat()
     except OSError as error:
         raise MembershipError(
             f"{path}: {error.strerror}; the members file must exist and be readable"
         ) from error
-    if not S_ISREG(stat.st_mode):  # reading a FIFO would block, and so would `close`
-        raise MembershipError(f"{path}: not a regular file; name one that lists the members")
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns

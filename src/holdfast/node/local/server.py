@@ -22,6 +22,7 @@ from holdfast.errors import HoldfastError, ProtocolError, RefusedError
 from holdfast.limits import CONNECTIONS_MAX, HANDSHAKE_S, IN_FLIGHT_MAX
 from holdfast.node.local.sessions import NodeSession
 from holdfast.node.refusals import RefusalLog
+from holdfast.wire.fields import TEXT_CHARS_MAX
 from holdfast.wire.frame import (
     CONNECTION_ID,
     RECEIVE_BYTES,
@@ -303,7 +304,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 def _refusal(error: Exception) -> Refused:
     """Return the refusal to send for an error; log it if it is the node's own failure."""
     if isinstance(error, HoldfastError):
-        return Refused(str(error))
+        return Refused(str(error)[:TEXT_CHARS_MAX])
     _log.error("request failed", exc_info=error)
     return Refused(f"the node failed: {type(error).__name__}: {error}; see its log")
 

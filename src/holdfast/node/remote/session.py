@@ -31,6 +31,7 @@ from holdfast.session import check_seconds
 from holdfast.store.receive import ReceiveSlot
 from holdfast.store.store import Store
 from holdfast.tiers.base import NOWHERE, Place
+from holdfast.wire.fields import TEXT_CHARS_MAX
 from holdfast.wire.frame import HEADER_BYTES, decode_body, encode, read_head
 from holdfast.wire.local.messages import List, Refused, ReportReply, Status
 from holdfast.wire.remote import messages as m
@@ -146,7 +147,7 @@ class TargetSession:
         if isinstance(error, RefusedError) and self._claims is not None:
             self._store.audit.deny(f"peer {self._claims.peer}", str(error))
         if isinstance(error, HoldfastError):
-            return Refused(str(error))
+            return Refused(str(error)[:TEXT_CHARS_MAX])
         _log.error("request failed", exc_info=error)
         return Refused(f"the target failed: {type(error).__name__}; see its log")
 
