@@ -53,9 +53,10 @@ coverage: setup ## all tests with branch coverage: a table, and pages in build/c
 	@$(BIN)/pytest --hypothesis-profile=ci -n 3 --no-loadscope-reorder \
 	    --cov --cov-report=term:skip-covered --cov-report=html:build/coverage
 
-lint: setup ## ruff, mypy, the import contract, spelling
+lint: setup ## ruff, mypy, pyright, the import contract, spelling
 	@echo "lint: ruff";         $(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
-	@echo "lint: mypy";         $(BIN)/mypy --no-error-summary
+	@echo "lint: mypy, pyright"; $(BIN)/pyright >$(DONE)/pyright.log & types=$$!; \
+	    $(BIN)/mypy --no-error-summary; wait $$types || { cat $(DONE)/pyright.log; exit 1; }
 	@echo "lint: lint-imports"; $(BIN)/lint-imports --no-logo
 	@echo "lint: codespell";    $(BIN)/codespell
 

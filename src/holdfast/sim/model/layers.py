@@ -84,6 +84,7 @@ def layers_of(fields: Fields) -> list[Layer]:
     count = _count(fields)
     if count > LAYERS_MAX:
         raise fields.wrong(fields.written("num_hidden_layers"), f"over {LAYERS_MAX:,} layers")
+    pattern: list[tuple[Mixer, Feed]] | None
     pattern = _listed_kinds(fields, "hybrid_override_pattern", count, _PATTERN)
     if pattern is None and (blocks := _blocks(fields, count)) is not None:
         feeds = _feeds(fields, count) if any(feed is None for _, feed in blocks) else []
@@ -134,11 +135,11 @@ def _blocks(fields: Fields, count: int) -> list[tuple[Mixer, Feed | None]] | Non
 
 def _mixers(fields: Fields, count: int) -> Sequence[Mixer]:
     if fields.value("compress_ratios", "compress_rates") is not None:
-        return ["compressed"] * count
+        return ["compressed" for _ in range(count)]
     if fields.type_name.startswith("deepseek_v4"):
         raise fields.missing("compress_ratios")
     listed = _listed_kinds(fields, "layer_types", count, _LAYER_TYPES)
-    mixers = [*(listed or _described(fields, count) or _windowed(fields, count))]
+    mixers: list[Mixer] = [*(listed or _described(fields, count) or _windowed(fields, count))]
     for i in fields.numbers("cross_attention_layers"):
         if i >= count:
             raise _not_understood(fields, "cross_attention_layers", f"there are {count} layers")
@@ -222,7 +223,7 @@ def _windowed(fields: Fields, count: int) -> Sequence[Mixer]:
     # Refuse a config if a field that this module cannot interpret says that layers differ.
     if fields.type.irregular:
         raise fields.missing("layer_types")
-    cycle = [_LAYER_TYPES.get(kind, "none") for kind in fields.type.cycle]
+    cycle: list[Mixer] = [_LAYER_TYPES.get(kind, "none") for kind in fields.type.cycle]
     for field in (*_OTHER_HYBRIDS, *_STATE_FIELDS):
         if fields.given(field) and not {"linear", "hybrid"} & {*cycle}:
             raise _not_understood(fields, field, "says that layers differ, but not how")
@@ -239,7 +240,7 @@ def _windowed(fields: Fields, count: int) -> Sequence[Mixer]:
     if not span or used is False or 0 < longest <= span:  # no context exceeds the window
         for field in ("sliding_window_pattern", "_sliding_window_pattern", "max_window_layers"):
             fields.value(field)  # describe windows, of which there are none
-        return ["full"] * count
+        return ["full" for _ in range(count)]
     for field in (
         "sliding_window_pattern",
         "_sliding_window_pattern",
@@ -279,9 +280,9 @@ def _not_understood(fields: Fields, field: str, why: str) -> ConfigError:
 
 def _feeds(fields: Fields, count: int) -> Sequence[Feed]:
     if not experts_of(fields):
-        return ["dense"] * count
+        return ["dense" for _ in range(count)]
     if fields.value("enable_moe_block"):
-        return ["both"] * count
+        return ["both" for _ in range(count)]
     listed = _listed_kinds(fields, "mlp_layer_types", count, _FEEDS)
     if listed is not None:
         return listed
@@ -314,7 +315,7 @@ def _sparse_layers(fields: Fields) -> set[int] | None:
         return None
     if not isinstance(value, list) or any(type(each) is not int for each in value):
         raise fields.wrong(fields.written("moe_layers", "moe_layers_enum"), "not a list of layers")
-    return set(value)
+    return {int(each) for each in value}
 
 
 def experts_of(fields: Fields) -> int:
