@@ -262,6 +262,98 @@ class DomainTraffic(msgspec.Struct, frozen=True):
     sent_bytes: int = 0
 
 
+class PlanTimes(msgspec.Struct, frozen=True):
+    """Seconds until all blocks of a plan are fetched, and until the first token; None: unknown."""
+
+    fetched_s: float | None = None
+    first_token_s: float | None = None
+
+
+class PlanStatus(msgspec.Struct, frozen=True):
+    """One plan of the store: its question, its expectation, and how it ended.
+
+    `plan` is its number, `recompute_s` the estimated time to the first token without a fetch.
+    `landed_blocks`: None until the fetch ends. `not_followed`: why it was not carried out.
+    """
+
+    plan: int
+    age_s: float = 0.0
+    engine: str = ""
+    fingerprint: str = ""
+    prompt_tokens: int = 0
+    have_tokens: int = 0
+    held_blocks: int = 0
+    blocks: int = 0
+    reason: str = ""
+    expected: PlanTimes = PlanTimes()
+    recompute_s: float = 0.0
+    deadline_s: float = 0.0
+    actual: PlanTimes = PlanTimes()
+    landed_blocks: int | None = None
+    outcome: str = ""
+    not_followed: str | None = None
+
+
+class PlanAccuracy(msgspec.Struct, frozen=True):
+    """How many plans ended, and how far their first tokens were from the expected time.
+
+    `median_error`: |actual / expected - 1|, None if no plan counts. `not_followed` counts plans
+    that were not carried out; the other figures leave them out.
+    """
+
+    ended: int = 0
+    within_25_percent: int = 0
+    median_error: float | None = None
+    late: int = 0
+    not_followed: int = 0
+
+
+class TierSpeed(msgspec.Struct, frozen=True):
+    """The estimate of reads from a tier; `reads`: number of measured ones, 0 if it is assumed."""
+
+    tier: str
+    reads: int = 0
+    latency_s: float = 0.0
+    bytes_per_s: float = 0.0
+    queued_bytes: float = 0.0
+
+
+class ComputeCost(msgspec.Struct, frozen=True):
+    """Seconds of a step: `a` a step, `b` a token, `c` a token and token before it."""
+
+    a: float
+    b: float
+    c: float
+
+
+class DeliverySpeed(msgspec.Struct, frozen=True):
+    """The estimate of copies from memory into an engine's pages."""
+
+    latency_s: float = 0.0
+    bytes_per_s: float = 0.0
+    queued_bytes: float = 0.0
+
+
+class EngineSpeed(msgspec.Struct, frozen=True):
+    """The estimates of an engine; `cost`: None until it has reported how fast it computes."""
+
+    engine: str
+    fingerprint: str = ""
+    steps: int = 0
+    cost: ComputeCost | None = None
+    delivery: DeliverySpeed = DeliverySpeed()
+
+
+@prepared
+class PlansStatus(msgspec.Struct, frozen=True):
+    """The last plans of a store, newest first, their accuracy, and the estimates behind them."""
+
+    plans: list[PlanStatus] = []
+    right: PlanAccuracy = PlanAccuracy()
+    tiers: list[TierSpeed] = []
+    engines: list[EngineSpeed] = []
+
+
 class TargetStatus(msgspec.Struct, frozen=True):
     """Counters of a node's service for other nodes; `sending_bytes`: in memory, being sent.
 
@@ -337,6 +429,11 @@ def capacities(status: NodeStatus) -> dict[str, int]:
     """Return the capacity of each tier that has one, in bytes."""
     totals = tier_totals(status.tiers)
     return {tier: one.capacity_bytes for tier, one in totals.items() if one.capacity_bytes}
+
+
+def read_plans(data: object) -> PlansStatus:
+    """Return the plans in a node's answer. Raises ProtocolError for anything else."""
+    return _read(data, PlansStatus)
 
 
 def read_shared(data: object) -> SharedReport:

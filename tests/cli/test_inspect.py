@@ -6,7 +6,7 @@ import re
 import pytest
 
 from holdfast.cli.inspect import _status_lines, plans_text
-from holdfast.status import AdmissionStatus, NodeStatus, TierStatus, tier_totals
+from holdfast.status import AdmissionStatus, NodeStatus, TierStatus, read_plans, tier_totals
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
 
@@ -108,7 +108,7 @@ def test_plans_say_why_and_what_came_of_them(holdfast, node):
 def test_times_are_rounded_before_their_unit_is_chosen():
     tier = {"tier": "pool", "bytes_per_s": 1e9, "latency_s": 0.0999, "queued_bytes": 0, "reads": 1}
     answer = {"tiers": [tier], "engines": [], "right": {"ended": 0}, "plans": []}
-    assert "after 0.10 s (1 read)" in plans_text(answer)
+    assert "after 0.10 s (1 read)" in plans_text(read_plans(answer))
 
 
 @pytest.mark.parametrize("verb", [["inspect"], ["verify"], ["domain"]])

@@ -4,6 +4,7 @@ import pytest
 
 from holdfast.cli.inspect import plans_text
 from holdfast.errors import NotFollowed
+from holdfast.status import read_plans
 
 RIGHT = {
     "ended": 0,
@@ -29,9 +30,8 @@ PLAN = {
 
 
 def text_of(tiers=(), engines=(), plans=(), **right):
-    return plans_text(
-        {"tiers": tiers, "engines": engines, "plans": plans, "right": RIGHT | right}
-    ).splitlines()
+    data = {"tiers": tiers, "engines": engines, "plans": plans, "right": RIGHT | right}
+    return plans_text(read_plans(data)).splitlines()
 
 
 def test_nothing_is_claimed_of_plans_that_ended_without_an_expectation():
@@ -60,7 +60,7 @@ def test_every_reason_has_words(why):
 def test_an_older_node_tells_less():
     older = {key: value for key, value in PLAN.items() if key != "not_followed"}
     right = {key: value for key, value in RIGHT.items() if key != "not_followed"}
-    text = plans_text({"tiers": [], "engines": [], "plans": [older], "right": right})
+    text = plans_text(read_plans({"tiers": [], "engines": [], "plans": [older], "right": right}))
     assert "not carried out" not in text
 
 

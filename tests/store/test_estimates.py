@@ -280,8 +280,8 @@ def test_a_plan_is_not_carried_out_where_the_engine_turns_out_to_have_all_that_i
     first = judged(one, chain, 330)
     again = PromptTokens(ENGINE, 330, 20 * 16, 5.0, instead_of=first.number)
     assert one.store.plan_fetch(one.namespace, chain.keys, again).number == 0
-    (plan,) = one.store.plans()["plans"]
-    assert (plan["plan"], plan["not_followed"]) == (first.number, "engine_had_it")
+    (plan,) = one.store.plans().plans
+    assert (plan.plan, plan.not_followed) == (first.number, "engine_had_it")
 
 
 def test_what_was_learnt_outlives_the_store(tmp_path, harness, small_waves):
@@ -319,7 +319,7 @@ def test_a_file_that_says_something_else_is_a_cold_start(tmp_path, text, caplog)
     learnt = EstimatesFile(estimates, file)
     learnt.load()
     assert "will be measured again" in caplog.text
-    assert estimates.describe()["engines"] == []
+    assert estimates.engine_speeds() == []
     teach(estimates)
     learnt.save()
     EstimatesFile(Estimates(["host"], ManualClock()), file).load()

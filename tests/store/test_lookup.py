@@ -226,7 +226,7 @@ def test_a_question_about_no_prompt_is_answered_and_its_plan_is_not_logged(harne
     one.save(chain)
     found = one.store.plan_fetch(one.namespace, chain.keys, PromptTokens(ENGINE, 0, 0, 60.0))
     assert (found.held, found.plan.blocks, found.number) == (3, 3, 0)
-    assert one.store.plans()["plans"] == []
+    assert one.store.plans().plans == []
 
 
 def test_a_pool_where_nobody_is_is_not_asked_and_not_planned_with(harness) -> None:

@@ -1,12 +1,12 @@
 """The log of plans: what they expected, how they ended, and who may say so."""
 
-import json
-
+import msgspec
 import pytest
 
 from holdfast.clock import ManualClock
 from holdfast.errors import NotFollowed
 from holdfast.plan.planner import Plan
+from holdfast.status import PlanAccuracy, PlanTimes
 from holdfast.store.activity import Activity
 from holdfast.store.estimates import EngineId
 from holdfast.store.plan_log import (
@@ -39,9 +39,9 @@ def test_nobody_ends_or_replaces_a_plan_of_another_domain(log):
     log.fetched(RIVAL, number, 1, 9.0, "late")
     log.ended(RIVAL, PlanEnding(number, 9.0, 9.0))
     log.add(record(engine=RIVAL), instead_of=number)
-    kept = log.as_data()["plans"][1]
-    assert (kept["plan"], kept["outcome"], kept["landed_blocks"]) == (number, "", None)
-    assert kept["actual"] == {"fetched_s": None, "first_token_s": None}
+    kept = log.status().plans[1]
+    assert (kept.plan, kept.outcome, kept.landed_blocks) == (number, "", None)
+    assert kept.actual == PlanTimes(None, None)
 
 
 def test_plans_keep_what_was_expected_and_what_came(log):
@@ -49,30 +49,30 @@ def test_plans_keep_what_was_expected_and_what_came(log):
     log.fetched(ENGINE, number, 3, 0.03, "ok")
     delivery = log.ended(ENGINE, PlanEnding(number, 0.04, 0.11))
     assert delivery == Delivery(3 * MIB, pytest.approx(0.01))
-    answer = log.as_data()
-    (plan,) = answer["plans"]
-    assert plan["expected"] == {"fetched_s": 0.02, "first_token_s": 0.1}
-    assert plan["actual"] == {"fetched_s": 0.03, "first_token_s": 0.11}
-    assert answer["right"]["ended"] == answer["right"]["within_25_percent"] == 1
-    json.dumps(answer)
+    answer = log.status()
+    (plan,) = answer.plans
+    assert plan.expected == PlanTimes(0.02, 0.1)
+    assert plan.actual == PlanTimes(0.03, 0.11)
+    assert answer.right.ended == answer.right.within_25_percent == 1
+    assert msgspec.json.encode(answer)
 
 
 def test_a_plan_made_again_takes_the_place_of_the_first_and_old_ones_go(log):
     first = log.add(record())
     second = log.add(record(), instead_of=first)
-    assert [plan["plan"] for plan in log.as_data()["plans"]] == [second]
+    assert [plan.plan for plan in log.status().plans] == [second]
     for _ in range(PLANS_KEPT + 5):
         log.add(record())
-    assert len(log.as_data()["plans"]) == PLANS_KEPT
+    assert len(log.status().plans) == PLANS_KEPT
     log.fetched(ENGINE, 1, 3, 0.1, "ok")
     log.ended(ENGINE, PlanEnding(1, 0.1, 0.1))
 
 
 def told(log, number):
     """Return what is told of one plan, and how many plans count for the accuracy."""
-    answer = log.as_data()
-    (plan,) = [plan for plan in answer["plans"] if plan["plan"] == number]
-    return plan["not_followed"], plan["actual"]["first_token_s"], answer["right"]["ended"]
+    answer = log.status()
+    (plan,) = [plan for plan in answer.plans if plan.plan == number]
+    return plan.not_followed, plan.actual.first_token_s, answer.right.ended
 
 
 @pytest.mark.parametrize("why", list(NotFollowed))
@@ -81,8 +81,8 @@ def test_a_plan_that_was_not_carried_out_counts_for_nothing(log, why):
     log.fetched(ENGINE, number, 3, 0.02, "ok")
     log.not_followed(ENGINE, number, why, 0.3)
     assert told(log, number) == (str(why), 0.3, 0)
-    assert log.as_data()["right"]["not_followed"] == 1
-    json.dumps(log.as_data())
+    assert log.status().right.not_followed == 1
+    assert msgspec.json.encode(log.status())
 
 
 def test_a_plan_that_was_not_carried_out_tells_nothing_of_loading(log):
@@ -137,16 +137,10 @@ def carried_out(expected_s, actual_s, outcome="ok", not_followed=None):
 
 def test_late_plans_are_counted_among_those_that_ended_with_an_expectation():
     running, unexpected = carried_out(0.1, None), carried_out(0.0, 0.4, "late")
-    assert plan_accuracy([running, unexpected]) == {
-        "ended": 0,
-        "within_25_percent": 0,
-        "median_error": None,
-        "late": 0,
-        "not_followed": 0,
-    }
+    assert plan_accuracy([running, unexpected]) == PlanAccuracy()
     ended = [carried_out(0.1, 0.11), carried_out(0.1, 0.2, "late")]
     found = plan_accuracy([running, unexpected, *ended])
-    assert (found["ended"], found["within_25_percent"], found["late"]) == (2, 1, 1)
+    assert (found.ended, found.within_25_percent, found.late) == (2, 1, 1)
 
 
 def test_plans_that_were_not_carried_out_are_counted_by_themselves():
@@ -156,4 +150,5 @@ def test_plans_that_were_not_carried_out_are_counted_by_themselves():
         carried_out(0.1, None, "", NotFollowed.ENDED),
         carried_out(0.1, 0.1, "late", NotFollowed.PREEMPTED),
     ]
-    assert plan_accuracy(followed + others) == plan_accuracy(followed) | {"not_followed": 3}
+    counted = msgspec.structs.replace(plan_accuracy(followed), not_followed=3)
+    assert plan_accuracy(followed + others) == counted

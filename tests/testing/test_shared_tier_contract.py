@@ -89,7 +89,7 @@ class Target:
     """One of them, as a pool reaches it."""
 
     epoch = 0
-    refusal = trouble = ""
+    refusal = trouble = page = ""
 
     def __init__(self, targets, number):
         self.targets = targets
@@ -132,6 +132,9 @@ class Target:
 
     def suspect(self, namespace, keys, deadline_s):
         return BlockCount(0, self._trouble(deadline_s) or Outcome.OK)  # none of them is damaged
+
+    def may(self):
+        return ("read", "write", "delete")
 
     def stats(self, deadline_s):
         return NodeStatus(), self._trouble(deadline_s) or Outcome.OK

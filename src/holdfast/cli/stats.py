@@ -113,6 +113,12 @@ def curve_lines(curve: CurveStatus) -> list[str]:
     return lines
 
 
+def identity(status: NodeStatus) -> str:
+    """Return role, host, version and addresses of a node in one line."""
+    where = ", ".join(status.addresses)
+    return f"{status.role} on {status.host}, version {status.version}, at {where}"
+
+
 def _for_engines(status: NodeStatus, lookups: int) -> list[str]:
     activity = status.activity
     late = activity.calls.get("fetch", {}).get("late", 0)

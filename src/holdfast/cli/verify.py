@@ -14,6 +14,7 @@ from holdfast.cli import FAILED, OK
 from holdfast.cli.options import (
     add_json_argument,
     add_node_arguments,
+    ask_status,
     connected,
     load_config,
     many,
@@ -26,7 +27,7 @@ from holdfast.config import Config, DiskOptions, Size
 from holdfast.errors import ConfigError
 from holdfast.store.scrub import ScrubRequest
 from holdfast.tiers.disk.kind import FILE_NAME
-from holdfast.wire.local.messages import Status, Verify
+from holdfast.wire.local.messages import Verify
 
 ANSWER_S = 120.0
 SLICE_S = 1.0
@@ -108,7 +109,7 @@ def _rate(text: str) -> int:
 def _online(args: argparse.Namespace) -> Iterator[Verifier]:
     """Connect to a running node; yield a function that requests slices."""
     with connected(node_address(args), "verify", ANSWER_S) as ask:
-        while ask(Status())["recovery_s"] is None:
+        while ask_status(ask).recovery_s is None:
             time.sleep(SLICE_S / 10)
         yield lambda it: ask(Verify(it.fingerprint, it.start, it.seconds, it.rate))
 

@@ -23,6 +23,7 @@ from holdfast.plan.cost import (
     TierFit,
 )
 from holdfast.plan.meter import QueueMeter
+from holdfast.status import ComputeCost, DeliverySpeed, EngineSpeed, TierSpeed
 
 ENGINES_MAX = 64
 """Most engines whose costs are kept; beyond it, the domain with most loses its least recent one."""
@@ -223,25 +224,28 @@ class Estimates:
             delivery.coefficients()
             self.changes += 1
 
-    def describe(self) -> dict[str, Any]:
-        """Return the estimates of all tiers and engines as plain data."""
+    def tier_speeds(self) -> list[TierSpeed]:
+        """Return the estimates of all tiers, fastest tier first."""
         with self._lock:
             now = self._clock.now()
-            tiers = [
-                {"tier": name, "reads": meter.fit.count, **meter.estimate(now)._asdict()}
+            return [
+                TierSpeed(name, meter.fit.count, **meter.estimate(now)._asdict())
                 for name, meter in zip(self._names, self._meters, strict=True)
             ]
-            engines = [
-                {
-                    "engine": engine.name,
-                    "fingerprint": engine.fingerprint,
-                    "steps": fits.prefill.count,
-                    "cost": fits.prefill.cost and fits.prefill.cost._asdict(),
-                    "delivery": fits.delivery.estimate()._asdict(),
-                }
+
+    def engine_speeds(self) -> list[EngineSpeed]:
+        """Return the estimates of all engines."""
+        with self._lock:
+            return [
+                EngineSpeed(
+                    engine=engine.name,
+                    fingerprint=engine.fingerprint,
+                    steps=fits.prefill.count,
+                    cost=fits.prefill.cost and ComputeCost(*fits.prefill.cost),
+                    delivery=DeliverySpeed(*fits.delivery.estimate()),
+                )
                 for engine, fits in self._engines.items()
             ]
-        return {"tiers": tiers, "engines": engines}
 
     # Between one process and the next
 

@@ -25,8 +25,10 @@ from holdfast.tiers.reported import description, shared_status, tier_status
 def status(store: StoreParts) -> NodeStatus:
     """Return usage, counters and the state of recovery."""
     table = store.table
+    lower = [tier_status(tier) for tier in table.lower]  # a tier of another package may be slow
+    shared_tiers = {tier.name: shared_status(tier) for tier in table.shared.values()}
     with table.lock:
-        tiers = [*map(tier_status, table.all_hosts()), *map(tier_status, table.lower)]
+        tiers = [*map(tier_status, table.all_hosts()), *lower]
         usage, names = table.usage, {domain: name for name, domain in store.domain_ids.items()}
         seen = [domain for used in usage.used for domain in used]
         domains = [
@@ -69,7 +71,7 @@ def status(store: StoreParts) -> NodeStatus:
             recovered=store.recovery.wait(0),
             audit=store.audit.counts(),
             audit_lost=store.audit.lost(),
-            shared={tier.name: shared_status(tier) for tier in table.shared.values()},
+            shared=shared_tiers,
             faults=[
                 FaultStatus(
                     key=fault.key.hex(),

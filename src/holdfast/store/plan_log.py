@@ -11,11 +11,12 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from holdfast.clock import Clock
 from holdfast.errors import NotFollowed
 from holdfast.plan.planner import Plan
+from holdfast.status import PlanAccuracy, PlansStatus, PlanStatus, PlanTimes
 from holdfast.store.activity import Activity
 from holdfast.store.estimates import EngineId
 
@@ -149,39 +150,32 @@ class PlanLog:
                 if record is not None and record.first_token_s is None:
                     record.not_followed = record.not_followed or NotFollowed.GONE
 
-    def as_data(self) -> dict[str, Any]:
-        """Return the last plans, newest first, and how often they were right, as plain data."""
+    def status(self) -> PlansStatus:
+        """Return the last plans, newest first, and how often they were right."""
         with self._lock:
             now = self._clock.now()
-            records = [
-                {
-                    "plan": record.number,
-                    "age_s": now - record.at,
-                    "engine": record.engine.name,
-                    "fingerprint": record.engine.fingerprint,
-                    "prompt_tokens": record.prompt_tokens,
-                    "have_tokens": record.have_tokens,
-                    "held_blocks": record.held,
-                    "blocks": record.plan.blocks,
-                    "reason": record.plan.reason,
-                    "expected": {
-                        "fetched_s": record.plan.fetch_s,
-                        "first_token_s": record.plan.expected_s,
-                    },
-                    "recompute_s": record.plan.recompute_s,
-                    "deadline_s": record.plan.deadline_s,
-                    "actual": {
-                        "fetched_s": record.fetched_s,
-                        "first_token_s": record.first_token_s,
-                    },
-                    "landed_blocks": record.landed,
-                    "outcome": record.outcome,
-                    "not_followed": record.not_followed and str(record.not_followed),
-                }
+            plans = [
+                PlanStatus(
+                    plan=record.number,
+                    age_s=now - record.at,
+                    engine=record.engine.name,
+                    fingerprint=record.engine.fingerprint,
+                    prompt_tokens=record.prompt_tokens,
+                    have_tokens=record.have_tokens,
+                    held_blocks=record.held,
+                    blocks=record.plan.blocks,
+                    reason=record.plan.reason,
+                    expected=PlanTimes(record.plan.fetch_s, record.plan.expected_s),
+                    recompute_s=record.plan.recompute_s,
+                    deadline_s=record.plan.deadline_s,
+                    actual=PlanTimes(record.fetched_s, record.first_token_s),
+                    landed_blocks=record.landed,
+                    outcome=record.outcome,
+                    not_followed=record.not_followed and str(record.not_followed),
+                )
                 for record in reversed(self._plans.values())
             ]
-            accuracy = plan_accuracy(self._plans.values())
-        return {"plans": records, "right": accuracy}
+            return PlansStatus(plans, plan_accuracy(self._plans.values()))
 
     def _own(self, number: int, engine: EngineId) -> PlanRecord | None:
         """Return a plan if it is that engine's; a peer may send any number."""
@@ -191,7 +185,7 @@ class PlanLog:
         return record
 
 
-def plan_accuracy(records: Iterable[PlanRecord]) -> dict[str, Any]:
+def plan_accuracy(records: Iterable[PlanRecord]) -> PlanAccuracy:
     """Return how many plans ended, and how far their first tokens were from the expected time.
 
     All figures but the last count only plans that were carried out, whose first token came, and
@@ -204,10 +198,10 @@ def plan_accuracy(records: Iterable[PlanRecord]) -> dict[str, Any]:
         elif record.first_token_s and record.plan.expected_s:
             errors.append(abs(record.first_token_s / record.plan.expected_s - 1.0))
             late += record.outcome == "late"
-    return {
-        "ended": len(errors),
-        "within_25_percent": sum(error <= _ROUGHLY_RIGHT for error in errors),
-        "median_error": median(errors) if errors else None,
-        "late": late,
-        "not_followed": not_followed,
-    }
+    return PlanAccuracy(
+        ended=len(errors),
+        within_25_percent=sum(error <= _ROUGHLY_RIGHT for error in errors),
+        median_error=median(errors) if errors else None,
+        late=late,
+        not_followed=not_followed,
+    )

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
 import msgspec
 
@@ -26,7 +26,7 @@ from holdfast.errors import NotFollowed, Outcome, StoreClosedError
 from holdfast.fairness.fair_queue import Priority, WorkItem
 from holdfast.policy.retention import Retention
 from holdfast.session import Session
-from holdfast.status import MemoryStatus, NodeStatus
+from holdfast.status import MemoryStatus, NodeStatus, PlansStatus
 from holdfast.store import domains as domain_keys
 from holdfast.store import fetch as fetch_path
 from holdfast.store import hints, lookup, public_domain, reported_records
@@ -235,9 +235,13 @@ class Store(StoreParts):
     check_suspects = _while_open(reported_records.check_suspects)
 
     @_while_open
-    def plans(self) -> dict[str, Any]:
-        """Return the last plans, newest first, and the estimates behind them, as plain data."""
-        return {**self.plan_log.as_data(), **self.estimates.describe()}
+    def plans(self) -> PlansStatus:
+        """Return the last plans, newest first, and the estimates behind them."""
+        return msgspec.structs.replace(
+            self.plan_log.status(),
+            tiers=self.estimates.tier_speeds(),
+            engines=self.estimates.engine_speeds(),
+        )
 
     @_while_open
     def status(self) -> NodeStatus:

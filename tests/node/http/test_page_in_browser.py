@@ -20,6 +20,8 @@ from holdfast.status import (
     DomainStatus,
     DomainTraffic,
     MemberStatus,
+    PlanStatus,
+    PlanTimes,
     SharedTierStatus,
     TargetStatus,
     TierCurve,
@@ -110,16 +112,16 @@ BUSY = PageStatus(
         domains=[DomainTraffic("acme", received_bytes=946_176, sent_bytes=2 << 20)],
     ),
     plans=[
-        {
-            "engine": "vllm 0.12.0 on host-0123456789.rack-17.example.internal, process 123456",
-            "prompt_tokens": 123_456,
-            "held_blocks": 7_000,
-            "blocks": 6_999,
-            "not_followed": None,
-            "actual": {"first_token_s": 0.0523},
-            "expected": {"first_token_s": 12.3},
-            "reason": "fetching 6,999 blocks is expected to take 0.05 s, and computing 12.3 s " * 2,
-        }
+        PlanStatus(
+            7,
+            engine="vllm 0.12.0 on host-0123456789.rack-17.example.internal, process 123456",
+            prompt_tokens=123_456,
+            held_blocks=7_000,
+            blocks=6_999,
+            actual=PlanTimes(first_token_s=0.0523),
+            expected=PlanTimes(first_token_s=12.3),
+            reason="fetching 6,999 blocks is expected to take 0.05 s, and computing 12.3 s " * 2,
+        )
     ],
 )
 

@@ -89,8 +89,8 @@ def test_the_name_of_an_engine_is_printable(door):
     hello = m.Hello(m.PROTOCOL, "\x1b[2J\x9b31m\u202e\n version", b"f" * 16, 4096, 16, "other")
     session = NodeSession(door.context, hello, ConnectedPeer(0, OWN))
     session.answer(m.Observed([(64.0, 0.0, 0.01)]))
-    (engine,) = door.store.plans()["engines"]
-    assert engine["engine"] == r"\x1b[2J\x9b31m\u202e\n"
+    (engine,) = door.store.plans().engines
+    assert engine.engine == r"\x1b[2J\x9b31m\u202e\n"
 
 
 @pytest.mark.parametrize("field", ["peer", "domain", "description", "publish", "fingerprint"])

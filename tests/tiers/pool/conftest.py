@@ -35,7 +35,7 @@ class FakeTarget:
     """A target in memory that can be dead, slow or rude."""
 
     def __init__(self) -> None:
-        self.refusal = self.trouble = ""
+        self.refusal = self.trouble = self.page = ""
         self.records = {}
         self.mood = "well"
         self.slow_s = 0.2

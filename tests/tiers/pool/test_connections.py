@@ -18,6 +18,7 @@ class FarSide:
     def __init__(self, address):
         self.address = address
         self.closed = False
+        self.page = address.replace("tcp", "http").replace("7070", "9464/")
 
     def close(self):
         self.closed = True
@@ -150,3 +151,11 @@ def test_nothing_stays_connected_at_the_end(connections, made):
     connections.call(at("tcp://h:9", "b"), Called())
     connections.close()
     assert [far.closed for far in made] == [True] * 4
+
+
+def test_the_page_of_a_member_is_known_once_it_is_connected(connections):
+    assert connections.page("a") == ""
+    connections.call(at("tcp://here:7070"), lambda target, _: ReceivedRecords(0, Outcome.MISS))
+    assert connections.page("a") == "http://here:9464/"
+    connections.keep([])
+    assert connections.page("a") == ""

@@ -276,7 +276,7 @@ def test_reports_show_what_was_measured():
     assert report["n0"].latency_s is None
     assert report["n0"].late_s == pytest.approx(0.004)
     assert report["n1"].in_flight_bytes == 77
-    assert report["n2"].phase == BreakerPhase.CLOSED
+    assert report["n2"].phase is BreakerPhase.CLOSED
 
 
 def test_one_of_four_answering_100_ms_late_spoils_the_tail_for_five_seconds_at_most():

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from importlib import resources
-from typing import Any
 
 import msgspec
 
@@ -17,7 +16,7 @@ from holdfast.metrics import CONTENT_TYPE, exposition, node_samples, process_sam
 from holdfast.node.http.server import Answer, Routes
 from holdfast.node.recent import RecentRequests
 from holdfast.node.remote.service import TargetService
-from holdfast.status import CurveStatus, NodeStatus, capacities
+from holdfast.status import CurveStatus, NodeStatus, PlanAccuracy, PlanStatus, capacities
 from holdfast.store.store import Store
 from holdfast.wire.remote.peer_user import check_peer
 
@@ -43,8 +42,8 @@ _PAGE_POLICY = (
 class PageStatus(NodeStatus, frozen=True):
     """The status of a node, its last plans, how often plans were right, and its live curve."""
 
-    plans: list[dict[str, Any]] = msgspec.field(default_factory=list)
-    right: dict[str, Any] = msgspec.field(default_factory=dict)
+    plans: list[PlanStatus] = msgspec.field(default_factory=list)
+    right: PlanAccuracy = PlanAccuracy()
     curve: CurveStatus = CurveStatus()
 
 
@@ -133,14 +132,14 @@ class NodePages:
             return self._status
 
     def _take(self) -> PageStatus:
-        plans = self._store.plan_log.as_data()
+        plans = self._store.plan_log.status()
         status = self._service.node_status()
         if self._recent is not None and time.monotonic() - self._curve_at_s > CURVE_MAX_AGE_S:
             self._curve = self._recent.curve(capacities(status))
             self._curve_at_s = time.monotonic()
         return PageStatus(
             **msgspec.structs.asdict(status),
-            plans=plans["plans"][:PLANS_SHOWN],
-            right=plans["right"],
+            plans=plans.plans[:PLANS_SHOWN],
+            right=plans.right,
             curve=self._curve,
         )

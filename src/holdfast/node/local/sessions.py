@@ -465,7 +465,7 @@ class NodeSession:
         """Answer an operator's request about the node as a whole."""
         self._context.users.check_operator(self._user)
         if isinstance(request, m.Plans):  # what an operator asks if every thread waits for a tier
-            return m.ReportReply(self._store.plans())
+            return m.ReportReply(msgspec.to_builtins(self._store.plans()))
         threads = self._context.threads
         # An erasure must not wait for a long report.
         pool = threads.lookup if isinstance(request, m.Domains) else threads.reporting

@@ -225,7 +225,7 @@ class PoolHealth:
             return [
                 MemberStatus(
                     target=name,
-                    phase=str(target.breaker.phase()),
+                    phase=target.breaker.phase(),
                     ejected=self._ejected(target),
                     in_flight_bytes=target.in_flight_bytes,
                     latency_s=target.answers[CallKind.QUESTION].latency_s,
