@@ -111,7 +111,9 @@ GIVEN = [
         {"per_layer_config": {"3": {"num_key_value_heads": 1}, "4": {"intermediate_size": 8}}},
         7.5 * ONE,
     ),
+    ({"per_layer_config": {"3": {"sliding_window": 9}}, "model_type": "llama"}, 7 * ONE),
     ({"cross_attention_layers": [1, 5]}, 6 * ONE),
+    ({"num_hidden_layers": 8.0, "v_head_dim": 0}, 8 * ONE),
     ({"num_nextn_predict_layers": 1, "layer_types": ["full_attention"] * 9}, 8 * ONE),
     ({"quantization_config": {"quant_method": "fp8", "kv_cache_scheme": None}}, 8 * ONE),
     (
@@ -171,6 +173,13 @@ BESIDE = {
 def test_published_configs_are_not_refused_for_fields_that_do_not_matter(kind):
     config = {**QWEN3, "model_type": kind, **BESIDE[kind]}
     assert read(**config).kv_bytes_per_token() == 8 * ONE
+
+
+def test_linear_layers_of_minimax_keep_a_matrix_for_each_head():
+    kinds = [0, 0, 0, 1] * 2
+    shape = read(**{**QWEN3, "model_type": "minimax_text_01", "attn_type_list": kinds})
+    assert shape.kv_bytes_per_token() == 2 * ONE
+    assert shape.state_bytes() == 6 * 4 * 16 * 16 * B
 
 
 def test_old_names_and_layouts_of_gpt_models_are_read():
@@ -256,7 +265,10 @@ REFUSED = [
     ({"per_layer_config": {"0": {"skip": ["attention"]}}}, "per_layer_config: .*skips parts"),
     ({"layer_group_size": 4}, "layer_group_size: 4: not known for model_type 'qwen3'"),
     ({"is_encoder_decoder": True}, "is_encoder_decoder: True"),
-    ({"model_type": "recurrent_gemma"}, "model_type recurrent_gemma: keeps gated linear"),
+    (
+        {"model_type": "recurrent_gemma", "block_types": ["recurrent"], "lru_width": 64},
+        "model_type recurrent_gemma, block_types, lru_width: keeps gated linear",
+    ),
     (
         {"quantization_config": {"kv_cache_scheme": {"num_bits": 3, "type": "int"}}},
         "kv_cache_scheme: .*not a known type of the KV state",
@@ -282,5 +294,12 @@ def test_a_size_that_the_config_does_not_give_is_not_guessed(name):
 
 def test_an_unknown_part_is_named_if_the_fields_are_not_found():
     config = {"model_type": "own", "backbone": json.loads(json.dumps(QWEN3))}
-    with pytest.raises(ConfigError, match=r"has no num_hidden_layers.*its sections: backbone"):
+    with pytest.raises(ConfigError, match=r"has no num_hidden_layers.*given: backbone"):
         read(**config)
+    elm = {"model_type": "openelm", "num_transformer_layers": 2, "num_kv_heads": [3, 4]}
+    with pytest.raises(ConfigError, match=r"given: num_transformer_layers, num_kv_heads"):
+        read(**elm)
+    with pytest.raises(ConfigError, match="mine: backbone: has layers of its own, beside those"):
+        read(**QWEN3, backbone=QWEN3)
+    with pytest.raises(ConfigError, match=r"text_config: has no per_layer_config.* at the root"):
+        read(text_config=QWEN3, per_layer_config={"1": {"head_dim": 4}})

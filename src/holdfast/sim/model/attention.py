@@ -72,7 +72,7 @@ def heads(fields: Fields, *, windowed: bool) -> Heads:
         size = value = own.number("head_dim", default=0) or _head_size(fields, query)
     else:
         size = _head_size(fields, query)
-        value = fields.number("v_head_dim", default=size, least=1)
+        value = fields.number("v_head_dim", default=size) or size  # 0: not of its own
         if windowed:
             query = fields.number("swa_num_attention_heads", default=query, least=1)
             twice = 2 if fields.type_name.startswith("mimo_v2") else 1

@@ -19,7 +19,7 @@ from holdfast.sim.model.known_types import NOT_MODELLED
 from holdfast.sim.model.layers import layers_of
 from holdfast.sim.model.parameters import count, weights_bytes
 from holdfast.sim.model.shape import ModelShape
-from holdfast.sim.model.unread import kv_dtype, refuse_unread
+from holdfast.sim.model.unread import kv_dtype, refuse_unread, unread
 from holdfast.sim.shipped import DATA
 
 CONFIG_BYTES_MAX = 4 * 1024 * 1024
@@ -80,9 +80,10 @@ def read_model(fields: Fields) -> ModelShape:
             "is_encoder_decoder", "the KV state of encoders is not modelled", "name a decoder"
         )
     if (keeps := NOT_MODELLED.get(fields.type_name)) is not None:
+        given = "".join(f", {name}" for name in unread(fields))
         raise ConfigError(
-            f"{fields.name}: model_type {fields.type_name}: keeps {keeps}; its KV state is not "
-            "modelled; name another model"
+            f"{fields.name}: model_type {fields.type_name}{given}: keeps {keeps}; its KV state is "
+            "not modelled; name another model"
         )
     fields.need(
         *(

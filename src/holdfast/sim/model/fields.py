@@ -8,6 +8,7 @@ models: only the fields of the language part count, and no other part fills its 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,16 +18,27 @@ from holdfast.sim.model.known_types import ALIASES, ModelType, find_type
 NUMBER_MAX = 10**9
 """Largest size, count or length that is accepted; a larger one is a mistake in the config."""
 
-_TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config", "language_model")
+_TEXT_PARTS = (
+    *("text_config", "language_config", "llm_config", "thinker_config"),
+    *("language_model", "language_model_config", "lm_config", "text_model_config"),
+)
 """Sections with the language part; that of `thinker_config` is in its own `text_config`."""
+
+_OTHER_PARTS = re.compile(
+    r"vision|visual|image|video|audio|speech|vit|encoder|talker|codec|dit_|mtp|draft|projector"
+)
+"""Parts of names of sections with layers that are not the language part."""
 
 QUANTIZATION = ("quantization_config", "compression_config")
 """Sections that say how weights and KV state are quantised; the second name is an older one."""
 
-_OF_THE_WHOLE = ("dtype", "torch_dtype", *QUANTIZATION, "tie_word_embeddings")
+_OF_THE_WHOLE = ("dtype", "torch_dtype", *QUANTIZATION, "tie_word_embeddings", "vocab_size")
 """Fields of a multimodal config's root that hold for its language part too."""
 
-_AMBIGUOUS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
+_AMBIGUOUS = (
+    *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"),
+    "per_layer_config",
+)
 """Fields that a language part may leave to its class, unless the root has one of that name."""
 
 
@@ -55,6 +67,8 @@ class Section:
             return default
         if value is None:
             raise self.missing(" or ".join(names))
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if (
             isinstance(value, bool)
             or not isinstance(value, int)
@@ -143,6 +157,12 @@ class Fields(Section):
                     f"{self.name}: has no {field}; {field} {config[field]!r:.20} at the root may "
                     f"be that of another part; write {field} into {path[-1]}"
                 )
+        for field, inner_part in part.items():
+            if _has_layers(inner_part) and _has_layers(part) and not _OTHER_PARTS.search(field):
+                raise ConfigError(
+                    f"{self.name}: {field}: has layers of its own, beside those of the model; name "
+                    "it text_config if it is the language part, or remove it"
+                )
 
     def layer(self, index: int, overrides: Mapping[str, Any]) -> Fields:
         """Return these fields as one layer has them: `overrides` replace fields of this name.
@@ -197,9 +217,9 @@ class Fields(Section):
         """Raise ConfigError that names all of these fields that are missing."""
         absent = [name for name in names if self.value(name) is None]
         if absent:
-            there = [k for k, v in self.data.items() if isinstance(v, dict) and len(v) > 1]
-            parts = f" (its sections: {', '.join(there)})" if there else ""
-            raise self.missing(", ".join(absent) + parts)
+            there = [name for name, value in self.data.items() if _may_be_meant(name, value)]
+            given = f" (given: {', '.join(there)})" if there else ""
+            raise self.missing(", ".join(absent) + given)
 
     def one_of(self, name: str) -> str:
         """Return the field's name in this config. Raises ConfigError if two names disagree."""
@@ -212,6 +232,18 @@ class Fields(Section):
     def _names(self, name: str) -> tuple[str, ...]:
         written = self.type.names.get(name)
         return (name, written) if written else (name, *ALIASES.get(name, ()))
+
+
+def _may_be_meant(name: str, value: object) -> bool:
+    """Return whether a field could be a size of layers, or a part of the model, by another name."""
+    if isinstance(value, dict):
+        return len(value) > 1 and not name.endswith(("2id", "2label"))
+    size = re.search(r"layers|dim|head|embd|hidden|size|kv|config", name)
+    return bool(size) and isinstance(value, int | list | str) and not isinstance(value, bool)
+
+
+def _has_layers(data: object) -> bool:
+    return isinstance(data, Mapping) and {"hidden_size", "num_hidden_layers"} <= {*data}
 
 
 def quantization(fields: Fields) -> Section:

@@ -51,7 +51,9 @@ _FEEDS: dict[str, Feed] = {
     "moe": "experts",
     "hash_moe": "experts",
 }
-_DRAFT_LAYERS = ("num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers")
+_DRAFT_LAYERS = (
+    *("num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers", "mtp_num_hidden_layers"),
+)
 """Numbers of draft layers, whose entries some publishers append to the lists of layers."""
 
 _STATE_FIELDS = ("linear_num_value_heads", "mamba_d_state", "mamba_num_heads", "ssm_state_size")
@@ -96,7 +98,14 @@ def layers_of(fields: Fields) -> list[Layer]:
     if pattern is None:
         pattern = list(zip(_mixers(fields, count), _feeds(fields, count), strict=True))
     overrides = _overrides(fields, count)
-    return [Layer(fields.layer(i, overrides.get(i, {})), *both) for i, both in enumerate(pattern)]
+    filled = fields.type.cycle or fields.type_name.startswith(_WINDOWS_OFF)  # by the class
+    layers = []
+    for i, (mixer, feed) in enumerate(pattern):
+        own = overrides.get(i, {})
+        if "sliding_window" in own and not filled and not fields.given("layer_types"):
+            mixer = "window" if own["sliding_window"] else "full"  # noqa: PLW2901  # the layer's own
+        layers.append(Layer(fields.layer(i, own), mixer, feed))
+    return layers
 
 
 def _count(fields: Fields) -> int:
@@ -293,8 +302,8 @@ def _feeds(fields: Fields, count: int) -> Sequence[Feed]:
     if sparse is not None:
         return ["experts" if i in sparse else "dense" for i in range(count)]
     names = ("moe_layer_freq", "decoder_sparse_step", "interleave_moe_layer_step")
-    if isinstance(entries := fields.value(*names), list):
-        _check_length(fields, "moe_layer_freq", entries, count)
+    if isinstance(fields.value(*names), list):
+        entries = _listed(fields, fields.written(*names), count) or []
         return ["experts" if sparse else "dense" for sparse in entries]
     every = fields.number(*names, default=1) or 1
     dense = set(fields.numbers("mlp_only_layers"))

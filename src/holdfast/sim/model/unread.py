@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from holdfast.errors import ConfigError
 from holdfast.sim.model.fields import QUANTIZATION, Fields, Section, quantization
+from holdfast.sim.model.known_types import ALIASES
 
 _SIZES = re.compile(
     r"(?<!q)kv|key_value|head|window|sliding|swa_|chunk|lora_rank|mamba|ssm|conv|state_|_state|"
@@ -95,6 +96,14 @@ def refuse_unread(fields: Fields) -> None:
     for name, section in fields.sections.items():
         if name not in (*QUANTIZATION, "per_layer_config"):
             _refuse(section.name, section.data, section.asked | known, fields.type_name)
+
+
+def unread(fields: Fields) -> list[str]:
+    """Return the fields that shape the KV state and have not been read, without standard ones."""
+    known = fields.asked | _HARMLESS | {*ALIASES, *QUANTIZATION}
+    return [
+        name for name, value in fields.data.items() if name not in known and _shapes(name, value)
+    ]
 
 
 def kv_dtype(fields: Fields) -> str:
