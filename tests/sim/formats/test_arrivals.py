@@ -30,7 +30,7 @@ def test_dates_show_their_unit(loaded, rows, unit):
 def test_seconds_in_place_of_milliseconds_are_noticed(loaded):
     trace = loaded(mooncake(TRAFFIC_S))
     assert "349 requests a second if they are milliseconds" in trace.untimed
-    assert "0.349 if they are seconds: give --time-unit ms or s" in trace.untimed
+    assert "0.349 if they are seconds (give --time-unit ms or s)" in trace.untimed
     for unit, factor in (("s", 1), ("ms", 1e-3)):
         given = loaded(mooncake(TRAFFIC_S), time_unit=unit)
         assert given.time_s.tolist() == pytest.approx([at * factor for at in TRAFFIC_S])
@@ -52,6 +52,12 @@ def test_numbers_are_no_times(loaded, times, why):
     trace = loaded(mooncake(times))
     assert why in trace.untimed
     assert trace.requests == len(times)
+
+
+def test_a_few_times_with_fractions_are_judged_and_whole_ones_are_not(loaded):
+    assert "if they are seconds" in loaded(mooncake([0.0, 0.2, 0.4])).untimed
+    assert not loaded(mooncake([0, 4, 9])).untimed
+    assert not loaded(mooncake([0.0, 1500.5, 4000.25])).untimed
 
 
 @pytest.mark.parametrize("times", [[0, 1, 1, 2, 3], [0, 0.5, 2], [0, 1]])

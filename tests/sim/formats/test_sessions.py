@@ -34,6 +34,8 @@ def sub_agent(start_s, *times_s, first=50):
 def test_times_of_sub_agents_are_relative_or_absolute(loaded, start_s, inner_s, expected_s):
     trace = loaded([session(request(0, 1), sub_agent(start_s, *inner_s))], window_s=0.0)
     assert trace.time_s.tolist() == expected_s
+    absolute = bool(start_s) and inner_s[0] >= start_s - 1
+    assert any("absolute in 1 of its sessions" in remark for remark in trace.remarks) is absolute
 
 
 @pytest.mark.parametrize("starts_s", [(0, 4, 0, 0), (20, 24, 24, 60)])

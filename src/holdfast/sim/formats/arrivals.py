@@ -27,7 +27,7 @@ RATE_MAX = 100.0
 """Mean requests per second above which times of a trace without dates are not believed to be ms."""
 
 REQUESTS_MIN = 10
-"""Requests from which a mean rate is judged."""
+"""Requests from which a mean rate is judged; with fractions of a millisecond, `NUMBERED_MIN`."""
 
 NUMBERED_MIN = 3
 """Requests from which equal steps count as numbers and not as times."""
@@ -59,11 +59,12 @@ def arrivals(raw: Floats, unit: str, chosen: str | None) -> Arrivals:
     if len(raw) >= NUMBERED_MIN and _are_numbers(raw, steps, unit):
         return Arrivals(raw * UNITS_S[unit], f"its times number the requests: {_first(raw)}")
     rate = (len(raw) - 1) / (span * UNITS_S[unit]) if span else 0.0
-    if unit == "ms" and len(raw) >= REQUESTS_MIN and rate > RATE_MAX:
+    judged = len(raw) >= (REQUESTS_MIN if (raw == np.round(raw)).all() else NUMBERED_MIN)
+    if unit == "ms" and judged and rate > RATE_MAX:
         return Arrivals(
             raw * UNITS_S[unit],
             f"its times mean {rate:,.0f} requests a second if they are milliseconds, as in this "
-            f"format, and {rate / 1e3:,.3g} if they are seconds: give --time-unit ms or s",
+            f"format, and {rate / 1e3:,.3g} if they are seconds (give --time-unit ms or s)",
         )
     return Arrivals(raw * UNITS_S[unit])
 

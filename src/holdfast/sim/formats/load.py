@@ -57,12 +57,11 @@ FORMATS = (
     Format(
         "Holdfast's recorded events", {"at_s", "fingerprint", "tokens", "keys"}, read_recorded, "s"
     ),
-    Format("OpenAI usage lines", {"usage"}, read_usage, "s"),
+    Format("OpenAI usage lines", {"usage"}, read_usage),
     Format(
         "LiteLLM spend logs, JSON or CSV",
         {"startTime", "prompt_tokens", "completion_tokens"},
         read_litellm,
-        "s",
     ),
     Format("log of vLLM with its requests", set(), vllm_log.read, line=vllm_log.LINE),
 )
@@ -110,7 +109,7 @@ def _load(source: Source, reading: Reading) -> Trace:
         found = ", ".join(sorted(repr(field[:40])[1:-1] for field in fields)[:8]) or "no fields"
         raise source.error(
             0,
-            f"unknown format ({found}){_hint(fields)}; known by their fields: {names}; "
+            f"unknown format ({found}){_hint(source, fields)}; known by their fields: {names}; "
             "`holdfast sim --help` lists them",
         )
     form = max(known, key=lambda form: len(form.fields))
@@ -121,8 +120,10 @@ def _load(source: Source, reading: Reading) -> Trace:
     return form.read(source, reading)
 
 
-def _hint(fields: set[str]) -> str:
+def _hint(source: Source, fields: set[str]) -> str:
     """Return what is missing for the format of which most fields are there; empty for none."""
+    if "servegen" in source.name.lower() and fields == {"input_tokens", "output_tokens"}:
+        return "; ServeGen's rates and histograms are no requests: generate them with ServeGen"
     near = max(FORMATS, key=lambda form: len(form.fields & fields) / max(1, len(form.fields)))
     missing = sorted(near.fields - fields)
     if 2 * len(missing) >= len(near.fields):

@@ -148,7 +148,7 @@ def read(source: Source, reading: Reading) -> Trace:
     """Compose a trace of the sessions with random starts, drawn in the order of the file."""
     rng = random.Random(_START_SEED)  # noqa: S311 - not a secret
     rows, chains = Rows(source, reading), SessionChains()
-    block_tokens = models_changed = 0
+    block_tokens = models_changed = absolute_sessions = 0
     for number, session in source.decoded(msgspec.json.Decoder(AgentSession)):
         if session.prefix_of is not None:
             continue
@@ -156,8 +156,10 @@ def read(source: Source, reading: Reading) -> Trace:
         block_tokens = session.block_size
         start_s = reading.window_s * rng.random()
         session_number = rows.session_of(number)
+        absolute = _is_absolute(source, number, session)
+        absolute_sessions += absolute
         models = set()
-        for at, (request, since_s) in enumerate(_flat(source, number, session)):
+        for at, (request, since_s) in enumerate(_flat(session, absolute)):
             models.add(request.model)
             shared = session.hash_id_scope == "global"
             scope = (_ALL_SESSIONS, request.model) if shared else session_number
@@ -183,6 +185,11 @@ def read(source: Source, reading: Reading) -> Trace:
         rows.remarks.append(
             f"{models_changed:,} of its sessions use more than one model; each counts as if one "
             "model served it"
+        )
+    if absolute_sessions:
+        rows.remarks.append(
+            f"times of sub-agents are taken as absolute in {absolute_sessions:,} of its sessions, "
+            "because they are not before the sub-agents' starts"
         )
     rows.check_not_empty()
     rows.check_block_counts(np.array(rows.counts, np.int64))
@@ -215,10 +222,10 @@ def _check_block_size(
 
 
 def _flat(
-    source: Source, number: int, session: AgentSession
+    session: AgentSession,
+    absolute: bool,  # noqa: FBT001  # a fact about the session
 ) -> Iterator[tuple[AgentRequest, float]]:
     """Yield (request, seconds since the session's start), with sub-agents' requests in place."""
-    absolute = _is_absolute(source, number, session)
     pending = [(request, 0.0) for request in reversed(session.requests)]
     while pending:
         request, since_s = pending.pop()  # `since_s`: when the agent that sent it started
