@@ -117,6 +117,9 @@ METRICS: Mapping[str, Metric] = {
         ("setting",),
         "Unix time at which a certificate expires: tls.cert, or tls.ca (its last authority).",
     ),
+    "certificate_begin_seconds": Metric(
+        ("setting",), "Unix time at which the validity of that certificate began."
+    ),
     "token_expiry_seconds": Metric((), "Unix time at which the token of this node expires."),
     "target_connections": Metric((), "Connections of other nodes."),
     "target_requests_total": Metric((), "Requests of other nodes."),
@@ -223,10 +226,11 @@ def node_samples(status: NodeStatus) -> Iterator[Sample]:
         yield Sample("audit_events_total", (action,), number)
     yield Sample("audit_lost_lines_total", (), status.audit_lost)
     for state in status.credentials:
-        if state.expires_s is None:
+        if state.expires_s is None or state.begins_s is None:
             continue
         if state.setting.startswith("tls."):
             yield Sample("certificate_expiry_seconds", (state.setting,), state.expires_s)
+            yield Sample("certificate_begin_seconds", (state.setting,), state.begins_s)
         else:
             yield Sample("token_expiry_seconds", (), state.expires_s)
     yield Sample("scrubbed_copies_total", (), status.scrub.checked)

@@ -1,6 +1,7 @@
 """A real node in its own process, over its real socket: serves, refuses, ends, comes back."""
 
 import contextlib
+import datetime as dt
 import json
 import os
 import resource
@@ -11,12 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.config import parse
 from holdfast.errors import ConfigError, NodeGoneError, Outcome, RefusedError
 from holdfast.limits import RECLAIM_S, RESERVATIONS_MAX, RESERVE_BLOCKS_MAX, RESERVED_BLOCKS_MAX
-from holdfast.node.daemon import http_token
+from holdfast.node.daemon import check_expiry, http_token
 from holdfast.node.validation import MAX_INLINE_BLOCKS
 from holdfast.probe import free_port
 from holdfast.testing.payloads import namespace_of
@@ -24,7 +26,9 @@ from holdfast.wire.frame import encode
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
 from holdfast.wire.local.reconnecting_client import ReconnectingClient
+from holdfast.wire.remote import token
 from holdfast.wire.remote.client import TargetClient
+from holdfast_bench.harness.certificates import Authority
 from holdfast_bench.harness.pause import pause, resume
 
 
@@ -444,3 +448,21 @@ def test_what_operators_ask_is_not_in_the_log_and_sessions_of_engines_and_hosts_
     assert node.stop() == 0
     assert node.said().count("session peer='test engine'") == 1
     assert node.said().count("session peer=") == 2
+
+
+def test_a_host_starts_with_credentials_that_are_expired_and_says_so(tmp_path, caplog):
+    files = Authority(tmp_path).issue("host", expires=dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
+    (file := tmp_path / "token").touch(mode=0o600)
+    file.write_text(token.issue(b"k" * 32, "host-a", token.VERBS, 600, 1_700_000_000))
+    config = {
+        "listen": f"unix://{tmp_path}/n.sock",
+        "tiers": [{"kind": "host", "capacity": "16 MiB"}],
+        "tls": msgspec.to_builtins(files),
+        "tokens": {"file": str(file)},
+    }
+    check_expiry(parse(config, tmp_path))
+    expired = [line for line in caplog.messages if "expired on" in line]
+    assert [line.partition(":")[0] for line in expired] == ["tls.cert", "tokens.file"]
+    target = {**config, "listen": "tcp://127.0.0.1:7441"}
+    with pytest.raises(ConfigError, match=r"^tls\.cert: '.*host\.crt': the certificate expired on"):
+        check_expiry(parse(target, tmp_path))

@@ -30,7 +30,9 @@ def state_of(files, setting="tls.cert"):
     ("begins", "expires", "trouble", "period", "soon"),
     [
         (-9, 90, "", "expires on 2027-08-30 12:00 UTC, in 90 days", False),
-        (-9, 9, "", "expires on 2027-06-10 12:00 UTC, in 9 days", True),
+        (-81, 9, "", "expires on 2027-06-10 12:00 UTC, in 9 days", True),
+        (-1, 6, "", "expires on 2027-06-07 12:00 UTC, in 6 days", False),  # lives a week
+        (-5, 2, "", "expires on 2027-06-03 12:00 UTC, in 2 days", True),
         (-9, 0.5, "", "expires on 2027-06-02 00:00 UTC, in 12 hours", True),
         (-9, -3, "the certificate expired on 2027-05-29 12:00 UTC, 3 days ago; renew it", "", True),
         (2, 90, "the certificate is not valid before 2027-06-03 12:00 UTC, in 2 days", "", False),
@@ -105,3 +107,10 @@ def test_a_token_says_when_it_expires_and_what_it_permits(
     assert (state.expires_s, state.soon, state.may) == (now + lifetime_s, soon, ("read",))
     assert state.trouble.startswith(trouble)
     assert bool(state.trouble) is bool(trouble)
+
+
+def test_a_token_of_a_wrong_clock_has_a_date_too(tmp_path):
+    (file := tmp_path / "token").touch(mode=0o600)
+    file.write_text(token.issue(b"k" * 32, "host-a", ("read",), 600, (1 << 40) - 600))
+    (state,) = credential_states(Credentials(token_file=str(file)))
+    assert state.period.startswith("expires on 9999-12-31")

@@ -24,7 +24,12 @@ from holdfast.wire.remote.credentials import Credentials
 from holdfast.wire.remote.token import WITHOUT_VERB, limits_of
 
 CERTIFICATE_WARN_S = 14 * 86_400.0
-"""Time before the end of a certificate at which warnings begin, in seconds."""
+"""Time before the end of a certificate at which warnings begin, in seconds.
+
+A certificate that is valid for less than six weeks is due in the last third of its life instead.
+"""
+
+_LAST_SHARE = 1 / 3
 
 TOKEN_WARN_S = 120.0
 """Time before the end of a token at which warnings begin, in seconds; tokens live ten minutes."""
@@ -32,6 +37,9 @@ TOKEN_WARN_S = 120.0
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
 _SEQUENCE, _EXPLICIT_0, _UTC_TIME = 0x30, 0xA0, 0x17
 _LONG_FORM = 0x80
+_DATE_MAX_S = 253_402_300_799.0
+"""The last second of the year 9999, after which there is no date."""
+
 _CENTURY = 50
 """Years of two digits below this are of the century 2000 (RFC 5280, 4.1.2.5.1)."""
 
@@ -99,6 +107,8 @@ def _state(setting: str, file: str, validity: Validity, now_s: float) -> Credent
     what = "token" if is_token else "certificate"
     begins_s, expires_s = validity
     left_s = expires_s - now_s
+    warn_s = min(CERTIFICATE_WARN_S, _LAST_SHARE * (expires_s - begins_s))
+    warn_s = TOKEN_WARN_S if is_token else warn_s
     trouble = ""
     if now_s < begins_s:
         trouble = f"the {what} is not valid before {_date(begins_s)}, in {_words(begins_s - now_s)}"
@@ -113,12 +123,12 @@ def _state(setting: str, file: str, validity: Validity, now_s: float) -> Credent
         expires_s=expires_s,
         period=f"expires on {_date(expires_s)}, in {_words(left_s)}" if left_s > 0 else "expired",
         trouble=trouble,
-        soon=left_s < (TOKEN_WARN_S if is_token else CERTIFICATE_WARN_S),
+        soon=left_s < warn_s,
     )
 
 
 def _date(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return datetime.fromtimestamp(min(unix_s, _DATE_MAX_S), UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _words(seconds: float) -> str:
