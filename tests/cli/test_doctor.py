@@ -14,7 +14,7 @@ from holdfast.cli import doctor, main
 from holdfast.config import Config
 from holdfast.errors import NodeGoneError
 from holdfast.probe import free_port
-from holdfast.status import NodeStatus, TierStatus
+from holdfast.status import NodeStatus, SharedTierStatus, TierStatus
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.kind import direct_io, nearest
 from holdfast.tiers.disk.tier import DiskTier
@@ -311,7 +311,9 @@ def test_it_says_how_long_a_token_is_valid(examined_here, config, tmp_path, life
 
 def test_what_a_running_node_cannot_do_is_a_problem(monkeypatch):
     status = NodeStatus(
-        audit_lost=3, tiers=[TierStatus("odd", trouble="usage() is of type str, not TierUsage")]
+        audit_lost=3,
+        tiers=[TierStatus("odd", trouble="usage() is of type str, not TierUsage")],
+        shared={"far": SharedTierStatus(trouble="OSError: no answer")},
     )
     monkeypatch.setattr(doctor, "connected", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(doctor, "ask_status", lambda _: status)
@@ -321,6 +323,7 @@ def test_what_a_running_node_cannot_do_is_a_problem(monkeypatch):
         if each.ok is False
     }
     assert problems["audit log"].found == "3 lines could not be written"
+    assert problems["tier far"].why.startswith("OSError: no answer; update the package")
     assert problems["tier odd"].why.startswith("usage() is of type str, not TierUsage; update")
 
 

@@ -6,7 +6,14 @@ import re
 import pytest
 
 from holdfast.cli.inspect import _status_lines, plans_text
-from holdfast.status import AdmissionStatus, NodeStatus, TierStatus, read_plans, tier_totals
+from holdfast.status import (
+    AdmissionStatus,
+    NodeStatus,
+    SharedTierStatus,
+    TierStatus,
+    read_plans,
+    tier_totals,
+)
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
 
@@ -134,7 +141,9 @@ def test_a_tier_without_a_capacity_of_its_own_is_not_called_empty():
         TierStatus("disk", capacity_bytes=4096, writes_stopped="9 s ago: No space"),
         TierStatus("odd", trouble="usage() is of type str, not TierUsage"),
     ]
-    lines = _status_lines(NodeStatus(tiers=tiers))
+    shared = {"pool": SharedTierStatus(trouble="OSError: no answer")}
+    lines = _status_lines(NodeStatus(tiers=tiers, shared=shared))
+    assert "  pool     reports no members: OSError: no answer" in lines
     assert "  host     0 B of 4 KiB used, 1 record, 0 failures" in lines
     assert "  pool     shared: `holdfast inspect pool` shows its members; 1 failure" in lines
     assert "  disk     writes stopped 9 s ago: No space" in lines

@@ -348,6 +348,10 @@ def _node(config: Config) -> Iterator[Finding]:
         if tier.writes_stopped:
             why = f"since {tier.writes_stopped}; check the device and the space of its volume"
             yield problem(f"tier {tier.tier}", "writes stopped", why)
+    for name, shared in status.shared.items():
+        if shared.trouble:
+            why = f"{shared.trouble}; update the package that offers this kind of tier"
+            yield problem(f"tier {name}", "reports no members", why)
     if status.audit_lost:
         lost = f"{many(status.audit_lost, 'line')} could not be written"
         yield problem("audit log", lost, "see the node's log; free space, or change permissions")

@@ -207,6 +207,11 @@ def _status_lines(status: NodeStatus) -> list[str]:
             lines.append(
                 f"  {tier:<8} shared: `holdfast inspect pool` shows its members; {failures}{limits}"
             )
+    lines += [
+        f"  {name:<8} reports no members: {shared.trouble}"
+        for name, shared in status.shared.items()
+        if shared.trouble
+    ]
     for rule in status.admission:
         figures = [f"{name} {_figure(name, value)}" for name, value in rule.figures.items()]
         lines.append(f"  admit   {rule.tier}: {', '.join(figures)}")

@@ -95,7 +95,8 @@ BUSY = PageStatus(
                     page=PAGE,
                 )
             ]
-        )
+        ),
+        "far": SharedTierStatus(trouble="OSError: the shelf is empty"),
     },
     domains=[
         DomainStatus("0123456789abcdef" * 2, used_bytes={"host": 1 << 37, "disk": 1 << 40}),
@@ -216,7 +217,13 @@ def test_the_page_of_a_busy_target_shows_every_column(measured_page, width):
         "For other nodes: 5,310 requests (3 refused), received 14 blocks (924 KiB), sent 28 blocks",
         "2 connections, 1,234,567 blocks held.",
         *("breaker half_open", "left out", "2.1 ms", "the certificate expired", "52 ms", "12.30 s"),
-        *("host 128 GiB, disk 1.0 TiB", "123,456", BUSY.tiers[1].tier, "no answer no answer"),
+        *(
+            "the shelf is empty",
+            "host 128 GiB, disk 1.0 TiB",
+            "123,456",
+            BUSY.tiers[1].tier,
+            "no answer no answer",
+        ),
     ):
         assert words in text
     curve = "host 256 GiB 12.0 % 20.0 % 31.0 % 60.0 %"

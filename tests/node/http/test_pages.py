@@ -8,11 +8,21 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from importlib import resources
 
 import pytest
 
 from holdfast.metrics import METRICS, kind_of
+from holdfast.node.http.pages import PageStatus
 from holdfast.probe import free_port
+from holdfast.status import (
+    ActivityStatus,
+    CurveStatus,
+    MemberStatus,
+    PlanStatus,
+    TargetStatus,
+    TierStatus,
+)
 
 KEYS = 6
 
@@ -149,3 +159,23 @@ def test_a_port_in_use_is_named_before_anything_is_opened(start_node, holdfast, 
         done = holdfast("serve", "--config", file)
     assert done.returncode == 3
     assert f"http.listen: '{address}': Address already in use; choose another" in done.stderr
+
+
+SHOWN = {
+    "status": PageStatus,
+    "target": TargetStatus,
+    "a": ActivityStatus,
+    "one": TierStatus,
+    "m": MemberStatus,
+    "p": PlanStatus,
+    "curve": CurveStatus,
+}
+
+
+def test_the_page_reads_no_field_that_a_status_lacks():
+    page = resources.files("holdfast.node.http").joinpath("status.html").read_text()
+    script = page[page.index("<script>") :]
+    for name, kind in SHOWN.items():
+        read = set(re.findall(rf"(?<![.\w]){name}\??\.(\w+)", script))
+        assert read
+        assert read <= set(kind.__struct_fields__), name
