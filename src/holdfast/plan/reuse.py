@@ -30,30 +30,37 @@ class BlockAccesses(Protocol):
     @property
     def block_tokens(self) -> int:
         """Tokens of a block; the last block of a request may be partial."""
+        ...
 
     @property
     def input_tokens(self) -> Longs:
         """[n] tokens of the prompts."""
+        ...
 
     @property
     def starts(self) -> Longs:
         """[n + 1] start of each request's ids in `ids`; the last entry is the number of ids."""
+        ...
 
     @property
     def ids(self) -> Ints:
         """[starts[n]] the ids of the first request's blocks, head first, then of the next ones."""
+        ...
 
     @property
     def requests(self) -> int:
         """Number of requests."""
+        ...
 
     @property
     def unique(self) -> int:
         """Number of distinct blocks."""
+        ...
 
     @property
     def blocks(self) -> int:
         """Number of block accesses."""
+        ...
 
 
 class Reuse(NamedTuple):
