@@ -456,6 +456,13 @@ def test_without_a_node_named_the_engine_has_its_own(harness):
     assert not Path(address).parent.exists()
 
 
+def test_a_new_request_beside_another_is_scheduled_in_the_step_it_arrives_in(harness):
+    # Alone it would be, too: the answer of the node must not cost it a whole step.
+    assert (
+        harness["first"].join(running=prompt_of("running", 300), new=prompt_of("new", 300)) == 300
+    )
+
+
 def test_a_request_for_logprobs_of_its_prompt_is_declined_and_not_counted_as_computed(harness):
     prompt = prompt_of("prompt logprobs", 2 * BLOCK)
     declined = "vllm:holdfast_declined_requests"

@@ -66,10 +66,32 @@ class Driver:
         for _ in range(steps):
             self.engine.step()
         self.engine.abort_request(["aborted"])
+        return self.drain()
+
+    def drain(self):
+        """Step until nothing is left to do; return what is left of requests and pages."""
         end_s = time.monotonic() + 30
         while self.core.scheduler.has_requests() and time.monotonic() < end_s:
             self.engine.step()
         return {"left": len(self.core.scheduler.requests), "usage": self.usage()}
+
+    def request(self, name):
+        """Return a live request; vLLM appends to the name that it was added with."""
+        requests = self.core.scheduler.requests.items()
+        (request,) = [request for full, request in requests if full.startswith(name)]
+        return request
+
+    def join(self, running, new):
+        """Add a request while another one runs; return the new one's tokens after one step."""
+        self.engine.add_request("running", {"prompt_token_ids": running}, greedy(50))
+        while self.request("running").num_output_tokens < 2:
+            self.engine.step()
+        self.engine.add_request("new", {"prompt_token_ids": new}, greedy(50))
+        self.engine.step()
+        tokens = self.request("new").num_computed_tokens
+        self.engine.abort_request(["running", "new"])
+        self.drain()
+        return tokens
 
     def usage(self):
         return self.core.scheduler.get_kv_cache_usage()
@@ -132,6 +154,7 @@ def greedy(tokens, **settings):
 
 def run(channel, log, options):
     """Be an engine until the other end of the channel is closed."""
+    from holdfast.client import answer_wait
     from holdfast.engines.vllm import worker
 
     with log.open("ab") as errors:
@@ -139,6 +162,7 @@ def run(channel, log, options):
         os.dup2(errors.fileno(), 2)
     # A machine that runs tests is busy: what is not about deadlines must not fail for them.
     worker.DEADLINE_MIN_S = worker.RESERVE_S = 3.0
+    answer_wait.STEP_MAX_S, answer_wait.STEP_SHARE = 3.0, 1_000.0
     driver = Driver(options)
     channel.send("ready")
     with contextlib.suppress(EOFError):
