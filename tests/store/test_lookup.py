@@ -145,7 +145,7 @@ def test_a_tier_that_fails_as_none_should_costs_nothing_that_is_here(harness, ca
     chain = one.chain(1, 5)
     one.save(chain, 0, 3)
     assert one.store.look(one.namespace, chain.keys).blocks == 3
-    assert "asking failed tier=pool" in caplog.text
+    assert "tier pool: held() raised ZeroDivisionError()" in caplog.text
     assert one.save(chain) == 2
 
 

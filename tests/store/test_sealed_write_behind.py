@@ -155,15 +155,15 @@ def test_groups_are_sealed_by_turns(sealed, monkeypatch):
     assert most == [1] * BLOCKS
 
 
-def test_a_group_that_can_not_be_written_costs_its_batch_and_no_more(sealed):
+def test_a_group_that_can_not_be_written_costs_its_own_blocks_and_no_more(sealed):
     one = sealed(FailsOnceTier(64 * MIB))
     first, second = one.chain(1, BLOCKS), one.chain(2, BLOCKS)
     save(one, first)
     assert one.tier.failed
-    assert one.tier.usage().records == 0, "what was written of it is free again"
+    assert one.tier.usage().records == BLOCKS - 1, "each group is one block"
     assert one.read(first) == BLOCKS, "and memory still has it"
     save(one, second)
-    assert one.tier.usage().records == BLOCKS
+    assert one.tier.usage().records == 2 * BLOCKS - 1
     leave_memory(one)
     assert one.read(second) == BLOCKS
 

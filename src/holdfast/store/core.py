@@ -32,6 +32,7 @@ from holdfast.store.rewrite import resume, rewrite_lost
 from holdfast.store.sealing import Sealing
 from holdfast.store.usage import DomainUsage
 from holdfast.tiers.base import Place, Tier
+from holdfast.tiers.checked import checked
 from holdfast.tiers.host import Arena, HostBudget, HostTier, NetworkAgent, PrivateArena
 
 BATCHES_AT_ONCE = 4
@@ -57,6 +58,7 @@ class StoreParts:
         domains: Mapping[str, bytes],
         options: StoreOptions,
     ) -> None:
+        lower = [checked(tier, options.clock) for tier in lower]
         self.options = options
         self.calls = options.calls
         self.gone = ""

@@ -286,7 +286,9 @@ class BlockMover:
                 else:
                     table.give_back(namespace, [promotion.slot])
                     there = table.index.places[promotion.tier][promotion.row]
-                    if outcome is not Outcome.OK and there == promotion.source and not away:
+                    late = outcome is Outcome.LATE and promotion.tier not in table.shared
+                    failed = outcome is not Outcome.OK and not late
+                    if failed and there == promotion.source and not away:
                         table.quarantine(promotion.row, promotion.tier, outcome)
                         table.note_failed(promotion.tier, namespace, promotion.key, outcome)
             try:

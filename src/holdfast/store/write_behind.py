@@ -164,17 +164,18 @@ class WriteBehind:
     def _write(self) -> None:
         table, number = self._table, self._number
         with table.lock:
-            batch = self._pick()
-            rows = [load.row for load in batch]
+            picked = self._pick()
+            rows = [load.row for load in picked]
             table.pin(rows)
             table.queues.set_writing(number, len(rows))
         try:
-            sent = self._send(batch)
-        except Exception:  # noqa: BLE001  # a tier may be third-party code
-            _log.exception("writing failed tier=%s", self._tier.name)
-            sent = [(Outcome.GONE, UNKNOWN_EPOCH)] * len(batch)
-            self._free([load.put.place for load in batch])
-        try:
+            batch = self._reserve(picked)
+            try:
+                sent = self._send(batch)
+            except Exception:  # noqa: BLE001  # a tier may be third-party code
+                _log.exception("writing failed tier=%s", self._tier.name)
+                sent = [(Outcome.GONE, UNKNOWN_EPOCH)] * len(batch)
+                self._free([load.put.place for load in batch])
             self._publish(batch, sent)
         finally:
             with table.lock:
@@ -286,7 +287,7 @@ class WriteBehind:
             self._stages.append(stage)
 
     def _pick(self) -> list[_Load]:
-        """Dequeue a batch and reserve places for it. Call under the lock."""
+        """Dequeue a batch, without places on a local tier. Call under the lock."""
         table, number = self._table, self._number
         rows: list[int] = []
         while len(rows) < BATCH_BLOCKS and (row := table.queues.pop(number)) >= 0:
@@ -299,32 +300,38 @@ class WriteBehind:
             else:
                 rows.append(row)
         # Evict within the domains' quotas on this tier.
-        incoming, within = Counter[bytes](), list[int]()
+        incoming, batch = Counter[bytes](), list[_Load]()
         for row in rows:
             namespace = table.index.namespace(row)
-            nbytes = incoming[namespace.domain] + namespace.record_bytes
-            if evict_below(table, namespace, number, nbytes):
-                incoming[namespace.domain] = nbytes
-                within.append(row)
-            else:
-                table.queues.do_not_admit([row])
-        records = [self._record(row) for row in within]
-        if self._local is None:
-            places = [segment_place(read_header(record)[0].segment) for record in records]
-        else:
-            reserved = self._local.reserve([len(record) for record in records])
-            for dropped in reserved.dropped:
-                table.forget(dropped, number)
-            places = reserved.places
-        batch: list[_Load] = []
-        for row, record, place in zip(within, records, places, strict=True):
-            if place == NOWHERE:
+            domain, nbytes = namespace.domain, incoming[namespace.domain] + namespace.record_bytes
+            if not evict_below(table, namespace, number, nbytes):
                 table.queues.do_not_admit([row])
                 continue
-            domain, slot = table.index.namespace(row).domain, table.index.places[HOST][row]
-            batch.append(
-                _Load(row, slot, TierPut(place, record), domain, table.erase_generation(domain))
-            )
+            incoming[domain] = nbytes
+            record, slot = self._record(row), table.index.places[HOST][row]
+            place = NOWHERE if self._local else segment_place(read_header(record)[0].segment)
+            put = TierPut(place, record)
+            batch.append(_Load(row, slot, put, domain, table.erase_generation(domain)))
+        return batch
+
+    def _reserve(self, picked: Sequence[_Load]) -> list[_Load]:
+        """Return the picked blocks for which the tier has a place.
+
+        Takes the lock after the tier answered: a tier of another package may be slow. What it
+        evicted leaves the index before anything is written to its place.
+        """
+        if self._local is None or not picked:
+            return list(picked)
+        table, batch = self._table, list[_Load]()
+        reserved = self._local.reserve([len(load.put.record) for load in picked])
+        with table.lock:
+            for dropped in reserved.dropped:
+                table.forget(dropped, self._number)
+            for load, place in zip(picked, reserved.places, strict=True):
+                if place == NOWHERE:
+                    table.queues.do_not_admit([load.row])
+                else:
+                    batch.append(load._replace(put=TierPut(place, load.put.record)))
         return batch
 
     def _record(self, row: int) -> memoryview:

@@ -143,6 +143,11 @@ class CircuitBreaker:
                 self._enter(BreakerPhase.CLOSED)
                 self._pause_s = self._options.pause_s
 
+    def trip(self) -> None:
+        """Open now, as after a stall."""
+        if self._phase is not BreakerPhase.OPEN:
+            self._open(self._clock.now())
+
     def _end_stall(self) -> None:
         self._waited_s = 0.0
         self._waiting_since_s = self._clock.now()
