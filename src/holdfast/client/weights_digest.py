@@ -104,7 +104,8 @@ def check_unchanged(folder: Path, files: Collection[Path], since_ns: int) -> Non
     are new, but did not change; the download also explains the change of `folder`.
     """
     old = [file for file in files if not _is_download(file, since_ns)]
-    downloads = len(old) < len(files)
+    beside = folder.iterdir() if folder.is_dir() else ()
+    downloads = len(old) < len(files) or any(_is_download(file, since_ns) for file in beside)
     for path in [folder, *old]:
         changed_ns = path.stat().st_ctime_ns  # raises OSError for links that lead to themselves
         links = (link for link in _links(path) if link.lstat().st_ctime_ns > since_ns)
