@@ -92,6 +92,30 @@ def test_usage_lines_alone_are_lengths(loaded):
     assert untimed.untimed == "it has no times"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        (
+            "timestamp,model,prompt_tokens,completion_tokens\n"
+            "1764000000.5,m,640,9\n1764000007.5,m,128,3\n"
+        ),
+        (
+            "created,usage\n"
+            '2026-08-06T14:30:00Z,"{""prompt_tokens"": 640, ""completion_tokens"": 9}"\n'
+            '2026-08-06 14:30:07+00,"{""prompt_tokens"": 128, ""completion_tokens"": 3}"\n'
+        ),
+        (
+            '{"ts": 1764000000123, "prompt_tokens": 640, "completion_tokens": 9}\n'
+            '{"ts": 1764000007123, "prompt_tokens": 128, "completion_tokens": 3}\n'
+        ),
+    ],
+)
+def test_usage_may_be_columns_or_fields_of_the_record(loaded, text):
+    trace = loaded(text)
+    assert trace.time_s.tolist() == [0, 7]
+    assert (trace.input_tokens.tolist(), trace.output_tokens.tolist()) == ([640, 128], [9, 3])
+
+
 def test_continued_responses_are_one_session_that_resends_its_history(loaded):
     def response(number, tokens, before):
         return {

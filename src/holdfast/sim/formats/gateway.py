@@ -1,14 +1,16 @@
 """Logs of gateways: lines with OpenAI's `usage`, and LiteLLM's spend logs.
 
-A line of the first kind is a response of an OpenAI-compatible API, or a record with the request and
-the response. LiteLLM's logs are rows of its table `LiteLLM_SpendLogs`, as JSON or CSV. Prompts are
-in either log only if the gateway was told to store them; otherwise the trace has lengths only.
+A line of the first kind is a response of an OpenAI-compatible API, a record with the request and
+the response, or one with the fields of `usage` among its own. LiteLLM's logs are rows of its table
+`LiteLLM_SpendLogs`. Both may be JSON or CSV. Prompts are in a log only if the gateway was told to
+store them; otherwise the trace has lengths only.
 """
 
 from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -30,6 +32,9 @@ _PLACES = ((), ("response",), ("response", "body"), ("request",), ("request", "b
 _GENERATED = "completion", "chat", "responses", "messages", "generate"
 """Parts of the names of LiteLLM's calls that use context; others, such as `aembedding`, do not."""
 
+_NUMBER = re.compile(r"\d{1,20}(\.\d{1,9})?")
+"""Seconds since 1970, or in another unit, in a column of a CSV file."""
+
 Fields = Mapping[str, Any]
 
 
@@ -49,7 +54,7 @@ def read_litellm(source: Source, reading: Reading) -> Trace:
     def requests(source: Source) -> Iterator[LoggedRequest]:
         nonlocal left_out
         left_out = 0
-        for number, fields in _spend_logs(source):
+        for number, fields in _rows_of(source):
             request = _spend_log(source, number, fields)
             if request is None:
                 left_out += 1
@@ -63,9 +68,11 @@ def read_litellm(source: Source, reading: Reading) -> Trace:
 
 def _usage_lines(source: Source) -> Iterator[LoggedRequest]:
     sessions: dict[str, str] = {}  # of answers that a later request continues
-    for number, entry in source.decoded(_ENTRY):
+    for number, entry in _rows_of(source):
         parts = [part for part in (_at(entry, place) for place in _PLACES) if part is not None]
-        usage = _first(parts, "usage")
+        usage = _value(_first(parts, "usage"))
+        if usage is None:
+            usage = next((part for part in parts if "prompt_tokens" in part), None)
         if not isinstance(usage, Mapping):
             raise source.error(number, "no usage in it; correct or remove the line")
         prompt_tokens = _tokens(source, number, usage, ("prompt_tokens", "input_tokens"))
@@ -98,7 +105,7 @@ def _is_response(parts: list[Fields]) -> bool:
     return any(part.get("object") == "response" for part in parts)
 
 
-def _spend_logs(source: Source) -> Iterator[tuple[int, Fields]]:
+def _rows_of(source: Source) -> Iterator[tuple[int, Fields]]:
     """Yield (line, row) of JSON lines, of a list, of an answer's `data`, or of a CSV file."""
     if source.head().lstrip()[:1] in (b"{", b"["):
         for number, entry in source.decoded(_ENTRY):
@@ -214,6 +221,8 @@ def _tokens(
 
 def _time(source: Source, number: int, name: str, stamp: object) -> float:
     """Return a time in seconds since 1970, or in the unit of the log. Raises TraceError."""
+    if isinstance(stamp, str) and _NUMBER.fullmatch(stamp):
+        stamp = float(stamp)
     if isinstance(stamp, str):
         try:
             at = datetime.fromisoformat(stamp)

@@ -57,7 +57,8 @@ FORMATS = (
     Format(
         "Holdfast's recorded events", {"at_s", "fingerprint", "tokens", "keys"}, read_recorded, "s"
     ),
-    Format("OpenAI usage lines", {"usage"}, read_usage),
+    Format("OpenAI usage lines, JSON or CSV", {"usage"}, read_usage),
+    Format("OpenAI usage lines without the object", {"prompt_tokens"}, read_usage),
     Format(
         "LiteLLM spend logs, JSON or CSV",
         {"startTime", "prompt_tokens", "completion_tokens"},
