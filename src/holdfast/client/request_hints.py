@@ -28,6 +28,7 @@ class RequestHint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The hints of a request; `closed`, `returns_in_s` and `pin_s` apply from its end.
 
     A request with `bypass` is neither looked up nor saved, and its other hints are not sent.
+    `tokens` and `chain` are no hints: a proxy passes on what another engine returned.
     """
 
     session: Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)] = ""
@@ -36,6 +37,8 @@ class RequestHint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     returns_in_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] | None = None
     pin_s: Annotated[float, msgspec.Meta(ge=0, le=3_600)] | None = None
     bypass: bool = False
+    tokens: int = 0
+    chain: Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)] = ""
 
 
 NO_HINT = RequestHint()

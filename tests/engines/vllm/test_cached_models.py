@@ -13,9 +13,11 @@ pytest.importorskip("vllm")
 
 from small_models import VOCABULARY, write_models
 
+from holdfast.cli.model_caching import kind_of_shape
 from holdfast.engines import cached_models
 from holdfast.engines.cached_models import FLAG, FLAG_COST, Caching
 from holdfast.limits import MIB
+from holdfast.sim.model.catalogue import load_model
 from holdfast_bench.harness.node import NodeUnderTest
 
 pytestmark = pytest.mark.vllm
@@ -85,6 +87,15 @@ def harness(real, tmp_path_factory):
 def ask(engine, name):
     [answer] = engine.ask(prompts=[words(name)], tokens=ANSWER, logprobs=3, detokenize=False)
     return answer
+
+
+def test_doctor_finds_the_same_kind_in_the_config_of_a_model(harness):
+    named = {kind.name for kind in harness.folder.iterdir() if kind.name in KINDS}
+    found = {
+        name: kind_of_shape(load_model(str(harness.folder / name)))
+        for name in named - {"lfm2"}  # its config has fields that only vLLM reads
+    }
+    assert found == {name: kind for name, kind in KINDS.items() if name != "lfm2"}
 
 
 def check_equal(found, right):

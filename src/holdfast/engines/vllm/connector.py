@@ -248,9 +248,8 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         del block_ids  # blocks are saved in the step that fills them
-        if self._scheduler is not None:
-            self._scheduler.on_finished(request)
-        return False, None
+        params = self._scheduler.on_finished(request) if self._scheduler is not None else None
+        return False, params
 
     def request_finished(
         self, request: Any, block_ids: list[int]

@@ -21,6 +21,7 @@ from holdfast.client.step_timer import PrefillChunk, StepTimer
 from holdfast.client.timeouts import Backoff, EngineClocks
 from holdfast.client.timing_reporter import TimingReporter
 from holdfast.client.tracked_request import PendingLoad, PlanRequest, TrackedRequest
+from holdfast.client.transfer_params import is_asked, transfer_params
 from holdfast.engines.vllm.counters import REFUSED, ConnectorCounts
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.work import Handshake, LoadTask, SaveTask, StepWork
@@ -265,8 +266,11 @@ class SchedulerSide:
         """Whether blocks are still being copied, which workers publish in a later step."""
         return self._moving
 
-    def on_finished(self, request: Any) -> None:
-        """Stop tracking a request, and send its hints to the node."""
+    def on_finished(self, request: Any) -> dict[str, Any] | None:
+        """Stop tracking a request, and send its hints to the node.
+
+        Returns what a proxy of prefill and decode gets, from a producer and for requests that ask.
+        """
         self._live.pop(request.request_id, None)
         self._computing.discard(request.request_id)
         self._ledger.finished(request.request_id)
@@ -277,14 +281,15 @@ class SchedulerSide:
             self._end_plan(tracked, NotFollowed.ENDED)
         if not self._live:  # there may be no later step that would report
             self._report()
-        if tracked is None:
-            return
-        clients = self._clients() if tracked.hint != NO_HINT else None
-        if clients is not None:
+        clients = self._clients()
+        if tracked is not None and clients is not None and tracked.hint != NO_HINT:
             for client, keys in zip(clients, tracked.keys(0, tracked.saved), strict=True):
                 with contextlib.suppress(NodeGoneError):
                     for message in at_end(tracked.hint, keys):
                         client.forget(client.send(message))
+        if self._member or (self._setting.loads and not is_asked(request)):
+            return None  # of several nodes behind MultiConnector the first one returns them
+        return transfer_params(tracked if clients is not None else None)
 
     def reset(self) -> None:
         """Stop using all blocks stored so far; requests under way are no longer tracked."""

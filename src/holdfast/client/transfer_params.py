@@ -1,0 +1,37 @@
+"""What an engine returns to a proxy of prefill and decode: whether a context was transferred.
+
+A proxy asks for it with `do_remote_decode` or `do_remote_prefill` in the `kv_transfer_params` of a
+request. The answer is in the `kv_transfer_params` of the response. The proxy may pass it on to the
+other engine, which needs none of it: the engine finds the blocks by the tokens of the prompt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.client.request_hints import FIELD
+from holdfast.client.tracked_request import TrackedRequest
+
+_ASKING = ("do_remote_decode", "do_remote_prefill")
+
+
+def is_asked(request: Any) -> bool:
+    """Whether a request asks what is transferred."""
+    params = getattr(request, "kv_transfer_params", None) or {}
+    return any(params.get(name) for name in _ASKING)
+
+
+def transfer_params(tracked: TrackedRequest | None) -> dict[str, Any]:
+    """Return the parameters; `tracked` None: the node is away, or the request is not served.
+
+    `tokens`: leading tokens of the prompt in blocks that the node holds or that workers are saving.
+    `chain`: name of the last of these blocks; engines that share contexts return the same one.
+    """
+    blocks, size, chain = 0, 0, ""
+    if tracked is not None:
+        size = tracked.chains[0].block_tokens
+        blocks = min(tracked.saved, len(tracked.request.prompt_token_ids) // size)
+        if blocks:
+            chain = tracked.keys(blocks - 1, blocks)[0].hex()
+    # No other key: vLLM's MultiConnector ends the engine if two connectors return the same one.
+    return {FIELD: {"tokens": blocks * size, "chain": chain}}
