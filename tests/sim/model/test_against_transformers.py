@@ -251,7 +251,7 @@ def test_every_causal_model_is_understood_or_refused():
             except (AssertionError, AttributeError) as error:
                 wrong.append(f"{name}: {kind}: {error}")
     assert not wrong
-    assert len(same) > 220, (refused, unbuilt)
+    assert len(same) > 200, (refused, unbuilt)
 
 
 SHIPPED = [name for name in known_models() if "Kimi" not in name]

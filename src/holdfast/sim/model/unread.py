@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 
 from holdfast.errors import ConfigError
+from holdfast.sim.model.attention import is_mamba
 from holdfast.sim.model.fields import QUANTIZATION, Fields, Section, quantization
 from holdfast.sim.model.known_types import ALIASES
 
@@ -34,7 +35,6 @@ _HARMLESS_NAMES = """
 head_dim num_key_value_heads num_kv_heads num_attention_heads_per_layer
 n_group topk_group hidden_size_per_layer_input vocab_size_per_layer_input
 sliding_window max_window_layers block_multiple_of attn_type_list
-mamba_chunk_size mamba_expand mamba_d_head mamba_headdim n_mamba_heads mamba_dt_rank chunk_size
 kda_layers mla_use_nope mla_use_output_gate sparse_block_size sparse_topk_blocks
 sparse_num_index_heads sparse_init_block sparse_local_block sparse_disable_index_value
 index_local_blocks chunk_size_feed_forward attn_res_block_size share_q_dim
@@ -50,16 +50,23 @@ attn_layer_period attn_layer_offset attn_layer_indices full_attn_idxs hybrid_lay
 use_sliding_window no_rope_layer_interval no_rope_layers hybrid_layer_pattern layer_group_size
 prefix_dense_sliding_window_pattern attention_chunk_size conv_L_cache
 """
+
 _LISTED = frozenset(_LISTED_NAMES.split())
 """Names of fields that say which layers are of which kind: of no meaning if layers are listed."""
+
+_MAMBA_NAMES = """
+mamba_chunk_size mamba_expand mamba_d_head mamba_headdim n_mamba_heads mamba_dt_rank chunk_size
+"""
+_MAMBA = frozenset(_MAMBA_NAMES.split())
+"""Names of fields of Mamba layers that say what other sizes of such layers say."""
 
 _HARMLESS = frozenset(_HARMLESS_NAMES.split())
 
 _HARMLESS_FORMS = re.compile(
-    r"dropout|pdrop|_token|_eps$|epsilon|initializer|init_|bias|norm|_act$|activation|rope|rotary|"
-    r"vision|audio|video|image|mtp|nextn|draft|expert|moe|router|aux_loss|loss|multiplier|scal|"
+    r"dropout|pdrop|_token_|token_id|_eps$|epsilon|initializer|init_|bias|norm|_act$|activation|"
+    r"rope|rotary|vision|audio|video|image|mtp|nextn|draft|expert|moe|router|aux_loss|loss|multiplier|scal|"
     r"_layerdrop|soft_?cap|implementation|name_or_path|_gate$|beam|label|temperature|"
-    r"adapter|tie_|lm_head",
+    r"adapter|tie_word|tie_enc|lm_head",
     re.IGNORECASE,
 )
 """Parts of names that tell of something else: training, positions, experts, other parts."""
@@ -80,6 +87,8 @@ def refuse_unread(fields: Fields) -> None:
     known = fields.asked | _HARMLESS | fields.type.harmless | {*QUANTIZATION}
     if any(fields.given(name) for name in ("layer_types", "layers_block_type")):
         known |= _LISTED
+    if is_mamba(fields):
+        known |= _MAMBA
     if fields.given("kv_lora_rank"):
         known |= {"use_mla", "qk_head_dim"}
     if not fields.value("use_cla"):  # layers share only if this is on
