@@ -297,8 +297,8 @@ class PlanStatus(msgspec.Struct, frozen=True):
 class PlanAccuracy(msgspec.Struct, frozen=True):
     """How many plans ended, and how far their first tokens were from the expected time.
 
-    `median_error`: |actual / expected - 1|, None if no plan counts. `not_followed` counts plans
-    that were not carried out; the other figures leave them out.
+    `median_error`: of `|actual / expected - 1|`, None if no plan counts. `not_followed` counts
+    plans that were not carried out; the other figures leave them out.
     """
 
     ended: int = 0

@@ -21,7 +21,7 @@ class Listening(Admission):
     def used(self, block, now_s, *, at_hand=False):
         self.told.append((block.name, block.uses, block.group[1], at_hand))
 
-    def admit(self, block, now_s):
+    def allows(self, block, now_s):
         return True
 
     def gave_up(self, name, now_s):
