@@ -73,6 +73,15 @@ def test_no_step_waits_for_a_slow_node_until_it_answers_again():
     assert wait.limit_s(1.0, computing=True) > 0
 
 
+def test_a_vain_wait_beside_short_steps_does_not_end_those_beside_long_ones():
+    wait = AnswerWait()
+    short_s = wait.limit_s(0.01, computing=True)
+    wait.waited(short_s, short_s, answered=False)
+    wait.next_step()
+    assert wait.limit_s(0.01, computing=True) == 0
+    assert wait.limit_s(0.2, computing=True) == pytest.approx(STEP_SHARE * 0.2)
+
+
 def test_a_wait_for_the_small_rest_of_a_budget_does_not_show_that_a_node_is_slow():
     wait = AnswerWait()
     wait.waited(0.9 * STEP_MAX_S, STEP_MAX_S, answered=True)

@@ -24,7 +24,10 @@ VAIN_SHARE = 0.5
 """A wait without an answer shows that the node is slow if it took this share of the budget."""
 
 MAX_SKIPPED = 64
-"""Largest number of answers after a vain wait before a step waits again."""
+"""Largest number of answers after a vain wait before a step waits as long again."""
+
+LONGER = 2.0
+"""A wait that may take this many times as long as the vain one is tried at once: steps differ."""
 
 
 def budget_s(step_s: float, *, computing: bool) -> float:
@@ -39,13 +42,14 @@ def budget_s(step_s: float, *, computing: bool) -> float:
 class AnswerWait:
     """The time that the present step has left to wait for answers.
 
-    A node that did not answer in time is slow. While requests are computed, no step waits for a
-    slow node until it has answered a number of lookups, which doubles with each vain wait.
+    A node that did not answer in time is slow. While requests are computed, no step waits as long
+    again until the node has answered a number of lookups, which doubles with each vain wait.
     """
 
     def __init__(self) -> None:
         self._spent_s = 0.0
         self._vain_waits = 0
+        self._vain_s = 0.0
         self._skipped = 0
 
     def next_step(self) -> None:
@@ -54,9 +58,9 @@ class AnswerWait:
 
     def limit_s(self, step_s: float, *, computing: bool) -> float:
         """Return how long the step may wait now; arguments as for `budget_s`."""
-        if computing and self._skipped:
-            return 0.0
-        return max(budget_s(step_s, computing=computing) - self._spent_s, 0.0)
+        left_s = max(budget_s(step_s, computing=computing) - self._spent_s, 0.0)
+        is_slow = computing and self._skipped and left_s < LONGER * self._vain_s
+        return 0.0 if is_slow else left_s
 
     def waited(self, seconds: float, limit_s: float, *, answered: bool) -> None:
         """Note a wait with this limit."""
@@ -66,6 +70,7 @@ class AnswerWait:
             self._vain_waits = self._skipped = 0
         elif limit_s >= VAIN_SHARE * budget:
             self._vain_waits += 1
+            self._vain_s = limit_s
             self._skipped = min(2**self._vain_waits, MAX_SKIPPED)
 
     def answered(self) -> None:

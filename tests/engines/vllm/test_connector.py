@@ -267,6 +267,34 @@ def test_the_node_that_is_not_there_delays_the_start_only(monkeypatch, caplog, t
     scheduler.shutdown()
 
 
+def test_connectors_of_one_engine_count_a_prompt_once(monkeypatch, tmp_path, fakes):
+    """They are what MultiConnector makes of two nodes; here neither node is there."""
+    monkeypatch.setattr("holdfast.engines.vllm.connector.START_S", 0.05)
+    both = [
+        connector(KVConnectorRole.SCHEDULER, holdfast=f"unix://{tmp_path}/{name}.sock")
+        for name in ("near", "far")
+    ]
+    request = fakes.Request(tokens=range(30))
+    for each in both:
+        each.set_xfer_handshake_metadata({0: Handshake(b"f" * 16, 64, 8, 8)})
+        each.on_new_request(request)
+    for each in both:
+        assert each.get_num_new_matched_tokens(request, 0) == (0, False)
+    step = fakes.step({}, r=30)
+    for each in both:
+        each.build_connector_meta(step)
+        each.request_finished(request, [])
+    one, other = (each.get_kv_connector_stats() for each in both)
+    assert one.aggregate(other).data == {
+        "calls/lookup/gone": 2,
+        "prompts": 1,
+        "prompt_tokens": 30,
+        "prompt_tokens_by_source/computed": 30,
+    }
+    for each in both:
+        each.shutdown()
+
+
 def test_counts_add_up_and_are_handed_over_once():
     counts = ConnectorCounts()
     assert counts.take() is None
