@@ -63,7 +63,7 @@ class Joined(_Message, frozen=True, tag="joined"):
     epoch: Integer = 0
     nixl: bool = False
     """Whether the target can access the memory that the node registered."""
-    page: str = ""
+    page: Text = ""
     """Address of the target's status page, tcp://host:port; empty if it has none."""
 
 
