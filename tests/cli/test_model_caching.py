@@ -13,7 +13,7 @@ from holdfast.cli import main
         ("Qwen3-8B", True, "the vLLM connector caches this model (full"),
         ("gpt-oss-20b", None, "with vLLM's --disable-hybrid-kv-cache-manager only (sliding"),
         ("Qwen3.5-397B-A17B", False, "does not cache this model yet (recurrent layers"),
-        ("/no/such/config.json", False, "cannot be read as JSON"),
+        ("/no/such/config.json", False, "not known whether the vLLM connector caches it: /no/such"),
     ],
 )
 def test_doctor_says_whether_vllm_caches_a_model(capsys, tmp_path, name, ok, says):

@@ -58,7 +58,7 @@ def examine_model(name: str) -> Finding:
     try:
         shape = load_model(name)
     except ConfigError as error:
-        return problem("model", name, str(error))
+        return problem("model", name, f"not known whether the vLLM connector caches it: {error}")
     line = caching_line(shape)
     if kind_of_shape(shape).caching is Caching.NOT_YET:
         return problem("model", shape.name, line)
