@@ -43,6 +43,9 @@ NAME_CHARS_MAX = 256
 """Maximum length of a session's name."""
 
 NOTHING_HELD = "nothing is held here"
+
+RECOVERING = "recovery runs and may find more blocks"
+"""What a reason adds if blocks are missing while a store recovers what an earlier process left."""
 """Reason of a fetch of a context of which the store knows no block."""
 
 _NO_ANSWER = {Outcome.LATE: "did not answer in time", Outcome.GONE: "cannot be reached"}
@@ -154,6 +157,9 @@ class Session:
     def fetch(self, tokens: Tokens, into: Blocks, deadline_s: float = FETCH_S) -> Landed:
         """Copy the longest held prefix into the leading rows of `into`; other rows do not change.
 
+        One exception: if the lease on the blocks ends while they are copied, the result has 0
+        blocks (LATE or GONE), and the rows of that prefix may have changed. The same holds if the
+        call raises, and if the node goes away during the copy. Use `blocks` rows, and no others.
         `into` has one row per full block of `tokens`, contiguous and writable. It is written in
         the caller's thread only, so never after this method has returned or raised. Blocks that
         are not in this store's index are looked up on shared tiers, for at most half of the
@@ -229,6 +235,11 @@ class Session:
             return []
         flat = blocks.reshape(-1).view("u1").data
         return [flat[i * size : (i + 1) * size] for i in range(count)]
+
+
+def nothing_held(*, recovering: bool) -> str:
+    """Return the reason of a fetch of which nothing is held."""
+    return f"{NOTHING_HELD}; {RECOVERING}" if recovering else NOTHING_HELD
 
 
 def name_unanswered(landed: Landed, unanswered: Mapping[str, Outcome]) -> Landed:

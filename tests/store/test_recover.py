@@ -3,14 +3,21 @@
 import threading
 
 from holdfast.blocks.envelope import read_header
+from holdfast.client import session as client
+from holdfast.session import RECOVERING
+from holdfast.store.estimates import EngineId
+from holdfast.store.lookup import PromptTokens
+from holdfast.testing.embedded import FINGERPRINT, blocks_for, tokens_for
 from holdfast.testing.extents import MemoryExtents
 from holdfast.testing.memory import MemoryTier
 from holdfast.tiers.base import Place, SurvivingRecord
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.region import SECTOR
 from holdfast.tiers.disk.tier import DiskTier
+from holdfast.wire.local import messages as m
 
 MIB = 1 << 20
+BLOCK_TOKENS = 16
 REGION_BYTES = 17 * SECTOR
 """Three of the harness's records of five sectors fit."""
 
@@ -37,6 +44,30 @@ def test_saves_and_fetches_go_on_while_the_scan_is_stuck(harness) -> None:
     assert one.store.status().recovery_s is None
     tier.go.set()
     assert one.store.recovery.wait(60)
+
+
+def test_a_miss_during_recovery_says_that_recovery_runs(harness) -> None:
+    tier = StuckTier(64 * MIB)
+    one = harness(MIB, tier)
+    session, asked = one.store.session(FINGERPRINT), one.chain(1, 5)
+    one.save(asked, 0, 2)
+    prompt = PromptTokens(EngineId("engine", "default"), 5 * BLOCK_TOKENS, 0, 5.0)
+
+    def reasons():
+        rows = blocks_for(1)
+        yield session.fetch(tokens_for(1), into=rows).reason
+        yield one.store.fetch(one.namespace, asked.keys, 5.0).reason
+        yield one.store.fetch_unverified(one.namespace, one.chain(2, 1).keys, 5.0).reason
+        yield one.store.plan_fetch(one.namespace, asked.keys, prompt).plan.reason
+        covered = m.Covered(
+            0, 0, {}, reason="fetch all 0 blocks; " * tier.go.is_set() or RECOVERING
+        )
+        yield client._fetch(None, asked, covered, [], 1.0)[0].reason
+
+    assert [reason.endswith(RECOVERING) for reason in reasons()] == [True] * 5
+    tier.go.set()
+    assert one.store.recovery.wait(60)
+    assert [RECOVERING in reason for reason in reasons()] == [False] * 5
 
 
 def test_the_newest_copy_of_a_block_wins(harness) -> None:

@@ -51,6 +51,21 @@ def test_a_context_that_goes_on_gets_its_prefix_and_keeps_its_rest(store) -> Non
     assert session.cover(list(range(160))) == 96
 
 
+def test_rows_behind_the_held_prefix_never_change_even_if_the_lease_ends(
+    store, monkeypatch
+) -> None:
+    """The rows of the prefix may have been written when the lease turns out to have ended."""
+    session, blocks = store.session(FINGERPRINT), blocks_for(5)
+    session.save(list(range(96)), blocks[:3])
+    found = np.full_like(blocks, 7)
+    release = store.release
+    monkeypatch.setattr(store, "release", lambda lease: not release(lease))
+    landed = session.fetch(list(range(160)), into=found)
+    assert (landed.blocks, landed.outcome) == (0, Outcome.LATE)
+    assert (found[3:] == 7).all()
+    assert "may have changed" in session.fetch.__doc__
+
+
 def test_another_fingerprint_is_another_namespace(store) -> None:
     store.session(FINGERPRINT).save(list(range(64)), blocks_for(2))
     other = holdfast.Fingerprint(

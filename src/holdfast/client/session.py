@@ -34,12 +34,13 @@ from holdfast.policy.retention import Retention
 from holdfast.session import (
     LOOK_S,
     LOOKUP_SHARE,
-    NOTHING_HELD,
     PIN_S,
+    RECOVERING,
     Landed,
     Session,
     check_session,
     name_unanswered,
+    nothing_held,
 )
 from holdfast.status import NodeStatus, read_status
 from holdfast.version import __version__
@@ -312,7 +313,8 @@ def _fetch(
     0 seconds: no blocks were copied, or they must not be used.
     """
     if not covered.blocks:
-        return Landed(0, 0, {}, Outcome.MISS, NOTHING_HELD), 0.0
+        reason = nothing_held(recovering=RECOVERING in covered.reason)
+        return Landed(0, 0, {}, Outcome.MISS, reason), 0.0
     began_s = time.monotonic()
     fetch = m.Fetch(chain.packed(0, covered.blocks), left_s, covered.plan)
     fetched = client.call(fetch, m.Fetched, left_s + LATE_S)

@@ -18,7 +18,7 @@ from holdfast.errors import Outcome
 from holdfast.fairness.fair_queue import Priority
 from holdfast.index.residency import Coverage
 from holdfast.plan.planner import blocks_within
-from holdfast.session import NOTHING_HELD
+from holdfast.session import RECOVERING, nothing_held
 from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
 from holdfast.store.evict import slots
@@ -84,7 +84,8 @@ def fetch_unverified(
             lease = table.leases.lease(rows, math.inf)
             if priority is Priority.DEMAND:
                 table.touch(rows)
-            fetched = FetchResult(lease, places, {}, Outcome.MISS, NOTHING_HELD)
+            reason = nothing_held(recovering=store.recovery.is_running)
+            fetched = FetchResult(lease, places, {}, Outcome.MISS, reason)
             if rows:
                 at_hand = {HostTier.name: len(rows)}
                 fetched = FetchResult(lease, places, at_hand, Outcome.OK, "all is at hand")
@@ -171,6 +172,8 @@ def _fetch(
         )
     if len(places) < planned:
         reason += f"; {len(places)} arrived"
+    if coverage.blocks < len(keys) and store.recovery.is_running:
+        reason += f"; {RECOVERING}"
     taken = sources(table, coverage, len(places))
     return FetchResult(lease, places, taken, outcome, reason, tuple(reads))
 

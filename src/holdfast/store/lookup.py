@@ -20,7 +20,7 @@ from holdfast.errors import NotFollowed, Outcome
 from holdfast.fairness.fair_queue import Priority, WorkItem
 from holdfast.index.residency import Coverage
 from holdfast.plan.planner import Plan, PlanQuestion
-from holdfast.session import LOOK_S, LOOKUP_SHARE
+from holdfast.session import LOOK_S, LOOKUP_SHARE, RECOVERING
 from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.core import StoreParts
 from holdfast.store.estimates import EngineId
@@ -263,6 +263,8 @@ def plan_fetch(
         delivery=delivery,
     )
     plan, number = store.planner.plan(question), 0
+    if coverage.blocks < len(keys) and store.recovery.is_running:
+        plan = plan._replace(reason=f"{plan.reason}; {RECOVERING}")
     if question.first >= coverage.blocks:
         store.plan_log.not_followed(prompt.engine, prompt.instead_of, NotFollowed.HAD)
     else:

@@ -40,6 +40,11 @@ class Recovery:
         """Begin; the store serves during recovery."""
         self._thread.start()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the pass has begun and may still find blocks."""
+        return self.seconds is None and self._thread.is_alive()
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end of the pass; False if it still runs after `timeout_s`.
 

@@ -12,7 +12,13 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.codec.pack import payload
 from holdfast.errors import Outcome, StoreClosedError
 from holdfast.policy.retention import Retention
-from holdfast.session import NOTHING_HELD, Landed, check_session, name_unanswered
+from holdfast.session import (
+    RECOVERING,
+    Landed,
+    check_session,
+    name_unanswered,
+    nothing_held,
+)
 from holdfast.store import fetch, hints, lookup, save
 from holdfast.store.activity import PromptCounts
 from holdfast.store.call_threads import CallHandle
@@ -78,7 +84,9 @@ class EmbeddedSession:
         if not whole:
             return Landed(0, 0, {}, Outcome.LATE, "the lease ended before the copy did")
         tokens = blocks * self.namespace.block_tokens
-        reason = fetched.reason if blocks or asked.blocks else NOTHING_HELD
+        reason = fetched.reason
+        if not blocks and not asked.blocks:
+            reason = nothing_held(recovering=RECOVERING in reason)
         landed = Landed(tokens, blocks, fetched.sources, fetched.outcome, reason)
         return name_unanswered(landed, asked.unanswered if blocks < len(chain) else {})
 
