@@ -3,7 +3,9 @@
 import inspect
 import json
 import math
+import runpy
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -268,3 +270,11 @@ def test_a_shipped_config_saved_again_gives_the_same(name):
     assert resaved.fixed_bytes() == shape.fixed_bytes()
     assert resaved.parameters == shape.parameters
     assert resaved.active_parameters == shape.active_parameters
+
+
+@pytest.mark.soak
+def test_the_table_of_model_types_is_that_of_the_installed_transformers():
+    script = Path(__file__).resolve().parents[3] / "tools" / "model_types.py"
+    tool = runpy.run_path(str(script))
+    written = (DATA / "model_types.json").read_text()
+    assert written == tool["text_of"](tool["model_types"]()), f"run {script.name}"
