@@ -178,7 +178,7 @@ def test_an_audit_log_that_cannot_be_read_is_wrong_usage(tmp_path, capsys):
     for arguments, why in (
         ([str(tmp_path / "none")], "No such file or directory; name an audit log"),
         ([str(tmp_path)], "cannot be read: "),
-        ([str(tmp_path / "pipe")], "not a regular file; name an audit log"),
+        ([str(tmp_path / "pipe")], "not a regular file, but a FIFO; name an audit log"),
         ([str(tmp_path / "none"), "--node", "unix:///n"], "not a node; remove --node"),
     ):
         assert main(["inspect", "audit", *arguments]) == 2
