@@ -59,9 +59,8 @@ def test_a_miss_during_recovery_says_that_recovery_runs(harness) -> None:
         yield one.store.fetch(one.namespace, asked.keys, 5.0).reason
         yield one.store.fetch_unverified(one.namespace, one.chain(2, 1).keys, 5.0).reason
         yield one.store.plan_fetch(one.namespace, asked.keys, prompt).plan.reason
-        covered = m.Covered(
-            0, 0, {}, reason="fetch all 0 blocks; " * tier.go.is_set() or RECOVERING
-        )
+        plan = one.store.plan_fetch(one.namespace, one.chain(2, 1).keys, prompt).plan
+        covered = m.Covered(0, 0, {}, reason=plan.reason)
         yield client._fetch(None, asked, covered, [], 1.0)[0].reason
 
     assert [reason.endswith(RECOVERING) for reason in reasons()] == [True] * 5
