@@ -7,7 +7,7 @@ such as those of a newer node, are ignored. Times are in seconds.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,8 +17,18 @@ from holdfast.prepared import prepared
 T = TypeVar("T")
 
 
+class StatusFields(msgspec.Struct, frozen=True):
+    """Base of all parts of a status: `status["tiers"]` is `status.tiers`, as in its JSON form."""
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401  # the field's own type
+        """Return a field by its name; raise KeyError for another name."""
+        if name not in self.__struct_fields__:
+            raise KeyError(name)
+        return getattr(self, name)
+
+
 @prepared
-class TierStatus(msgspec.Struct, frozen=True):
+class TierStatus(StatusFields, frozen=True):
     """Usage of one tier, and its counters since start.
 
     `writes_stopped`: why it takes no new records for now, as words that follow "writes stopped";
@@ -37,7 +47,7 @@ class TierStatus(msgspec.Struct, frozen=True):
 
 
 @prepared
-class MemberStatus(msgspec.Struct, frozen=True):
+class MemberStatus(StatusFields, frozen=True):
     """One member of a shared tier, as this node's own requests found it.
 
     `phase` is that of the circuit breaker. `latency_s` is that of questions, `first_byte_s` that of
@@ -60,7 +70,7 @@ class MemberStatus(msgspec.Struct, frozen=True):
     page: str = ""
 
 
-class SharedTierStatus(msgspec.Struct, frozen=True):
+class SharedTierStatus(StatusFields, frozen=True):
     """Whether a shared tier can be reached, and the members that it knows.
 
     `trouble`: why the tier's own report could not be used; empty if it could. `limits`: what this
@@ -73,7 +83,7 @@ class SharedTierStatus(msgspec.Struct, frozen=True):
     limits: str = ""
 
 
-class MemberReport(msgspec.Struct, frozen=True):
+class MemberReport(StatusFields, frozen=True):
     """One member of a shared tier, as a check found it: it asked the member.
 
     `share`: part of the keys that belong to the member. `condition`: how it answered, in `answer_s`
@@ -95,7 +105,7 @@ class MemberReport(msgspec.Struct, frozen=True):
 
 
 @prepared
-class SharedTierReport(msgspec.Struct, frozen=True):
+class SharedTierReport(StatusFields, frozen=True):
     """What a shared tier tells of its remote side; `trouble`: why it cannot tell more.
 
     `limits`: what this node's credentials do not permit there, in words.
@@ -109,20 +119,20 @@ class SharedTierReport(msgspec.Struct, frozen=True):
 
 
 @prepared
-class SharedReport(msgspec.Struct, frozen=True):
+class SharedReport(StatusFields, frozen=True):
     """A node's answer about all of its shared tiers."""
 
     shared: list[SharedTierReport] = []
 
 
-class AdmissionStatus(msgspec.Struct, frozen=True):
+class AdmissionStatus(StatusFields, frozen=True):
     """Figures of the rule that admits blocks to a tier, by name."""
 
     tier: str
     figures: dict[str, float] = {}
 
 
-class DomainStatus(msgspec.Struct, frozen=True):
+class DomainStatus(StatusFields, frozen=True):
     """Usage of one domain by tier, and its limits; `configured`: `domain` is its name, not its id.
 
     `unreadable`: records that the present key ring cannot open.
@@ -137,7 +147,7 @@ class DomainStatus(msgspec.Struct, frozen=True):
     quota_bytes: dict[str, int] = {}
 
 
-class FailedChecks(msgspec.Struct, frozen=True):
+class FailedChecks(StatusFields, frozen=True):
     """Number of copies on a tier that failed a check when they were read, by outcome."""
 
     tier: str
@@ -145,7 +155,7 @@ class FailedChecks(msgspec.Struct, frozen=True):
     copies: int = 0
 
 
-class HistogramStatus(msgspec.Struct, frozen=True):
+class HistogramStatus(StatusFields, frozen=True):
     """Counts by bucket, one more than the buckets' upper bounds, and the sum of all values."""
 
     bounds: list[float] = []
@@ -153,7 +163,7 @@ class HistogramStatus(msgspec.Struct, frozen=True):
     sum: float = 0.0
 
 
-class ActivityStatus(msgspec.Struct, frozen=True):
+class ActivityStatus(StatusFields, frozen=True):
     """Counters of a store since it was opened; tokens are those of prompts, by their source.
 
     `calls`: by operation and outcome. `blocks`, `seconds`: by operation. `plans`: by ending.
@@ -172,7 +182,7 @@ class ActivityStatus(msgspec.Struct, frozen=True):
     saved_s: float = 0.0
 
 
-class TierCurve(msgspec.Struct, frozen=True):
+class TierCurve(StatusFields, frozen=True):
     """Hits of recent requests by multiples of a tier's capacity: "0.5", "1", "2" and "10"."""
 
     tier: str
@@ -180,7 +190,7 @@ class TierCurve(msgspec.Struct, frozen=True):
     hits: dict[str, float] = {}
 
 
-class CurveStatus(msgspec.Struct, frozen=True):
+class CurveStatus(StatusFields, frozen=True):
     """What exact LRU stores would have hit of a node's recent requests, as shares of their tokens.
 
     `accesses`: their blocks, repeats included; `unique_blocks` of them are distinct, of
@@ -200,7 +210,7 @@ class CurveStatus(msgspec.Struct, frozen=True):
     tiers: list[TierCurve] = []
 
 
-class HintStatus(msgspec.Struct, frozen=True):
+class HintStatus(StatusFields, frozen=True):
     """Sessions that hints follow, contexts that wait to be prestaged, and bytes that are pinned."""
 
     sessions: int = 0
@@ -208,7 +218,7 @@ class HintStatus(msgspec.Struct, frozen=True):
     pinned_bytes: int = 0
 
 
-class FaultStatus(msgspec.Struct, frozen=True):
+class FaultStatus(StatusFields, frozen=True):
     """A copy that failed its check: key, fingerprint and domain id as hex digits."""
 
     key: str
@@ -218,7 +228,7 @@ class FaultStatus(msgspec.Struct, frozen=True):
     outcome: str
 
 
-class MemoryStatus(msgspec.Struct, frozen=True):
+class MemoryStatus(StatusFields, frozen=True):
     """Bytes of the host tiers of all domains together."""
 
     capacity_bytes: int = 0
@@ -226,7 +236,7 @@ class MemoryStatus(msgspec.Struct, frozen=True):
     reclaimed_bytes: int = 0
 
 
-class ScrubStatus(msgspec.Struct, frozen=True):
+class ScrubStatus(StatusFields, frozen=True):
     """Passes of the scrub, the copies and bytes that it checked, and how many were corrupt."""
 
     passes: int = 0
@@ -235,7 +245,7 @@ class ScrubStatus(msgspec.Struct, frozen=True):
     corrupt: int = 0
 
 
-class CredentialState(msgspec.Struct, frozen=True):
+class CredentialState(StatusFields, frozen=True):
     """A file of credentials, the setting that names it, and when it begins and expires.
 
     Times are Unix seconds, None if the file cannot be read. `period`: when it expires, in words.
@@ -253,7 +263,7 @@ class CredentialState(msgspec.Struct, frozen=True):
     may: tuple[str, ...] = ()
 
 
-class DomainTraffic(msgspec.Struct, frozen=True):
+class DomainTraffic(StatusFields, frozen=True):
     """Bytes of records that a target received for a domain, and sent; named as in DomainStatus."""
 
     domain: str
@@ -262,14 +272,14 @@ class DomainTraffic(msgspec.Struct, frozen=True):
     sent_bytes: int = 0
 
 
-class PlanTimes(msgspec.Struct, frozen=True):
+class PlanTimes(StatusFields, frozen=True):
     """Seconds until all blocks of a plan are fetched, and until the first token; None: unknown."""
 
     fetched_s: float | None = None
     first_token_s: float | None = None
 
 
-class PlanStatus(msgspec.Struct, frozen=True):
+class PlanStatus(StatusFields, frozen=True):
     """One plan of the store: its question, its expectation, and how it ended.
 
     `plan` is its number, `recompute_s` the estimated time to the first token without a fetch.
@@ -294,7 +304,7 @@ class PlanStatus(msgspec.Struct, frozen=True):
     not_followed: str | None = None
 
 
-class PlanAccuracy(msgspec.Struct, frozen=True):
+class PlanAccuracy(StatusFields, frozen=True):
     """How many plans ended, and how far their first tokens were from the expected time.
 
     `median_error`: of `|actual / expected - 1|`, None if no plan counts. `not_followed` counts
@@ -308,7 +318,7 @@ class PlanAccuracy(msgspec.Struct, frozen=True):
     not_followed: int = 0
 
 
-class TierSpeed(msgspec.Struct, frozen=True):
+class TierSpeed(StatusFields, frozen=True):
     """The estimate of reads from a tier; `reads`: number of measured ones, 0 if it is assumed."""
 
     tier: str
@@ -318,7 +328,7 @@ class TierSpeed(msgspec.Struct, frozen=True):
     queued_bytes: float = 0.0
 
 
-class ComputeCost(msgspec.Struct, frozen=True):
+class ComputeCost(StatusFields, frozen=True):
     """Seconds of a step: `a` a step, `b` a token, `c` a token and token before it."""
 
     a: float
@@ -326,7 +336,7 @@ class ComputeCost(msgspec.Struct, frozen=True):
     c: float
 
 
-class DeliverySpeed(msgspec.Struct, frozen=True):
+class DeliverySpeed(StatusFields, frozen=True):
     """The estimate of copies from memory into an engine's pages."""
 
     latency_s: float = 0.0
@@ -334,7 +344,7 @@ class DeliverySpeed(msgspec.Struct, frozen=True):
     queued_bytes: float = 0.0
 
 
-class EngineSpeed(msgspec.Struct, frozen=True):
+class EngineSpeed(StatusFields, frozen=True):
     """The estimates of an engine; `cost`: None until it has reported how fast it computes."""
 
     engine: str
@@ -345,7 +355,7 @@ class EngineSpeed(msgspec.Struct, frozen=True):
 
 
 @prepared
-class PlansStatus(msgspec.Struct, frozen=True):
+class PlansStatus(StatusFields, frozen=True):
     """The last plans of a store, newest first, their accuracy, and the estimates behind them."""
 
     plans: list[PlanStatus] = []
@@ -354,7 +364,7 @@ class PlansStatus(msgspec.Struct, frozen=True):
     engines: list[EngineSpeed] = []
 
 
-class TargetStatus(msgspec.Struct, frozen=True):
+class TargetStatus(StatusFields, frozen=True):
     """Counters of a node's service for other nodes; `sending_bytes`: in memory, being sent.
 
     `domains`: the traffic of each domain, the largest first, at most 64 of them.
@@ -376,7 +386,7 @@ class TargetStatus(msgspec.Struct, frozen=True):
 
 
 @prepared
-class NodeStatus(msgspec.Struct, frozen=True):
+class NodeStatus(StatusFields, frozen=True):
     """What a store holds and has done.
 
     `role`: "node" serves engines, "target" serves other nodes, "node and target" both, "store" a

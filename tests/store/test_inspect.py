@@ -91,3 +91,12 @@ def test_an_empty_fingerprint_drops_nothing(harness) -> None:
     with pytest.raises(BlockError, match=r"fingerprint is empty; name one .* everything with '\*'"):
         one.store.drop("")
     assert one.store.status().blocks == 3
+
+
+def test_fields_of_a_status_are_read_by_name_too(harness) -> None:
+    one = harness(MIB)
+    one.save(one.chain(1, 3))
+    status = one.store.status()
+    assert status["tiers"][0]["records"] == status.tiers[0].records == 3
+    with pytest.raises(KeyError, match="no_field"):
+        status["no_field"]
