@@ -147,6 +147,50 @@ def test_everything_comes_once_and_a_flow_in_its_order(work: list[tuple[int, flo
         assert own == sorted(own)
 
 
+def served(queue: FairQueue[str]) -> list[str]:
+    """Take everything; return it in order."""
+    order = []
+    while (taken := queue.take()) is not None:
+        order.append(taken[1])
+    return order
+
+
+def test_a_short_request_passes_the_rest_of_a_long_one_of_its_flow() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for _ in range(10):
+        queue.put(WorkItem("a", 8.0, request=80.0), "long")
+    assert queue.take() is not None
+    for _ in range(2):
+        queue.put(WorkItem("a", 8.0, request=16.0), "short")
+    assert served(queue) == ["short"] * 2 + ["long"] * 9
+
+
+def test_a_request_with_more_left_does_not_pass_a_longer_one_that_is_nearly_served() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for _ in range(10):
+        queue.put(WorkItem("a", 8.0, request=80.0), "long")
+    for _ in range(9):
+        assert queue.take() is not None
+    for _ in range(2):
+        queue.put(WorkItem("a", 8.0, request=16.0), "short")
+    assert served(queue) == ["long", "short", "short"]
+
+
+@given(st.lists(st.integers(1, 20), max_size=60), st.integers(1, 100))
+def test_a_request_is_passed_by_at_most_its_own_cost(later: list[int], cost: int) -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.put(WorkItem("a", cost, request=cost), "long")
+    passed = 0
+    for each in later:
+        queue.put(WorkItem("a", each, request=each), "later")
+        taken = queue.take()
+        assert taken is not None
+        if taken[1] == "long":
+            break
+        passed += int(taken[0].cost)
+    assert passed <= cost
+
+
 def test_flows_that_ended_are_forgotten() -> None:
     device = Device()
     for flow in range(1_000):

@@ -20,6 +20,7 @@ import enum
 import math
 from collections import deque
 from collections.abc import Callable, Hashable
+from heapq import heapify, heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
 
 WINDOW_S = 4.0
@@ -52,12 +53,18 @@ class Priority(float, enum.Enum):
 
 
 class WorkItem(NamedTuple):
-    """The domain, cost (in a unit common to all items), weight and priority of one work item."""
+    """The domain, cost (in a unit common to all items), weight and priority of one work item.
+
+    `request`: cost of the whole request that the item is part of. Of two requests of a flow, the
+    one with less left is served first; one request is passed by at most its own cost. Items of
+    request 0 are served in order of arrival.
+    """
 
     domain: bytes
     cost: float = 1.0
     share: float = 1.0
     priority: Priority = Priority.DEMAND
+    request: float = 0.0
 
     @property
     def flow(self) -> Hashable:
@@ -76,6 +83,41 @@ class _Work(NamedTuple, Generic[T]):
     item: T
 
 
+class _WaitingFlow(Generic[T]):
+    """The waiting work of one flow, the request with the least left first.
+
+    A request that arrives when the flow has been served `served` gets the rank `served` plus its
+    cost, and keeps it: what is served meanwhile counts against requests that arrive later.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, _Work[T]]] = []
+        self._served = 0.0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def first(self) -> _Work[T]:
+        """The work that is served next."""
+        return self._heap[0][2]
+
+    def put(self, work: _Work[T]) -> None:
+        heappush(self._heap, (self._served + work.work_item.request, work.number, work))
+
+    def pop(self) -> _Work[T]:
+        work = heappop(self._heap)[2]
+        self._served += work.work_item.cost
+        return work
+
+    def withdraw(self, cancelled: Callable[[T], bool]) -> list[_Work[T]]:
+        """Remove and return the work for which `cancelled` is true, in order of arrival."""
+        found = [entry for entry in self._heap if cancelled(entry[2].item)]
+        self._heap = [entry for entry in self._heap if not cancelled(entry[2].item)]
+        heapify(self._heap)
+        return [work for _, _, work in sorted(found, key=lambda entry: entry[1])]
+
+
 def _any_flow(flow: Hashable) -> bool:
     del flow
     return True
@@ -88,7 +130,7 @@ class FairQueue(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[Hashable, deque[_Work[T]]] = {}
+        self._waiting: dict[Hashable, _WaitingFlow[T]] = {}
         self._position: dict[Hashable, float] = {}
         self._last_served: dict[Hashable, int] = {}
         self._now = 0.0
@@ -111,13 +153,13 @@ class FairQueue(Generic[T]):
         self._history.age(passed_s if self._waiting else IDLE_AGES * passed_s)
 
     def put(self, work_item: WorkItem, item: T) -> None:
-        """Append work to its flow's queue."""
+        """Add work to its flow's queue."""
         flow = work_item.flow
         if flow not in self._waiting:
             self._position[flow] = self._start(work_item)
-            self._waiting[flow] = deque()
+            self._waiting[flow] = _WaitingFlow()
         self._numbers += 1
-        self._waiting[flow].append(_Work(self._numbers, work_item, item))
+        self._waiting[flow].put(_Work(self._numbers, work_item, item))
 
     def take(self, eligible: Callable[[Hashable], bool] = _any_flow) -> tuple[WorkItem, T] | None:
         """Remove and return the next work; None if no eligible flow waits."""
@@ -127,7 +169,7 @@ class FairQueue(Generic[T]):
         self._now = max(self._now, min(map(self._position.__getitem__, self._waiting)))
         flow = self._next(flows)
         queued = self._waiting[flow]
-        _, work_item, item = queued.popleft()
+        _, work_item, item = queued.pop()
         if not queued:
             del self._waiting[flow]
         self._numbers += 1
@@ -163,17 +205,16 @@ class FairQueue(Generic[T]):
 
     def head(self, flow: Hashable) -> WorkItem:
         """Return the next work of a waiting flow, without removing it."""
-        return self._waiting[flow][0].work_item
+        return self._waiting[flow].first.work_item
 
     def withdraw(self, flow: Hashable, cancelled: Callable[[T], bool]) -> list[tuple[WorkItem, T]]:
         """Remove and return the waiting work of a flow for which `cancelled` is true."""
-        queued = self._waiting.get(flow, deque())
-        rest = deque(work for work in queued if not cancelled(work.item))
-        if rest:
-            self._waiting[flow] = rest
-        else:
-            self._waiting.pop(flow, None)
-        return [(work.work_item, work.item) for work in queued if cancelled(work.item)]
+        if flow not in self._waiting:
+            return []
+        withdrawn = self._waiting[flow].withdraw(cancelled)
+        if not len(self._waiting[flow]):
+            del self._waiting[flow]
+        return [(work.work_item, work.item) for work in withdrawn]
 
     def refund(self, work_item: WorkItem, cost: float) -> None:
         """Return the part `cost` of taken work that was not done to the flow."""
@@ -209,15 +250,15 @@ class FairQueue(Generic[T]):
         others, the one that was served longest ago first.
         """
         waiting, position = self._waiting, self._position
-        first = min(flows, key=lambda flow: (position[flow], waiting[flow][0].number))
+        first = min(flows, key=lambda flow: (position[flow], waiting[flow].first.number))
         if position[first] >= self._now or len(flows) == 1:
             return first
         others = (flow for flow in flows if flow != first)
         other = min(others, key=lambda flow: self._last_served.get(flow, 0))
-        if self._deficit >= waiting[other][0].work_item.cost:
-            self._deficit -= waiting[other][0].work_item.cost
+        if self._deficit >= waiting[other].first.work_item.cost:
+            self._deficit -= waiting[other].first.work_item.cost
             return other
-        self._deficit += waiting[first][0].work_item.cost * MIN_SHARE / (1.0 - MIN_SHARE)
+        self._deficit += waiting[first].first.work_item.cost * MIN_SHARE / (1.0 - MIN_SHARE)
         return first
 
 

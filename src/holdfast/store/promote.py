@@ -131,9 +131,11 @@ class BlockMover:
     ) -> list[ReadBatch]:
         """Start reading blocks into their slots, in batches that follow chain order.
 
-        Each tier's reads are shared fairly between domains, by bytes.
+        Each tier's reads are shared fairly between domains, by bytes. Within a domain, short
+        fetches pass long ones.
         """
         domain, size, started = namespace.domain, namespace.record_bytes, list[ReadBatch]()
+        request = len(promotions) * size
         share = self._table.usage.share(domain)
         for tier, group in itertools.groupby(promotions, key=lambda promotion: promotion.tier):
             run, readers = list(group), self._readers[tier - 1]
@@ -144,7 +146,7 @@ class BlockMover:
                 read_batch = run[at : at + blocks]
                 nbytes = len(read_batch) * size
                 self._estimates.asked(tier, nbytes, domain)
-                item = WorkItem(domain, nbytes, share, priority)
+                item = WorkItem(domain, nbytes, share, priority, request)
                 work = partial(self._promote, namespace, tier, read_batch)
                 try:
                     reading = readers.submit(item, work)

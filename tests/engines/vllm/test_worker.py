@@ -141,6 +141,30 @@ def test_the_lease_may_be_confirmed_within_what_is_left_of_the_deadline(harness,
     assert 100 < waits[Release] <= 1000 < waits[Fetch]
 
 
+def test_a_short_load_does_not_wait_behind_a_long_one(harness, monkeypatch):
+    long_may_end, wait = threading.Event(), harness.client.wait
+
+    def waiting(request_id, timeout_s):
+        message = harness.client.sent[request_id - 1]
+        if isinstance(message, Fetch) and len(message.keys) == 16 * len(KEYS):
+            long_may_end.wait(60)
+        return wait(request_id, timeout_s)
+
+    monkeypatch.setattr(harness.client, "wait", waiting)
+    long = LoadTask("long", (b"".join(KEYS),), [9, 3, 30, 1, 2, 0, 5, 6], 0, 64)
+    short = LoadTask("short", (KEYS[0],), [10, 11], 0, 16)
+    harness.side.start_loads(StepWork([long, short]))
+    ended = []
+    for expected in ("short", "long"):
+        while len(ended) == (expected == "long"):
+            harness.side.save(StepWork())
+            ended += harness.side.ended()
+        assert ended[-1] == expected
+        long_may_end.set()
+    assert harness.holds([10, 11], 0)
+    assert harness.holds([9, 3], 0)
+
+
 def test_a_load_reports_what_landed_by_the_tiers_it_came_from(harness):
     harness.node.landing = 1
     assert harness.load([9, 8, 7, 6]) == {6, 7}

@@ -1,13 +1,12 @@
-"""The loading thread of a worker: fetch blocks, copy them into the pages, release the lease.
+"""The loading threads of a worker: fetch blocks, copy them into the pages, release the lease.
 
-vLLM's loop competes for the GIL while requests wait, so this thread takes the GIL rarely: a load
+vLLM's loop competes for the GIL while requests wait, so these threads take the GIL rarely: a load
 makes a few calls, for any length of the context.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES
+from holdfast.client.load_queue import LoadQueue
 from holdfast.devices.base import Device, Move
 from holdfast.devices.host import run_anywhere
 from holdfast.engines.vllm.counters import REFUSED, ConnectorCounts
@@ -28,6 +28,9 @@ GRACE_S = 0.25
 
 RELEASE_S = 1.0
 """Minimum timeout for the node's confirmation that the lease was valid."""
+
+LOADS_AT_ONCE = 4
+"""Loading threads at most. Each but the first runs only loads much shorter than the others'."""
 
 _log = logging.getLogger("vllm.holdfast")
 
@@ -58,24 +61,35 @@ class _LoadResult(NamedTuple):
 
 
 class Loader:
-    """Runs loads one after the other on its own thread; `connection` provides the client."""
+    """Runs loads on threads of its own, in the order of `LoadQueue`.
+
+    `connection` provides the client. Loads wait for the node beside each other, and copy one after
+    the other, because a device may need memory for each copy.
+    """
 
     def __init__(self, device: Device, connection: ReconnectingClient) -> None:
         self._device = device
         self._connection = connection
-        self._jobs: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._jobs: LoadQueue[LoadJob] = LoadQueue()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._copying = threading.Lock()
         self._ended: list[EndedLoad] = []
         self._counts = ConnectorCounts()
         self._under_way = 0
         self._load_ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="holdfast-load", daemon=True)
-        self._thread.start()
+        self._threads: list[threading.Thread] = []
 
     def put(self, job: LoadJob) -> None:
         """Queue a load."""
         self._under_way += 1
-        self._jobs.put(job)
+        with self._changed:
+            self._jobs.put(len(job.load.pages), job)
+            self._changed.notify()
+        if len(self._threads) < min(self._under_way, LOADS_AT_ONCE):
+            thread = threading.Thread(target=self._run, name="holdfast-load", daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def rest(self, seconds: float) -> bool:
         """Yield the GIL until a load ends or the time is over; return False if no load runs."""
@@ -87,7 +101,7 @@ class Loader:
         """Return the loads that ended since the last call, and add their counts to `counts`."""
         if not self._under_way:
             return []
-        with self._lock:
+        with self._changed:
             ended, self._ended = self._ended, []
             found, self._counts = self._counts, ConnectorCounts()
             self._load_ended.clear()
@@ -96,13 +110,25 @@ class Loader:
         return ended
 
     def close(self) -> None:
-        """Stop after the load under way."""
-        self._jobs.put(None)
-        self._thread.join()
+        """Stop after the loads under way."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _next(self) -> LoadJob | None:
+        """Wait for the next load; None after `close`."""
+        with self._changed:
+            while not self._closed:
+                if (job := self._jobs.take()) is not None:
+                    return job
+                self._changed.wait()
+        return None
 
     def _run(self) -> None:
         run_anywhere()
-        while (job := self._jobs.get()) is not None:
+        while (job := self._next()) is not None:
             counts = ConnectorCounts()
             outcome, landed, blocks = self._carry_out(job, counts)
             failed = job.load.pages[landed:]
@@ -114,10 +140,12 @@ class Loader:
                     len(job.load.pages),
                     outcome,
                 )
-            with self._lock:
+            with self._changed:
+                self._jobs.done(len(job.load.pages))
                 self._ended.append(EndedLoad(job.load.request, failed, blocks))
                 self._counts = self._counts.aggregate(counts)
                 self._load_ended.set()
+                self._changed.notify_all()
 
     def _carry_out(self, job: LoadJob, counts: ConnectorCounts) -> _LoadResult:
         """Run a load; return its result."""
@@ -131,7 +159,8 @@ class Loader:
             fetched = client.call(fetch, Fetched, job.deadline_s + GRACE_S)
             moves = moves_of(job.load, fetched.places, self._device.pages.pages_per_block)
             try:
-                moved = self._device.scatter(client.arena, moves, job.after).result()
+                with self._copying:
+                    moved = self._device.scatter(client.arena, moves, job.after).result()
             except Exception:  # on any error of the device, release the slots now
                 if fetched.lease:
                     client.forget(client.send(Release(fetched.lease)))

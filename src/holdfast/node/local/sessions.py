@@ -367,7 +367,9 @@ class NodeSession:
         store, asked_at = self._store, self._store.clock.now()
         began_ns = time.time_ns()
         fetch = partial(store.fetch, namespace, keys, request.deadline_s)
-        fetched = await run_fair(self._context.threads.fetching, self._work_item(len(keys)), fetch)
+        item = self._work_item(len(keys))
+        item = item._replace(request=item.cost)  # short fetches pass long ones
+        fetched = await run_fair(self._context.threads.fetching, item, fetch)
         lease, took_s = fetched.lease, store.clock.now() - asked_at
         store.plan_log.fetched(
             self._engine, request.plan, len(fetched.places), took_s, str(fetched.outcome)
