@@ -38,7 +38,8 @@ class Poller(abc.ABC):
         self._pause_s = pause_s
         self._pause_max_s = pause_max_s
         self._interrupt = interrupt
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        thread_name = f"holdfast-poll: {name}"
+        self._thread = threading.Thread(target=self._run, name=thread_name, daemon=True)
 
     def start(self) -> None:
         """Start the thread. Called once."""

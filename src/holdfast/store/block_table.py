@@ -334,8 +334,11 @@ class BlockTable:
         self.evictions[HOST] += len(places)
         return places
 
-    def forget(self, dropped: DroppedBlock, tier: int) -> None:
-        """Record that a lower tier dropped a block by itself, if the table still lists it there."""
+    def forget(self, dropped: DroppedBlock, tier: int, capacity_bytes: int) -> None:
+        """Record that a lower tier dropped a block by itself, if the table still lists it there.
+
+        `capacity_bytes`: the tier's capacity, which the caller asks for without the lock.
+        """
         row = self.index.find(dropped.namespace, dropped.key)
         if row >= 0 and self.index.places[tier][row] == dropped.place:
             namespace = dropped.namespace
@@ -345,7 +348,7 @@ class BlockTable:
             self.evictions[tier] += 1
             public = namespace.domain == self.public and tier not in self._volatile
             if public and self.is_on(row, HOST):
-                most = _PUBLIC_SHARE_BELOW * self.lower[tier - 1].usage().capacity_bytes
+                most = _PUBLIC_SHARE_BELOW * capacity_bytes
                 stays = self.usage.used[HOST][namespace.domain] <= most
                 if stays and self.rules.affords(row, tier):
                     self.queues.rewrite(row, tier)

@@ -243,9 +243,9 @@ def plan_fetch(
     `unanswered`: shared tiers that did not answer the lookup before.
     """
     table, estimates, began_s = store.table, store.estimates, store.clock.now()
+    away = {tier for tier, shared in table.shared.items() if is_away(shared)}
     with table.lock:
         coverage = table.index.cover(namespace, keys)
-        away = {tier for tier, shared in table.shared.items() if is_away(shared)}
         if not away.isdisjoint(coverage.tiers):  # cut at the first block that is out of reach
             blocks = next(at for at, tier in enumerate(coverage.tiers) if tier in away)
             coverage = coverage._replace(rows=coverage.rows[:blocks], tiers=coverage.tiers[:blocks])

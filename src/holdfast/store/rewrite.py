@@ -8,7 +8,6 @@ in memory is not evicted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.store.block_table import HOST, BlockTable
@@ -35,7 +34,7 @@ def rewrite_lost(table: BlockTable) -> bool:
         lost = tier.lost() if isinstance(tier, Rebalancing) else None
         if lost is not None:
             found = True
-            table.for_each_row(lambda _: True, partial(_forget_lost, table, number, lost))
+            _forget_lost(table, number, lost)
     return found
 
 
@@ -58,10 +57,18 @@ def resume(table: BlockTable) -> bool:
     return found
 
 
-def _forget_lost(table: BlockTable, number: int, lost: Callable[[Place], bool], row: int) -> None:
-    place = Place(table.index.places[number][row])
-    if place != NOWHERE and lost(place):
-        _unsave(table, row, number)
+def _forget_lost(table: BlockTable, number: int, lost: Callable[[Place], bool]) -> None:
+    """Forget the copies at lost places. The tier's test runs without the lock: it may be slow."""
+    column, places = table.index.places[number], set[int]()
+    table.for_each_row(lambda _: True, lambda row: places.add(column[row]))
+    gone = {place for place in places if place != NOWHERE and lost(Place(place))}
+
+    def forget(row: int) -> None:
+        if column[row] in gone:
+            _unsave(table, row, number)
+
+    if gone:
+        table.for_each_row(lambda _: True, forget)
 
 
 def _unsave(table: BlockTable, row: int, number: int) -> None:

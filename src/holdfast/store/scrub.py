@@ -115,7 +115,7 @@ class Scrubber:
         lower = [tier for n, tier in enumerate(table.lower, start=1) if n not in table.shared]
         with table.lock:
             usages = [host.usage() for host in table.all_hosts()]
-            usages += [tier.usage() for tier in lower]
+        usages += [tier.usage() for tier in lower]
         held = sum(usage.used_bytes for usage in usages)
         needed = max(_RATE_MIN, int(held / (_PASS_SHARE * self._every_s)))
         return min(self._rate, needed) if self._rate else needed

@@ -232,7 +232,8 @@ class WriteBehind:
         if any(sealing.seals(load.domain) for load in new):
             if self._sealers is None:
                 try:
-                    self._sealers = workers(self._parallel.groups, f"{self._thread.name}-sealed")
+                    name = f"holdfast-to-{self._tier.name}-sealed"
+                    self._sealers = workers(self._parallel.groups, name)
                 except ConfigError:
                     if not self._closing:  # no new threads at interpreter exit: seal in this one
                         raise
@@ -324,9 +325,10 @@ class WriteBehind:
             return list(picked)
         table, batch = self._table, list[_Load]()
         reserved = self._local.reserve([len(load.put.record) for load in picked])
+        capacity_bytes = self._local.usage().capacity_bytes if reserved.dropped else 0
         with table.lock:
             for dropped in reserved.dropped:
-                table.forget(dropped, self._number)
+                table.forget(dropped, self._number, capacity_bytes)
             for load, place in zip(picked, reserved.places, strict=True):
                 if place == NOWHERE:
                     table.queues.do_not_admit([load.row])

@@ -6,9 +6,10 @@ count as a fault, and are logged at most once in `LOG_S`. After several faults i
 that is too slow, the tier's circuit breaker opens: it is not asked for a while. The tier's status
 shows why.
 
-Calls that must not take time (`STATE_S`) run on one thread of the tier, in order, because the store
-makes them under its lock. Lookups run on threads of their own. Reads and writes run on the caller's
-thread: it owns the buffers, and waits in the background.
+Calls that must not take time (`STATE_S`) run on one thread of the tier, in order, so that their
+caller waits for a limited time. The store calls only `free` under its lock, and `free` does not
+wait. Lookups run on threads of their own. Reads and writes run on the caller's thread: it owns the
+buffers, and waits in the background.
 """
 
 from __future__ import annotations

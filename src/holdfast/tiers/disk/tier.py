@@ -87,9 +87,9 @@ class DiskTier:
         self._extents = open_extents(config)
         with contextlib.ExitStack() as undo:
             undo.callback(self._extents.close)
-            self._readers = workers(config.reader_threads, f"{self.name}-read")
+            self._readers = workers(config.reader_threads, f"holdfast-{self.name}-read")
             undo.callback(self._readers.shutdown)
-            self._writers = workers(config.writer_threads, f"{self.name}-write")
+            self._writers = workers(config.writer_threads, f"holdfast-{self.name}-write")
             undo.callback(self._writers.shutdown)
             self._open()
             undo.pop_all()

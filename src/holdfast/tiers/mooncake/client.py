@@ -79,8 +79,8 @@ def main(argv: Sequence[str]) -> int:
         control.send_bytes((str(error) or type(error).__name__).encode())
         return _EXIT_NOT_CONNECTED
     for fd in lane_fds:
-        lane = Connection(fd)
-        threading.Thread(target=_serve, args=(store, memory, lane), daemon=True).start()
+        args = store, memory, Connection(fd)
+        threading.Thread(target=_serve, args=args, name="holdfast-lane", daemon=True).start()
     control.send_bytes(READY)
     with contextlib.suppress(EOFError):
         control.recv_bytes()
