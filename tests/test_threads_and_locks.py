@@ -1,4 +1,4 @@
-"""docs/explanation/threads-and-locks.md names every lock and thread of the sources, and no other."""
+"""docs/explanation/threads-and-locks.md names every lock and thread of the sources, no others."""
 
 import ast
 import re
@@ -92,8 +92,8 @@ def threads_of(node, function=None):
 
 def named(heading):
     """What the first column of the tables below a heading of the page names."""
-    section = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S).group(1)
-    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    _, _, rest = PAGE.read_text().partition(f"\n## {heading}\n")
+    rows = [line for line in rest.partition("\n## ")[0].splitlines() if line.startswith("| `")]
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
 
 

@@ -1,6 +1,5 @@
 """A store does not hold its lock while it waits for a tier, which may be of another package."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
