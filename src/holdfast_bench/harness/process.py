@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from holdfast.errors import HoldfastError, NodeGoneError
 from holdfast_bench.harness.lifetime import owned
@@ -154,7 +154,7 @@ def start_owned(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     process = None
     try:
         with _interrupts_deferred():
-            process = subprocess.Popen[bytes](owned(argv), **options)
+            process = cast("subprocess.Popen[bytes]", subprocess.Popen(owned(argv), **options))
     except BaseException:
         if process is not None:
             process.kill()
