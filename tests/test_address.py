@@ -39,24 +39,24 @@ def test_host_and_port_are_read(address, endpoint):
         "tcp://h:" + "1" * 5_000,
     ],
 )
-def test_other_addresses_are_refused(address):
+def test_invalid_tcp_addresses_are_refused(address):
     with pytest.raises(ConfigError, match=r"is not tcp://host:port, such as tcp://10\.0\.0\.7"):
         tcp_endpoint(address)
 
 
 @pytest.mark.parametrize("address", ["tcp://10.0.0.7:7441", "tcp://", "tcp://flash-1"])
-def test_a_target_is_no_node(address):
+def test_a_target_address_is_refused_as_a_node_address(address):
     with pytest.raises(ConfigError, match="a pool's target, which serves other nodes; name a node"):
         socket_path(address)
 
 
-def test_a_member_has_a_port():
+def test_a_port_below_the_minimum_is_refused():
     with pytest.raises(ConfigError):
         tcp_endpoint("tcp://h:0", port_min=1)
 
 
 @pytest.mark.parametrize(("host", "port"), [("10.0.0.1", 1), ("h.example.org", 80), ("::1", 9)])
-def test_addresses_are_written_as_they_are_read(host, port):
+def test_an_address_survives_a_round_trip(host, port):
     assert tcp_endpoint(tcp_address(host, port)) == (host, port)
 
 

@@ -34,7 +34,7 @@ def configured(tmp_path):
     return configure
 
 
-def test_the_defaults_of_a_first_open_are_told(monkeypatch, tmp_path, caplog):
+def test_the_default_capacities_are_logged_at_the_first_open(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(defaults, "DISK_BYTES_DEFAULT", 16 * MIB)
     monkeypatch.setattr(defaults, "HOST_BYTES_DEFAULT", 16 * MIB)
@@ -105,7 +105,7 @@ def test_a_key_file_that_can_not_be_used_is_refused_by_name(
 
 
 @pytest.mark.parametrize("error", [PermissionError, IsADirectoryError])
-def test_a_key_file_that_is_there_but_not_for_us_is_never_to_be_made_anew(
+def test_the_error_for_an_unreadable_key_file_does_not_advise_a_new_key(
     configured, tmp_path, monkeypatch, error
 ):
     file = tmp_path / "team.key"
@@ -127,7 +127,7 @@ def test_a_key_file_that_is_there_but_not_for_us_is_never_to_be_made_anew(
     assert file.read_bytes() == b"k" * 32
 
 
-def test_what_refuses_to_start_lets_go_of_the_disk(configured, tmp_path):
+def test_a_store_that_refuses_to_start_releases_the_disk(configured, tmp_path):
     with pytest.raises(ConfigError):
         open_store(configured(domains={"team": {"key_file": str(tmp_path / "none")}}))
     with open_store(configured()) as store:
@@ -145,7 +145,7 @@ class CountedCalls(DirectCalls):
         self.closed += 1
 
 
-def test_what_refuses_to_start_leaves_no_thread_for_calls(configured, tmp_path):
+def test_a_store_that_refuses_to_start_closes_its_call_threads(configured, tmp_path):
     calls = CountedCalls()
     with pytest.raises(ConfigError):
         open_store(configured(domains={"team": {"key_file": str(tmp_path / "none")}}), calls)
@@ -199,7 +199,7 @@ def test_the_policy_is_chosen_by_name(configured, policy, kind):
         ({"admit": "reuse", "writes_per_day": 0.5}, WriteBudget),
     ],
 )
-def test_a_disk_tiers_rule_is_chosen_by_name(configured, tmp_path, options, kind):
+def test_the_admission_rule_of_a_disk_tier_is_chosen_by_name(configured, tmp_path, options, kind):
     disk = {"kind": "disk", "path": str(tmp_path / "disk"), "capacity": 16 * MIB, **options}
     with open_store(configured(tiers=[{"kind": "host", "capacity": 16 * MIB}, disk])) as store:
         (rule,) = store.table.rules.of
@@ -225,7 +225,7 @@ def test_domains_get_what_their_options_say(configured, tmp_path):
 
 
 @pytest.mark.parametrize("times", [0.0, -1.0, 1e9])
-def test_writes_per_day_are_above_nothing_and_plausible(configured, tmp_path, times):
+def test_implausible_writes_per_day_are_refused(configured, tmp_path, times):
     disk = {"kind": "disk", "path": str(tmp_path), "capacity": 16 * MIB, "writes_per_day": times}
     with pytest.raises(ConfigError, match=r"tiers\.1\.writes_per_day: .* drive's rating"):
         configured(tiers=[{"kind": "host", "capacity": 16 * MIB}, disk])

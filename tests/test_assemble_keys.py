@@ -52,7 +52,7 @@ def test_a_descriptor_without_a_key_is_refused(tmp_path, data, words):
         key_of(tmp_path, {"key_fd": fd})
 
 
-def test_a_descriptor_is_read_before_a_file_of_ours_can_have_its_number(tmp_path):
+def test_a_key_descriptor_is_read_before_the_store_opens_files(tmp_path):
     fd = os.dup(2)
     os.close(fd)  # the next that is opened gets it
     with pytest.raises(ConfigError, match=rf"key_fd: descriptor {fd} cannot be read: Bad file"):
@@ -60,7 +60,7 @@ def test_a_descriptor_is_read_before_a_file_of_ours_can_have_its_number(tmp_path
     assert not (tmp_path / "disk").exists()
 
 
-def test_a_descriptor_of_ours_is_not_taken_for_one_that_was_handed_over():
+def test_only_an_inherited_descriptor_counts_as_handed_over():
     read, write = os.pipe()
     with os.fdopen(read, "rb"), os.fdopen(write, "wb"):
         assert not was_handed_over(read)
@@ -71,7 +71,7 @@ def test_a_descriptor_of_ours_is_not_taken_for_one_that_was_handed_over():
 
 
 @pytest.mark.parametrize("fd", [2, 1 << 40])
-def test_a_number_that_no_descriptor_of_yours_has_is_refused(tmp_path, fd):
+def test_a_number_that_cannot_be_a_key_descriptor_is_refused(tmp_path, fd):
     with pytest.raises(ConfigError, match=rf"key_fd: {fd} cannot be a key's descriptor; use 3"):
         config(tmp_path, {"acme": {"key_fd": fd}})
 
@@ -128,7 +128,7 @@ def seals(store):
     return {entry["domain"]: entry["sealed"] for entry in store.domains()["domains"]}
 
 
-def test_domains_with_a_key_of_their_own_are_sealed_and_the_kept_one_is_not(tmp_path):
+def test_configured_domains_are_sealed_and_the_default_domain_is_not(tmp_path):
     domains = {"acme": write_key(tmp_path), "plain": {**write_key(tmp_path, "p", b"p" * 32)}}
     domains["plain"]["seal"] = False
     with open_store(config(tmp_path, domains)) as store:
@@ -137,7 +137,7 @@ def test_domains_with_a_key_of_their_own_are_sealed_and_the_kept_one_is_not(tmp_
     assert '"action":"key"' in (tmp_path / "disk" / "audit.jsonl").read_text()
 
 
-def test_without_the_package_what_would_be_sealed_is_not_written_otherwise(tmp_path, monkeypatch):
+def test_a_store_with_a_sealed_domain_does_not_open_without_the_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
     domains = {"acme": write_key(tmp_path)}
     refusal = r"domains\.acme: has a key.*holdfast-kv\[secure\].*domains\.acme\.seal: false"
@@ -168,7 +168,7 @@ def test_a_replaced_key_is_refused(tmp_path):
         open_store(config(tmp_path, {"acme": write_key(tmp_path, key=b"n" * 32)}))
 
 
-def test_without_the_package_nothing_leaves_plain_for_other_nodes_either(tmp_path, monkeypatch):
+def test_a_target_with_a_sealed_domain_does_not_start_without_the_package(tmp_path, monkeypatch):
     monkeypatch.setattr("holdfast.assemble.domains.missing", lambda: "install holdfast-kv[secure]")
     acme = write_key(tmp_path)
     tiers = [{"kind": "host", "capacity": "16 MiB"}]
@@ -200,7 +200,7 @@ def test_a_renamed_domain_finds_its_sealed_blocks_under_the_new_name(tmp_path):
         assert again.read(keys) == 12
 
 
-def test_a_pool_without_a_common_ring_derives_its_keys(tmp_path):
+def test_data_keys_on_a_pool_are_derived_without_a_common_key_ring(tmp_path):
     (tmp_path / "members.yaml").write_text("members: []\n")
     pool = {"kind": "pool", "members": str(tmp_path / "members.yaml")}
     domains = {"default": write_key(tmp_path)}

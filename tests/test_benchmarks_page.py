@@ -22,7 +22,7 @@ def words_of(svg):
     return {text.text for text in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
 
 
-def test_bars_are_as_long_as_what_was_measured():
+def test_the_length_of_a_bar_shows_the_measured_value():
     rows = [
         {"what": "pool.get.2MiBx32", "value": 4.0, "limit": 5.0},
         {"what": "pool.put.2MiBx32", "value": 2.0, "limit": 2.5},
@@ -51,7 +51,7 @@ def test_a_bar_has_the_same_figure_as_the_table():
     assert {"123", "1,234", "0.988"} <= words_of(drawn("pool_chart", rows))
 
 
-def test_nothing_measured_is_a_chart_of_nothing():
+def test_a_report_without_rows_gives_an_empty_chart():
     assert "Holdfast" not in drawn("pool_chart", [])
 
 

@@ -34,7 +34,7 @@ def mapped_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_file_lies_where_huge_pages_can(fd):
+def test_a_mapping_is_aligned_to_huge_pages(fd):
     mapped = SharedMapping(fd, 2 * HUGE_PAGE + 5)
     assert mapped.address % HUGE_PAGE == 0
     assert len(mapped.view) == 2 * HUGE_PAGE + 5
@@ -42,7 +42,7 @@ def test_a_file_lies_where_huge_pages_can(fd):
     assert os.pread(fd, 5, 2 * HUGE_PAGE) == b"bytes"
 
 
-def test_it_stays_mapped_until_the_last_view_is_gone(fd):
+def test_a_mapping_lives_until_its_last_view_is_gone(fd):
     mapped = SharedMapping(fd, HUGE_PAGE)
     part = mapped.view[4096:8192]
     del mapped
@@ -55,13 +55,13 @@ def test_it_stays_mapped_until_the_last_view_is_gone(fd):
 
 
 @pytest.mark.parametrize("nbytes", [0, -1, 3 * HUGE_PAGE + 1, 1 << 62])
-def test_a_length_that_the_file_has_not_is_refused(fd, nbytes):
+def test_a_length_that_does_not_fit_the_file_is_refused(fd, nbytes):
     with pytest.raises(ValueError, match=f"{nbytes} bytes of a file of {3 * HUGE_PAGE} bytes"):
         SharedMapping(fd, nbytes)
     assert mappings() == 0
 
 
-def test_what_can_not_be_mapped_leaves_nothing_behind(fd):
+def test_a_failed_mapping_leaks_no_address_space(fd):
     before, tries = mapped_bytes(), 500
     read_only = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
     for _ in range(tries):
@@ -72,7 +72,7 @@ def test_what_can_not_be_mapped_leaves_nothing_behind(fd):
     assert mapped_bytes() - before < tries * HUGE_PAGE // 2
 
 
-def test_memory_brought_in_keeps_its_bytes(fd):
+def test_populated_memory_keeps_its_bytes(fd):
     os.pwrite(fd, b"first", 0)
     os.pwrite(fd, b"last", 3 * HUGE_PAGE - 4)
     mapped = SharedMapping(fd, 3 * HUGE_PAGE)
@@ -98,7 +98,7 @@ def test_private_memory_is_populated_by_calls_that_release_the_gil(monkeypatch):
     assert not isinstance(real, ctypes.PyDLL)
 
 
-def test_where_the_kernel_makes_no_huge_pages_small_ones_are_brought_in(fd, monkeypatch):
+def test_memory_is_populated_with_small_pages_if_huge_pages_fail(fd, monkeypatch):
     monkeypatch.setattr("holdfast.buffers._MADV_COLLAPSE", 9_999)
     mapped = SharedMapping(fd, 2 * HUGE_PAGE)
     assert not populate(mapped, 0, 2 * HUGE_PAGE)
@@ -110,14 +110,14 @@ def address(view):
 
 
 @pytest.mark.parametrize("nbytes", [1, 4096, HUGE_PAGE - 1])
-def test_little_memory_begins_with_a_page(nbytes):
+def test_a_small_buffer_is_aligned_to_a_page(nbytes):
     view = aligned_buffer(nbytes)
     assert address(view) % 4096 == 0
     assert bytes(view) == bytes(nbytes)
 
 
 @pytest.mark.parametrize("nbytes", [HUGE_PAGE, HUGE_PAGE + 4096, 3 * HUGE_PAGE - 1])
-def test_memory_that_holds_a_huge_page_begins_with_one(nbytes):
+def test_a_large_buffer_is_aligned_to_a_huge_page(nbytes):
     for view in [aligned_buffer(nbytes) for _ in range(3)]:
         assert address(view) % HUGE_PAGE == 0
         assert bytes(view) == bytes(nbytes)
@@ -126,7 +126,7 @@ def test_memory_that_holds_a_huge_page_begins_with_one(nbytes):
 @pytest.mark.skipif(
     not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a kernel without huge pages"
 )
-def test_what_is_left_behind_the_last_huge_page_takes_small_ones():
+def test_the_rest_of_a_buffer_after_its_last_huge_page_uses_small_pages():
     view = aligned_buffer(HUGE_PAGE + 4096)
     view[:: len(view) - 1] = b"ab"
     at = f"{address(view) + HUGE_PAGE:x}-"

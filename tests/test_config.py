@@ -51,17 +51,17 @@ def test_sizes_are_bytes_or_numbers_with_a_unit(text, nbytes):
 
 
 @pytest.mark.parametrize("text", ["", "8 foo", "-2", -1, "GiB", True, 1.5, None, "1e9", "0x10"])
-def test_what_is_no_size_is_refused(text):
+def test_an_invalid_size_is_refused(text):
     with pytest.raises(ValueError, match="not a size; write bytes, or a number and a unit"):
         Size.of(text)
 
 
 @given(st.integers(0, 1 << 50))
-def test_a_size_shown_is_read_as_nearly_the_same(nbytes):
+def test_a_printed_size_is_read_back_within_a_thousandth(nbytes):
     assert abs(Size.of(str(Size(nbytes))) - nbytes) <= nbytes / 1000
 
 
-def test_file_then_environment_then_flags(written):
+def test_flags_override_the_environment_which_overrides_the_file(written):
     file = written(
         "listen: /run/a.sock\n"
         "lease_s: 1\n"
@@ -82,7 +82,7 @@ def test_file_then_environment_then_flags(written):
     assert config.tiers[1].path == f"{Path(file).parent}/d"
 
 
-def test_without_a_file_this_machine_suggests_the_tiers(tmp_path, monkeypatch):
+def test_default_tiers_follow_the_machine_without_a_file(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config = load(environment={"XDG_RUNTIME_DIR": "/run/user/7"})
     assert config.listen == "unix:///run/user/7/holdfast/node.sock"
@@ -203,7 +203,7 @@ def test_an_error_names_path_value_limit_and_remedy(given_, words):
         ("HOLDFAST__LEAS_S", "configuration: contains unknown field 'leas_s'"),
     ],
 )
-def test_an_environment_variable_that_fits_nowhere_is_refused_by_name(written, name, words):
+def test_an_environment_variable_that_fits_no_option_is_refused_by_name(written, name, words):
     file = written("listen: /run/a.sock\ntiers: [{kind: host, capacity: 64 MiB}]\n")
     with pytest.raises(ConfigError, match=f"^{words}"):
         load(file, environment={name: "1"})
@@ -257,7 +257,7 @@ def test_an_unknown_key_of_any_section_is_refused_with_the_known_ones(section):
 
 
 @given(st.dictionaries(words | st.sampled_from(Config.__struct_fields__), plain, max_size=5))
-def test_made_up_configurations_are_refused_in_words_and_never_crash(made_up):
+def test_arbitrary_configurations_are_read_or_refused_without_a_crash(made_up):
     try:
         config = parse(made_up)
     except ConfigError as error:
@@ -274,7 +274,7 @@ def test_a_pool_needs_a_key_that_all_nodes_share(tmp_path):
         parse(data(HOST, POOL), tmp_path)
 
 
-def test_a_pools_member_file_counts_from_the_configurations_folder(tmp_path):
+def test_a_pools_member_file_is_relative_to_the_configurations_folder(tmp_path):
     keyed = data(HOST, POOL, domains={"default": {"key_file": "key"}})
     assert parse(keyed, tmp_path).tiers[1].members == str(tmp_path / "members.yaml")
     keyed["tiers"][1] = {**POOL, "members": "dns://targets:7000"}
@@ -290,7 +290,7 @@ VALKEY = {"kind": "valkey", "address": "tcp://10.0.0.7:6379"}
 KEYED = {"default": {"key_file": "key"}}
 
 
-def test_files_of_a_valkey_tier_count_from_the_configurations_folder(tmp_path):
+def test_files_of_a_valkey_tier_are_relative_to_the_configurations_folder(tmp_path):
     files = {"user": "hf", "password_file": "secret", "tls_ca": "/etc/ca.pem", "tls_cert": "c.pem"}
     config = parse(data(HOST, {**VALKEY, **files}, domains=KEYED), tmp_path)
     assert config.tiers[1].password_file == f"{tmp_path}/secret"
@@ -320,12 +320,12 @@ def test_files_of_a_valkey_tier_count_from_the_configurations_folder(tmp_path):
         ({"password": "x"}, r"tiers\.1: .*unknown field 'password'; remove it; known here: kind,"),
     ],
 )
-def test_what_a_valkey_tier_can_not_be_is_said(given, words):
+def test_invalid_valkey_options_are_refused(given, words):
     with pytest.raises(ConfigError, match=words):
         parse(data(HOST, {**VALKEY, **given}, domains=KEYED))
 
 
-def test_a_store_of_another_make_needs_a_key_that_all_nodes_share():
+def test_a_valkey_tier_needs_a_key_that_all_nodes_share():
     with pytest.raises(ConfigError, match=r"tiers\.1: .* set domains\.default\.key_file"):
         parse(data(HOST, VALKEY))
 
@@ -351,7 +351,7 @@ def test_a_mooncake_tier_is_read(tmp_path):
         ({"deadline_s": 99}, r"tiers\.1\.deadline_s: 99 s is not .* at most 60 s"),
     ],
 )
-def test_what_a_mooncake_tier_can_not_be_is_said(given, words):
+def test_invalid_mooncake_options_are_refused(given, words):
     with pytest.raises(ConfigError, match=words):
         parse(data(HOST, {**MOONCAKE, **given}, domains=KEYED))
 
@@ -363,7 +363,7 @@ def registered(**register):
     return data() | TARGET | {"register": {"members": "etcd://a:2379/pool", **register}}
 
 
-def test_a_target_registers_with_what_is_said_and_defaults():
+def test_a_registration_has_the_given_options_and_defaults():
     register = parse(registered(weight=4, zone="z1")).register
     assert (register.members, register.weight, register.zone) == ("etcd://a:2379/pool", 4.0, "z1")
     assert (register.id, register.address, register.drain_s) == ("", "", 5.0)
@@ -399,26 +399,26 @@ def test_a_target_registers_with_what_is_said_and_defaults():
         ),
     ],
 )
-def test_a_registration_that_nobody_could_use_is_refused(wrong, words):
+def test_an_unusable_registration_is_refused(wrong, words):
     with pytest.raises(ConfigError, match=words):
         parse(wrong)
 
 
-def test_listening_everywhere_is_fine_with_the_address_that_others_use():
+def test_a_target_may_listen_everywhere_if_it_registers_an_address():
     config = registered(address="tcp://flash-1:7441")
     config |= {"listen": "tcp://0.0.0.0:7441", "tokens": {"key_file": "k"}}
     assert parse(config).register.address == "tcp://flash-1:7441"
 
 
 @pytest.mark.parametrize("ask_s", [0, -1, 61])
-def test_a_question_to_a_pool_has_its_limits(ask_s):
+def test_the_time_limit_of_a_pool_lookup_has_bounds(ask_s):
     pool = {"kind": "pool", "members": "m.yaml", "ask_s": ask_s}
     with pytest.raises(ConfigError, match=r"tiers\.1\.ask_s: .* above 0 and at most 60 s"):
         parse(data(HOST, pool, domains={"default": {"key_file": "k"}}))
 
 
 @pytest.mark.parametrize("ramp_s", [0, -1, 86_401])
-def test_a_ramp_has_its_limits(ramp_s):
+def test_the_ramp_of_a_pool_has_bounds(ramp_s):
     pool = {"kind": "pool", "members": "m.yaml", "ramp_s": ramp_s}
     with pytest.raises(ConfigError, match=r"tiers\.1\.ramp_s: .* above 0 and at most 86,400 s"):
         parse(data(HOST, pool, domains={"default": {"key_file": "k"}}))

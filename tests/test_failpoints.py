@@ -20,7 +20,7 @@ def _disarmed():
     failpoints.arm("")
 
 
-def test_every_point_is_in_the_code_once():
+def test_every_failpoint_is_in_the_code_once():
     found = [
         name
         for path in SOURCE.rglob("*.py")
@@ -29,13 +29,13 @@ def test_every_point_is_in_the_code_once():
     assert sorted(found) == sorted(failpoints.POINTS)
 
 
-def test_off_and_armed_elsewhere_a_point_is_passed():
+def test_a_failpoint_that_is_not_armed_does_nothing():
     failpoints.reach("snapshot")
     failpoints.arm("region_close:1")
     failpoints.reach("snapshot")
 
 
-def test_a_point_that_is_disarmed_while_it_is_passed_does_nothing(monkeypatch):
+def test_a_failpoint_disarmed_while_it_is_reached_does_nothing(monkeypatch):
     class DisarmedMeanwhile(dict):
         """Empty after the first question whether it has a name, as after `arm` in a thread."""
 
@@ -48,7 +48,7 @@ def test_a_point_that_is_disarmed_while_it_is_passed_does_nothing(monkeypatch):
     failpoints.reach("snapshot")
 
 
-def test_the_process_ends_at_the_pass_that_was_armed():
+def test_the_process_is_killed_at_the_armed_pass_of_a_failpoint():
     script = (
         "from holdfast import failpoints; failpoints.arm('snapshot:3')\n"
         "for number in range(1, 5): print(number, flush=True); failpoints.reach('snapshot')"
@@ -68,7 +68,7 @@ def test_the_process_ends_at_the_pass_that_was_armed():
         ),
     ],
 )
-def test_a_point_that_is_not_there_is_refused(text, words, monkeypatch):
+def test_an_unknown_failpoint_is_refused(text, words, monkeypatch):
     monkeypatch.setenv("HOLDFAST_FAILPOINT", text)
     with pytest.raises(ConfigError, match=re.escape(words)):
         config.arm_failpoint()

@@ -59,7 +59,7 @@ def output(tmp_path_factory, unpack_program):
 
 
 @pytest.mark.timeout(WITHIN_S + 20)
-def test_the_page_leads_to_a_pool_that_hosts_share(output):
+def test_the_documented_commands_create_a_pool_that_hosts_share(output):
     _, _, _, look, share, *_ = output
     assert "ok       tls" in look
     assert look.count("; fine in") == 3
@@ -70,7 +70,7 @@ def test_the_page_leads_to_a_pool_that_hosts_share(output):
         assert line.partition("tcp://")[0] in look
 
 
-def test_the_pool_can_be_watched(output):
+def test_the_documented_commands_show_the_state_of_the_pool(output):
     watch, scraped = output[5:7]
     assert "of prompt tokens from Holdfast (pool " in watch
     assert "ready" in watch.splitlines()
@@ -78,7 +78,7 @@ def test_the_pool_can_be_watched(output):
     assert '"3"' not in scraped  # curl's answers are not printed, the loop ends with the right one
 
 
-def test_a_lost_target_is_told(output):
+def test_a_lost_target_is_shown_as_unreachable(output):
     lost = output[7]
     assert re.search(r"flash-2 .*; unreachable: ", lost), lost
     assert lost.count("; fine in") == 2

@@ -48,7 +48,7 @@ def test_a_session_prints_what_the_page_shows(command, shown, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("page", [PAGE, REFERENCE], ids=["how-to", "reference"])
-def test_the_profiles_on_the_pages_can_be_laid_over_the_shipped_one(page, tmp_path):
+def test_the_profiles_on_the_pages_override_the_shipped_profile(page, tmp_path):
     [text] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "mine.yaml").write_text(text)
     profile = load_profile(str(tmp_path / "mine.yaml"))

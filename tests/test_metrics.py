@@ -71,12 +71,12 @@ def test_the_kind_of_a_metric_follows_from_its_name():
     assert kind_of("plan_error") == "histogram"
 
 
-def test_a_label_may_hold_any_text():
+def test_special_characters_in_a_label_are_escaped():
     text = exposition([Sample("evictions_total", ('a"b\\c\nd',), 1)])
     assert text.splitlines()[-1] == 'holdfast_evictions_total{tier="a\\"b\\\\c\\nd"} 1'
 
 
-def test_a_thousand_domains_without_a_name_here_are_one_label_value():
+def test_unnamed_domains_share_one_label_value():
     with holdfast.open(host="16 MiB") as store:
         status = store.status()
     strangers = [DomainStatus(f"{n:032x}", used_bytes={"host": 10}) for n in range(1_000)]

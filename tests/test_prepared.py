@@ -29,7 +29,7 @@ for number in range(300):
 """
 
 
-def test_many_threads_decode_it_at_once_the_first_time():
+def test_a_prepared_type_can_be_first_decoded_by_many_threads_at_once():
     ended = subprocess.run(
         [sys.executable, "-c", RACE], capture_output=True, text=True, check=False
     )

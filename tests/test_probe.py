@@ -12,11 +12,11 @@ from holdfast import probe
 from holdfast.probe import free_port, memory, process_figures
 
 
-def test_memory_is_that_of_the_machine_at_most():
+def test_memory_does_not_exceed_the_memory_of_the_machine():
     assert 0 < memory().nbytes <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_the_figures_of_this_process_are_the_kernels():
+def test_process_figures_match_those_of_the_kernel():
     before = process_figures()
     assert 0 < before.resident_bytes < before.virtual_bytes
     assert before.resident_bytes <= memory().nbytes
@@ -43,7 +43,7 @@ def groups(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("group", ["", "system.slice", "system.slice/x.service"])
-def test_the_limit_of_the_own_control_group_or_of_an_ancestor_counts(groups, group):
+def test_memory_is_limited_by_the_own_control_group_or_an_ancestor(groups, group):
     (groups / group / "memory.max").write_text("1048576\n")
     assert memory() == (1 << 20, "the control group's limit")
 
@@ -69,7 +69,9 @@ def test_a_free_port_can_be_listened_on():
 
 
 @pytest.mark.parametrize(("lent", "below"), [("20000 60999", 20_000), ("32768 60999", 32_000)])
-def test_no_port_is_given_twice_nor_lent_by_the_kernel(tmp_path, monkeypatch, lent, below):
+def test_free_port_repeats_no_port_and_avoids_the_ephemeral_range(
+    tmp_path, monkeypatch, lent, below
+):
     file = tmp_path / "range"
     file.write_text(f"{lent}\n")
     monkeypatch.setattr(probe, "_EPHEMERAL_RANGE", file)
@@ -79,7 +81,7 @@ def test_no_port_is_given_twice_nor_lent_by_the_kernel(tmp_path, monkeypatch, le
 
 
 @pytest.mark.parametrize("lent", ["1024 65535", "none of it", None])
-def test_where_all_are_lent_it_is_any_that_is_free(tmp_path, monkeypatch, lent):
+def test_free_port_returns_any_free_port_if_all_are_ephemeral(tmp_path, monkeypatch, lent):
     file = tmp_path / "range"
     if lent:
         file.write_text(lent)
@@ -87,7 +89,7 @@ def test_where_all_are_lent_it_is_any_that_is_free(tmp_path, monkeypatch, lent):
     assert free_port() > 1024
 
 
-def test_a_port_that_somebody_listens_on_is_left_out(monkeypatch):
+def test_free_port_skips_a_port_in_use(monkeypatch):
     with socket.create_server(("127.0.0.1", free_port())) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setattr(probe, "_drawn", iter([port - 15_000, port - 14_999]))

@@ -19,7 +19,7 @@ from holdfast.regular_file import (
 )
 
 
-def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path):
+def test_a_path_that_is_no_regular_file_is_refused_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
@@ -48,7 +48,7 @@ def test_a_file_that_is_too_large_is_refused(tmp_path):
     assert caught.value.errno == errno.EFBIG
 
 
-def test_a_replaced_file_is_its_owners_and_nothing_is_left_beside_it(tmp_path):
+def test_a_replaced_file_is_private_and_no_temporary_file_is_left(tmp_path):
     file = tmp_path / "file"
     file.write_bytes(b"old")
     file.chmod(0o644)
@@ -59,7 +59,7 @@ def test_a_replaced_file_is_its_owners_and_nothing_is_left_beside_it(tmp_path):
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_two_that_replace_a_file_at_once_do_not_mix(tmp_path):
+def test_concurrent_replacements_of_a_file_do_not_mix(tmp_path):
     file = tmp_path / "file[1]"
     with replacing(file) as fd:
         os.write(fd, b"the slow ")
@@ -87,7 +87,7 @@ def test_a_file_removed_before_it_is_locked_is_created_again(tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == [file] != removed
 
 
-def test_file_and_folder_are_flushed(tmp_path, monkeypatch):
+def test_replace_file_flushes_the_file_and_its_folder(tmp_path, monkeypatch):
     flushed, fsync = [], os.fsync
 
     def flush(fd):

@@ -44,7 +44,7 @@ def test_checksums_name_every_file_of_it(release):
     assert rests == {".cdx.json", "-py3-none-any.whl", ".tar.gz"}
 
 
-def test_the_list_of_components_has_what_an_installation_brings(release):
+def test_the_sbom_lists_the_installed_dependencies(release):
     (file,) = release.glob("*.cdx.json")
     versions = {
         each["name"]: each["version"] for each in json.loads(file.read_text())["components"]
@@ -54,14 +54,14 @@ def test_the_list_of_components_has_what_an_installation_brings(release):
     assert not {"torch", "vllm", "pytest"} & set(versions)
 
 
-def test_a_release_is_not_built_over_another_one(release):
+def test_a_release_is_not_built_into_an_existing_folder(release):
     command = [sys.executable, "tools/release.py", str(release)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert f"{release} is there already; remove it" in done.stderr
 
 
-def test_traces_and_ladders_are_in_it(wheel):
+def test_the_wheel_contains_the_shipped_traces_and_ladders(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     for trace in SHIPPED:
         assert f"holdfast/sim/data/traces/{find_trace(trace).name}" in names
@@ -70,13 +70,13 @@ def test_traces_and_ladders_are_in_it(wheel):
     assert "holdfast/sim/data/traces/README.md" in names, "it has the licences"
 
 
-def test_it_is_small_and_has_no_tests(wheel):
+def test_the_wheel_is_small_and_contains_no_tests(wheel):
     assert wheel.stat().st_size < BYTES_MAX
     names = zipfile.ZipFile(wheel).namelist()
     assert not [name for name in names if name.startswith(("tests", "traces", "docs"))]
 
 
-def test_what_it_has_can_be_simulated_without_the_repository(wheel, tmp_path):
+def test_an_unpacked_wheel_runs_a_simulation_without_the_repository(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     words = "sim conversation --ladder host-and-disk --model Llama-3.1-70B"
     done = subprocess.run(

@@ -141,7 +141,7 @@ def test_no_figure_is_cut_however_narrow_the_terminal(width):
     assert all(figure in text for figure in ("5.94", "6.94", "7.94"))
 
 
-def test_on_a_narrow_terminal_the_columns_that_are_missed_least_are_left_out():
+def test_a_narrow_terminal_omits_the_least_important_columns():
     text = rendered(WIDE, ALSO, 80)
     assert "local_cpu_s_per_gb" in text.splitlines()[2]
     assert (

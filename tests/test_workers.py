@@ -9,7 +9,7 @@ from holdfast.errors import ConfigError
 from holdfast.workers import parallel, workers
 
 
-def test_threads_that_can_not_be_had_are_said_before_anything_begins(monkeypatch):
+def test_too_many_threads_raise_an_error_before_any_work_begins(monkeypatch):
     started, real = [], threading.Thread.start
 
     def third_fails(thread):
@@ -24,7 +24,7 @@ def test_threads_that_can_not_be_had_are_said_before_anything_begins(monkeypatch
     assert not any(thread.is_alive() for thread in started)
 
 
-def test_a_thread_that_can_not_begin_is_said_and_nobody_waits_for_it():
+def test_a_thread_that_fails_to_begin_raises_an_error_and_leaves_no_thread():
     def begin():
         raise PermissionError(1, "Operation not permitted")
 
@@ -55,7 +55,7 @@ def test_work_that_a_pool_refuses_is_done_in_this_thread(calls):
         assert parallel(lambda number: 10 * number, range(5), pool) == [0, 10, 20, 30, 40]
 
 
-def test_after_an_error_no_call_is_in_progress():
+def test_parallel_raises_an_error_only_after_running_calls_have_ended():
     begun, ended = threading.Event(), []
 
     def work(number):

@@ -55,7 +55,7 @@ def test_actionlint_finds_nothing_in_them(actionlint, tmp_path):
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
-def test_they_run_targets_of_the_makefile_and_declare_their_permissions(file):
+def test_workflows_run_makefile_targets_and_declare_their_permissions(file):
     text = file.read_text()
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(re.findall(r"run: make (\w+)", text)) <= set(targets)

@@ -36,7 +36,7 @@ def test_a_mapping_comes_as_it_is(tmp_path):
         (b"#" * (FILE_BYTES_MAX + 1), f"has more than {FILE_BYTES_MAX} bytes; name another"),
     ],
 )
-def test_what_is_wrong_is_one_line(tmp_path, data, words):
+def test_an_invalid_file_is_a_one_line_error(tmp_path, data, words):
     file = tmp_path / "a.yaml"
     file.write_bytes(data)
     with pytest.raises(ConfigError) as caught:
@@ -46,8 +46,11 @@ def test_what_is_wrong_is_one_line(tmp_path, data, words):
     assert "\n" not in str(caught.value)
 
 
-def test_what_can_not_be_read_says_why(tmp_path):
-    for name, words in (("none", "No such file or directory"), ("", "Is a directory")):
+def test_a_file_that_cannot_be_read_is_an_error_with_its_reason(tmp_path):
+    for name, words in (
+        ("none", "No such file or directory"),
+        ("", "not a regular file, but a directory"),
+    ):
         with pytest.raises(ConfigError, match=f"cannot be read: {words}; name another file"):
             read_mapping(str(tmp_path / name))
 

@@ -59,7 +59,7 @@ def written(header=HEADER, generation=11):
     return record
 
 
-def test_golden_bytes():
+def test_header_bytes_match_the_golden_vector():
     assert bytes(written()[:128]).hex() == (
         "484645314d608d760b0000000000000001000607050000008000000008000000"
         "0101010101010101010101010101010102020202020202020202020202020202"
@@ -68,17 +68,17 @@ def test_golden_bytes():
     )
 
 
-def test_nothing_behind_the_header_is_touched():
+def test_writing_a_header_changes_no_byte_after_it():
     assert bytes(written()[128:]) == b"\xee" * 128
 
 
 @given(headers, st.integers(0, 2**64 - 1))
-def test_what_is_written_is_read(header, generation):
+def test_a_written_header_is_read_unchanged(header, generation):
     assert read_header(written(header, generation)) == (header, generation)
 
 
 @given(headers, st.integers(0, 2**64 - 1))
-def test_a_stamp_changes_the_mark_only(header, generation):
+def test_stamping_a_record_changes_only_the_generation_and_its_crc(header, generation):
     record = written(header, 0)
     identity = bytes(record[16:])
     stamp(record, generation)
@@ -86,7 +86,7 @@ def test_a_stamp_changes_the_mark_only(header, generation):
     assert bytes(record[16:]) == identity
 
 
-def test_a_stamp_during_a_read_damages_nothing(monkeypatch):
+def test_a_header_stamped_during_a_read_is_read_as_valid(monkeypatch):
     """A disk tier stamps a record in memory while a fetch checks its header."""
     record, crc32 = written(), zlib.crc32
     expected = read_header(record)
@@ -102,7 +102,7 @@ def test_a_stamp_during_a_read_damages_nothing(monkeypatch):
 
 
 @given(headers, st.integers(0, 2**64 - 1), headers)
-def test_a_header_with_another_seal_is_what_would_be_written(header, generation, other):
+def test_a_resealed_header_equals_a_header_written_with_that_seal(header, generation, other):
     record, expected = memoryview(bytearray(128)), memoryview(bytearray(128))
     write_header(record, header, generation)
     before = bytes(record)
@@ -120,7 +120,7 @@ def test_every_flipped_bit_is_noticed():
             read_header(record)
 
 
-def test_every_cut_is_noticed():
+def test_every_truncation_of_a_header_is_detected():
     record = written()
     for end in range(128):
         with pytest.raises(FormatError):
@@ -136,7 +136,7 @@ def test_noise_is_refused(noise):
         read_header(noise)
 
 
-def test_another_version_is_named():
+def test_an_unknown_format_version_is_refused_by_number():
     record = written()
     record[16:18] = (2).to_bytes(2, "little")
     stamp(record, 0)

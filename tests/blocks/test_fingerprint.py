@@ -16,7 +16,7 @@ FINGERPRINT = Fingerprint(
 )
 
 
-def test_golden_vector():
+def test_the_digest_matches_the_golden_vector():
     assert FINGERPRINT.digest().hex() == "66cee5f33f0529600038c60eb0c45d63"
 
 
@@ -47,7 +47,7 @@ def mutations():
         yield f"layout.slice.{field}", msgspec.structs.replace(FINGERPRINT, layout=layout)
 
 
-def test_every_field_counts():
+def test_every_field_changes_the_digest():
     digests = {name: fingerprint.digest() for name, fingerprint in mutations()}
     digests["as it is"] = FINGERPRINT.digest()
     assert len(digests) == 20
@@ -74,5 +74,5 @@ def test_an_unknown_field_is_refused_by_name():
         msgspec.convert(fields, Fingerprint)
 
 
-def test_plain_data_and_back():
+def test_a_fingerprint_survives_conversion_to_plain_data():
     assert msgspec.convert(msgspec.to_builtins(FINGERPRINT), Fingerprint) == FINGERPRINT

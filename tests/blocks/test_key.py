@@ -41,7 +41,7 @@ def as_documented(tokens, size, extras):
     return keys
 
 
-def test_golden_vectors():
+def test_keys_match_the_golden_vectors():
     chain = chain_of(range(1, 9), extras={1: [b"image", b""]})
     assert [key.hex() for key in chain.keys] == [
         "4f248ed904b307a4c1a8936fb3ca0e9f",
@@ -59,7 +59,7 @@ def test_keys_are_as_documented(tokens, size, extras):
 
 
 @given(tokens_of, st.lists(st.integers(0, 40), max_size=5), st.integers(1, 9))
-def test_growing_in_steps_gives_the_same_keys(tokens, stops, size):
+def test_a_chain_extended_in_steps_has_the_same_keys(tokens, stops, size):
     chain = chain_of([], size)
     for stop in sorted(stops):
         chain.extend(tokens[:stop])
@@ -70,7 +70,7 @@ def test_growing_in_steps_gives_the_same_keys(tokens, stops, size):
 
 
 @given(tokens_of)
-def test_lists_and_arrays_name_the_same(tokens):
+def test_lists_and_arrays_of_the_same_tokens_give_the_same_keys(tokens):
     expected = chain_of(tokens).keys
     assert chain_of(np.array(tokens, dtype=np.int64)).keys == expected
     assert chain_of(np.array(tokens, dtype=np.uint32)).keys == expected
@@ -78,7 +78,7 @@ def test_lists_and_arrays_name_the_same(tokens):
 
 
 @given(tokens_of.filter(lambda tokens: len(tokens) >= 4), st.data())
-def test_one_other_token_renames_its_block_and_all_behind(tokens, data):
+def test_one_changed_token_changes_the_keys_of_its_block_and_all_later_blocks(tokens, data):
     at = data.draw(st.integers(0, len(tokens) // 4 * 4 - 1))
     changed = [*tokens[:at], (tokens[at] + 1) % 2**32, *tokens[at + 1 :]]
     one, other = chain_of(tokens).keys, chain_of(changed).keys
@@ -96,12 +96,12 @@ def test_one_other_token_renames_its_block_and_all_behind(tokens, data):
         {"extras": {0: [b"ab"]}},
     ],
 )
-def test_what_changes_the_meaning_changes_every_name(changes):
+def test_a_changed_domain_key_fingerprint_or_extra_changes_every_key(changes):
     plain = chain_of(range(12))
     assert not set(plain.keys) & set(chain_of(range(12), **changes).keys)
 
 
-def test_extras_can_not_be_shifted_into_one_another():
+def test_extras_divided_differently_give_different_keys():
     names = {
         tuple(chain_of(range(8), extras=extras).keys)
         for extras in ({0: [b"ab"]}, {0: [b"a", b"b"]}, {0: [b"", b"ab"]}, {1: [b"ab"]}, {})
@@ -109,7 +109,7 @@ def test_extras_can_not_be_shifted_into_one_another():
     assert len(names) == 5
 
 
-def test_parents_and_packed_keys():
+def test_parents_and_packed_keys_are_those_of_the_chain():
     chain = chain_of(range(12))
     assert chain.parent(0) == FINGERPRINT
     assert chain.parent(2) == chain.keys[1]
@@ -126,7 +126,7 @@ def test_a_segment_is_named_by_its_first_block():
 
 
 @given(st.integers(1, 60), st.integers(1, 70))
-def test_segments_have_the_length_that_is_asked_for(blocks, segment_blocks):
+def test_segments_have_the_requested_length(blocks, segment_blocks):
     chain = Chain(DOMAIN_KEY, FINGERPRINT, 1, segment_blocks=segment_blocks)
     chain.extend(range(blocks))
     heads = [index for index in range(blocks) if chain.segment(index) == chain.keys[index][:8]]
@@ -165,7 +165,7 @@ def test_wrong_shapes_are_refused(changes, expected):
         ["a", "b", "c", "d"],
     ],
 )
-def test_tokens_that_are_none_are_refused(tokens):
+def test_invalid_token_values_are_refused(tokens):
     with pytest.raises(BlockError, match="token"):
         chain_of(tokens)
 
@@ -249,7 +249,7 @@ def test_tokens_of_a_wrong_type_are_refused_by_name(tokens, words):
         np.array([1, 0, 2, 0, 3, 0, 4, 0])[::2],
     ],
 )
-def test_integers_of_every_kind_of_sequence_name_the_same(tokens):
+def test_integers_in_every_kind_of_sequence_give_the_same_keys(tokens):
     assert chain_of(tokens).keys == chain_of([1, 2, 3, 4]).keys
 
 

@@ -28,7 +28,9 @@ def test_a_block_is_all_pages_of_all_layers():
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 16), st.integers(1, 64))
-def test_portable_is_layer_k_or_v_token_head_dim(layers, kv_heads, head_size, block_tokens):
+def test_the_portable_layout_is_one_page_of_all_layers_and_heads(
+    layers, kv_heads, head_size, block_tokens
+):
     layout = Layout.portable(
         layers=layers,
         kv_heads=kv_heads,
@@ -50,11 +52,11 @@ def test_portable_is_layer_k_or_v_token_head_dim(layers, kv_heads, head_size, bl
         ({"page_bytes": 1 << 30}, f"the limit is {PAYLOAD_BYTES_MAX}; lower block_tokens"),
     ],
 )
-def test_what_can_not_be_is_refused(changes, expected):
+def test_an_impossible_layout_is_refused(changes, expected):
     with pytest.raises(BlockError, match=expected):
         msgspec.structs.replace(LAYOUT, **changes)
 
 
-def test_an_unknown_dtype_is_refused_with_those_known():
+def test_an_unknown_dtype_is_refused_with_the_known_ones():
     with pytest.raises(BlockError, match="'int3' is unknown; known: float32, float16"):
         Layout.portable(layers=1, kv_heads=1, head_size=1, dtype="int3", block_tokens=1)

@@ -24,7 +24,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
         (["holdfast", "serve", "--log-f"], {"--log-format"}),
     ],
 )
-def test_bash_completes(holdfast, tmp_path, words, expected):
+def test_bash_completion_offers_the_expected_words(holdfast, tmp_path, words, expected):
     bash, script = shutil.which("bash"), tmp_path / "holdfast.bash"
     script.write_text(holdfast("completion", "bash").stdout)
     function = script.read_text().split(" -F ")[-1].split()[0]

@@ -65,7 +65,7 @@ def test_each_trace_is_the_same_when_it_is_converted(name, tmp_path, capsys):
         assert "lengths only: no text or tokens of prompts" in capsys.readouterr().err
 
 
-def test_a_rate_becomes_times(tmp_path, capsys):
+def test_a_rate_gives_an_untimed_trace_evenly_spaced_times(tmp_path, capsys):
     out = tmp_path / "paced.jsonl"
     assert main(["convert", "taubench", "--rate", "4", "--out", str(out)]) == 0
     trace = load(out)
@@ -74,7 +74,7 @@ def test_a_rate_becomes_times(tmp_path, capsys):
     assert "so its requests arrive evenly, 4 a second" in capsys.readouterr().err
 
 
-def test_what_is_no_log_is_refused(tmp_path, capsys):
+def test_an_unknown_log_format_is_refused(tmp_path, capsys):
     file = tmp_path / "notes.txt"
     file.write_text("hello\n")
     assert main(["convert", str(file)]) == USAGE

@@ -53,7 +53,7 @@ def key(folder, byte=0):
     return file
 
 
-def test_a_sound_machine_without_a_node_is_well(holdfast, config, tmp_path):
+def test_doctor_succeeds_on_a_sound_machine_without_a_node(holdfast, config, tmp_path):
     code, checks, report = examined(holdfast, "--config", config())
     assert code == 0
     assert report["version"] == __version__
@@ -118,7 +118,7 @@ def test_direct_io_in_a_folder_that_is_not_there_is_refused(tmp_path):
     assert finding.found == "refused: No such file or directory"
 
 
-def test_the_nearest_folder_is_the_one_that_exists(tmp_path):
+def test_nearest_returns_the_closest_existing_folder(tmp_path):
     assert nearest(str(tmp_path / "a" / "b")) == str(tmp_path)
     assert nearest(str(tmp_path)) == str(tmp_path)
 
@@ -126,7 +126,7 @@ def test_the_nearest_folder_is_the_one_that_exists(tmp_path):
 @pytest.mark.parametrize(
     "tier", ["kind: valkey, address: {address}", "kind: mooncake, master: {address}"]
 )
-def test_a_store_of_another_make_is_looked_for(holdfast, config, tmp_path, tier):
+def test_doctor_checks_whether_an_external_store_can_be_reached(holdfast, config, tmp_path, tier):
     file = config()
     with socket.create_server(("127.0.0.1", 0)) as there:
         address = f"tcp://127.0.0.1:{there.getsockname()[1]}"
@@ -142,7 +142,7 @@ def test_a_store_of_another_make_is_looked_for(holdfast, config, tmp_path, tier)
     assert checks["tiers.2"]["why"].endswith("start it, or correct the address")
 
 
-def test_it_says_which_domains_are_sealed_and_with_what(holdfast, tmp_path):
+def test_doctor_reports_which_domains_are_sealed_and_with_which_key_ring(holdfast, tmp_path):
     file = tmp_path / "node.yaml"
     file.write_text(
         f"listen: unix://{tmp_path}/node.sock\n"
@@ -186,7 +186,7 @@ def test_a_missing_sealing_library_is_a_problem_only_if_a_node_would_not_start(
         ("device: /dev/zero", False, "'/dev/zero' is not a DAX device"),
     ],
 )
-def test_cxl_memory_is_looked_at_and_not_taken(holdfast, tmp_path, where, ok, words):
+def test_doctor_examines_cxl_memory_without_allocating_it(holdfast, tmp_path, where, ok, words):
     file = tmp_path / "cxl.yaml"
     file.write_text(
         f"listen: {tmp_path}/node.sock\n"
@@ -215,7 +215,7 @@ def test_cxl_memory_is_looked_at_and_not_taken(holdfast, tmp_path, where, ok, wo
         ("tiers.1.capacity=20 MiB", "tiers.1", "regions of 2097152; set tiers.1.capacity to "),
     ],
 )
-def test_what_a_node_would_refuse_is_a_problem_and_nothing_is_changed(
+def test_a_setting_that_a_node_refuses_is_a_problem_and_no_file_is_changed(
     holdfast, config, tmp_path, setting, what, words
 ):
     file, disk = config(), tmp_path / "new" / "disk"
@@ -235,7 +235,7 @@ def test_what_a_node_would_refuse_is_a_problem_and_nothing_is_changed(
         assert done.returncode == 2, done.stderr
 
 
-def test_a_pipe_is_no_key_file(holdfast, config, tmp_path):
+def test_a_pipe_is_refused_as_a_key_file(holdfast, config, tmp_path):
     os.mkfifo(tmp_path / "pipe", 0o600)
     settings = ("domains.a.key_file", "tokens.key_file")
     for setting, what in zip(settings, ("keys", "tokens"), strict=True):
@@ -266,7 +266,7 @@ def examined_here(capsys):
         ((-90, 60.5), True, False, ", in 60 days"),
     ],
 )
-def test_it_says_how_long_a_certificate_is_valid(
+def test_doctor_reports_how_long_a_certificate_is_valid(
     examined_here, target_files, days, ok, warning, words
 ):
     code, checks = examined_here(*target_files(*days))
@@ -299,7 +299,7 @@ def test_a_target_does_not_start_with_an_expired_certificate(holdfast, target_fi
 
 
 @pytest.mark.parametrize(("lifetime_s", "ok"), [(600, True), (60, True), (1, False)])
-def test_it_says_how_long_a_token_is_valid(examined_here, config, tmp_path, lifetime_s, ok):
+def test_doctor_reports_how_long_a_token_is_valid(examined_here, config, tmp_path, lifetime_s, ok):
     (file := tmp_path / "token").touch(mode=0o600)
     file.write_text(issue(b"k" * 32, "host-a", VERBS, lifetime_s, time.time() - (not ok) * 5))
     code, checks = examined_here("--config", config(), "--set", f"tokens.file={file}")
@@ -309,7 +309,7 @@ def test_it_says_how_long_a_token_is_valid(examined_here, config, tmp_path, life
     assert ("make a new one with `holdfast token`" in checks["tokens.file"]["why"]) is not ok
 
 
-def test_what_a_running_node_cannot_do_is_a_problem(monkeypatch):
+def test_troubles_that_a_running_node_reports_are_problems(monkeypatch):
     status = NodeStatus(
         audit_lost=3,
         tiers=[TierStatus("odd", trouble="usage() is of type str, not TierUsage")],
@@ -348,7 +348,7 @@ def test_certificates_for_other_stores_and_for_etcd_are_examined_too(
         assert "the certificate expired on " in checks[f"{at}cert"]["why"]
 
 
-def test_a_target_is_told_that_hosts_will_not_accept_its_certificate(
+def test_doctor_warns_if_hosts_do_not_accept_a_targets_certificate(
     examined_here, target_files, tmp_path
 ):
     arguments = target_files(-90, 90)

@@ -128,7 +128,9 @@ def test_domains_are_listed_rotated_and_erased(holdfast, serving, engine, config
     assert [line["action"] for line in log] == ["key", "key", "rotate", "erase"]
 
 
-def test_what_is_unclear_or_unknown_is_said(holdfast, serving, engine, config, tmp_path):
+def test_an_ambiguous_or_unknown_domain_is_refused_with_a_reason(
+    holdfast, serving, engine, config, tmp_path
+):
     process, address = serving("--config", config)
     for words, code, said in (
         (("erase",), 2, "erase: name one domain"),
@@ -145,7 +147,7 @@ def test_what_is_unclear_or_unknown_is_said(holdfast, serving, engine, config, t
     assert "asked for domain 'nobody'" in (tmp_path / "disk" / "audit.jsonl").read_text()
 
 
-def test_the_audit_log_is_checked(holdfast, serving, config, tmp_path):
+def test_inspect_audit_verifies_the_chain_of_the_audit_log(holdfast, serving, config, tmp_path):
     assert holdfast("inspect", "audit", "--config", config).returncode == 2
     serving("--config", config)
     done = holdfast("inspect", "audit", "--config", config)
@@ -185,7 +187,7 @@ def test_an_audit_log_that_cannot_be_read_is_wrong_usage(tmp_path, capsys):
         assert why in capsys.readouterr().err
 
 
-def test_a_token_is_noted(holdfast, config, tmp_path):
+def test_an_issued_token_is_recorded_in_the_audit_log(holdfast, config, tmp_path):
     (tmp_path / "disk").mkdir()
     done = holdfast(
         "token", "--config", config, "--key-file", tmp_path / "acme.key", "--peer", "h1"
@@ -196,7 +198,7 @@ def test_a_token_is_noted(holdfast, config, tmp_path):
     assert done.stdout.split(".")[2].strip() not in log
 
 
-def test_what_was_done_is_said_in_numbers_that_are_true():
+def test_reports_of_domain_actions_state_correct_numbers():
     assert _text("retire", {"domain": "a", "retired": 0}) == (
         "a: nothing destroyed, the newest data key is the only one"
     )
@@ -210,7 +212,7 @@ def test_what_was_done_is_said_in_numbers_that_are_true():
     assert _text("list", answer).endswith(", erased 1 time")
 
 
-def test_a_domain_whose_keys_are_derived_is_not_erased_without_a_ring_and_nothing_to_retire(
+def test_a_domain_with_derived_keys_is_not_erased_or_retired_without_a_key_ring(
     holdfast, serving, config, tmp_path
 ):
     (tmp_path / "members.yaml").write_text("members: [{id: a, address: 'tcp://127.0.0.1:9'}]\n")
@@ -255,7 +257,7 @@ def listed(holdfast, config):
     return json.loads(holdfast("inspect", "--config", config, "--json", "-").stdout)
 
 
-def test_retiring_says_what_becomes_unreadable_and_does_it_when_told(
+def test_retire_reports_blocks_that_become_unreadable_and_needs_confirmation(
     holdfast, serving, engine, config
 ):
     process, address = serving("--config", config)
@@ -281,7 +283,7 @@ def test_retiring_says_what_becomes_unreadable_and_does_it_when_told(
     client.close()
 
 
-def test_what_retiring_makes_unreadable_is_neither_listed_nor_planned_with(
+def test_blocks_unreadable_after_retire_are_neither_listed_nor_planned(
     holdfast, serving, engine, config, tmp_path
 ):
     process, address = serving("--config", config)
@@ -312,7 +314,7 @@ def test_what_retiring_makes_unreadable_is_neither_listed_nor_planned_with(
     assert acme.blocks() == 4
 
 
-def test_an_erasure_asks_first(holdfast, serving, engine, config):
+def test_erase_asks_for_confirmation(holdfast, serving, engine, config):
     _, address = serving("--config", config)
     acme = engine(address, "acme")
     acme.save()
@@ -327,6 +329,6 @@ def test_an_erasure_asks_first(holdfast, serving, engine, config):
     assert acme.blocks() == 0
 
 
-def test_requests_without_the_new_field_are_as_old_nodes_and_clients_know_them():
+def test_requests_without_a_step_are_encoded_as_in_older_versions():
     assert b"step" not in msgspec.msgpack.encode(m.Domains("rotate", "acme"))
     assert b"step" not in msgspec.msgpack.encode(m.Drop("*"))

@@ -62,14 +62,14 @@ def test_a_pipe_in_a_configuration_is_named_before_the_node_is_ready(holdfast, f
         ("socket", "a socket"),
     ],
 )
-def test_a_configuration_of_another_kind_is_named(folder, capsys, name, kind):
+def test_a_configuration_path_that_is_no_regular_file_is_refused(folder, capsys, name, kind):
     assert main(["verify", "--offline", "--config", str(folder / name)]) == USAGE
     error = capsys.readouterr().err
     assert f"{folder / name}: cannot be read: not a regular file, but {kind}; name another" in error
 
 
 @pytest.mark.parametrize("name", ["pipe", "device", "socket"])
-def test_doctor_names_a_record_or_audit_log_of_another_kind(folder, capsys, name):
+def test_doctor_names_a_record_or_audit_path_that_is_no_regular_file(folder, capsys, name):
     for setting in ("record", "audit"):
         main(["doctor", "--set", f"{setting}={folder / name}", "--json", "-"])
         checks = {each["what"]: each for each in json.loads(capsys.readouterr().out)["checks"]}

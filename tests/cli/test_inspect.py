@@ -39,7 +39,7 @@ def test_list_shows_namespaces_and_tiers(holdfast, node, save):
     assert re.search(r"domain  default: host \d+ KiB, .*share 1\n", text)
 
 
-def test_an_empty_node_says_so(holdfast, node):
+def test_inspect_reports_that_an_empty_node_stores_nothing(holdfast, node):
     assert "nothing is stored" in holdfast("inspect", "--node", node).stdout
 
 
@@ -60,7 +60,7 @@ def test_drop_forgets_one_fingerprint_or_everything(holdfast, node, save):
     assert inspected(holdfast, node)[1]["blocks"] == []
 
 
-def test_unclear_wishes_are_wrong_usage(holdfast, node):
+def test_ambiguous_arguments_are_wrong_usage(holdfast, node):
     for arguments, words in (
         (["drop"], "drop: name one fingerprint, or add --all"),
         (["drop", FINGERPRINT, "--all"], "drop: name one fingerprint, or add --all"),
@@ -75,7 +75,7 @@ def test_unclear_wishes_are_wrong_usage(holdfast, node):
         assert words in done.stderr
 
 
-def test_no_node_has_an_exit_code_of_its_own(holdfast, tmp_path):
+def test_a_missing_node_gives_exit_code_4(holdfast, tmp_path):
     done = holdfast("inspect", "--node", f"unix://{tmp_path}/none.sock")
     assert done.returncode == 4
     assert "No such file" in done.stderr
@@ -87,7 +87,7 @@ def test_json_that_can_not_be_written_is_named(holdfast, node):
     assert "--json: cannot write '/none/file.json': No such file or directory" in done.stderr
 
 
-def test_plans_say_why_and_what_came_of_them(holdfast, node):
+def test_inspect_plans_shows_the_reason_and_the_result_of_each_plan(holdfast, node):
     hello = m.Hello(m.PROTOCOL, "test engine", bytes.fromhex(FINGERPRINT), 4096, 16)
     client, keys = Client(node, hello, 10), bytes(range(48))
     assert "nothing was planned yet" in holdfast("inspect", "plans", "--node", node).stdout
@@ -119,7 +119,7 @@ def test_times_are_rounded_before_their_unit_is_chosen():
 
 
 @pytest.mark.parametrize("verb", [["inspect"], ["verify"], ["domain"]])
-def test_a_node_for_other_nodes_only_is_named(holdfast, verb, tmp_path):
+def test_a_node_without_a_unix_socket_is_refused_with_its_address(holdfast, verb, tmp_path):
     config = tmp_path / "target.yaml"
     config.write_text("listen: tcp://127.0.0.1:7441\ntiers: [{kind: host, capacity: 16 MiB}]\n")
     done = holdfast(*verb, "--config", str(config))
@@ -127,7 +127,7 @@ def test_a_node_for_other_nodes_only_is_named(holdfast, verb, tmp_path):
     assert "listen: the node is at tcp://127.0.0.1:7441 for other nodes only; add" in done.stderr
 
 
-def test_memory_is_one_line_however_many_domains_share_it():
+def test_tier_totals_merge_the_host_tiers_of_all_domains():
     host = TierStatus("host", capacity_bytes=9, used_bytes=5, records=1)
     disk = TierStatus("disk", capacity_bytes=9, used_bytes=5, records=1, failures=2)
     both = TierStatus("host", capacity_bytes=9, used_bytes=10, records=2)
@@ -150,7 +150,7 @@ def test_a_tier_without_a_capacity_of_its_own_is_not_called_empty():
     assert "  odd      reports no usage: usage() is of type str, not TierUsage" in lines
 
 
-def test_counts_of_a_tiers_rule_are_whole_numbers():
+def test_counts_of_an_admission_rule_are_shown_as_integers():
     rule = AdmissionStatus("disk", {"share": 0.123456, "over_budget": 1_234_567.0})
     lines = _status_lines(NodeStatus(admission=[rule]))
     assert "  admit   disk: share 0.1235, over_budget 1,234,567" in lines

@@ -34,11 +34,11 @@ def text_of(tiers=(), engines=(), plans=(), **right):
     return plans_text(read_plans(data)).splitlines()
 
 
-def test_nothing_is_claimed_of_plans_that_ended_without_an_expectation():
+def test_no_accuracy_is_shown_if_no_plan_with_an_expectation_has_ended():
     assert text_of()[0] == "  no plan with an expectation has ended yet"
 
 
-def test_a_plan_that_was_not_carried_out_says_why_and_is_held_against_nothing():
+def test_a_plan_not_carried_out_is_shown_with_its_reason_and_not_counted():
     lines = text_of(plans=[PLAN | {"not_followed": "engine_had_it"}], not_followed=1)
     assert lines == [
         "  no plan with an expectation has ended yet",
@@ -57,7 +57,7 @@ def test_every_reason_has_words(why):
     assert "_" not in line
 
 
-def test_an_older_node_tells_less():
+def test_plans_of_an_older_node_are_shown_without_the_newer_fields():
     older = {key: value for key, value in PLAN.items() if key != "not_followed"}
     right = {key: value for key, value in RIGHT.items() if key != "not_followed"}
     text = plans_text(read_plans({"tiers": [], "engines": [], "plans": [older], "right": right}))
@@ -81,7 +81,7 @@ def test_an_older_node_tells_less():
         ),
     ],
 )
-def test_what_computing_takes_is_in_units_that_people_read(cost, words):
+def test_prefill_costs_are_shown_in_readable_units(cost, words):
     engine = {"engine": "vllm", "fingerprint": "3fa09c11" * 4, "steps": 46, "cost": cost}
     assert text_of(engines=[engine])[0] == f"  vllm 3fa09c11: {words} (46 steps)"
 
@@ -94,7 +94,7 @@ def test_what_computing_takes_is_in_units_that_people_read(cost, words):
         (1e9, 0.0999, "1.00 GB/s after 0.10 s"),
     ],
 )
-def test_what_a_tier_gives_is_in_units_that_people_read(bytes_per_s, latency_s, words):
+def test_tier_bandwidth_and_latency_are_shown_in_readable_units(bytes_per_s, latency_s, words):
     tier = {"tier": "disk", "bytes_per_s": bytes_per_s, "latency_s": latency_s}
     lines = text_of(tiers=[tier | {"queued_bytes": 5 << 20, "reads": 1}])
     assert lines[0] == f"  disk     {words}, 5 MiB queued (1 read)"

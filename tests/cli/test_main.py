@@ -54,7 +54,7 @@ def test_help_loads_nothing_heavy():
     assert not loaded & {"numpy", "yaml", "asyncio", "xxhash", "rich", "torch", "vllm", "logging"}
 
 
-def test_verbs_of_other_packages_are_found_as_the_standard_library_finds_them(tmp_path):
+def test_verbs_of_other_packages_are_found_as_by_importlib_metadata(tmp_path):
     (tmp_path / "other.py").write_text(
         "from holdfast.cli import Verb\nVERBS = {'juggle': Verb('other', 'juggle blocks', '')}\n"
     )
@@ -102,7 +102,7 @@ def test_an_unknown_verb_is_wrong_usage(holdfast):
 
 
 @pytest.mark.parametrize(("name", "verb"), cli.all_verbs().items())
-def test_the_example_of_each_verb_can_be_typed_and_defaults_are_told(name, verb):
+def test_the_example_of_each_verb_parses_and_its_help_states_defaults(name, verb):
     parser = argparse.ArgumentParser(prog=name, exit_on_error=False)
     import_module(verb.module).add_arguments(parser)
     parser.parse_args(verb.example.split())
@@ -135,7 +135,7 @@ def test_errors_become_exit_codes_and_one_line(monkeypatch, capsys, error, code)
     assert capsys.readouterr().err == expected
 
 
-def test_what_the_system_refuses_is_one_line_too(monkeypatch, capsys):
+def test_an_oserror_is_reported_in_one_line(monkeypatch, capsys):
     from holdfast.cli import doctor
 
     def fail(args):
@@ -146,7 +146,7 @@ def test_what_the_system_refuses_is_one_line_too(monkeypatch, capsys):
     assert capsys.readouterr().err == "holdfast doctor: /srv/x: Permission denied\n"
 
 
-def test_an_interrupt_while_a_verb_is_loaded_is_told_by_the_exit_code_alone(monkeypatch, capsys):
+def test_an_interrupt_during_the_import_of_a_verb_gives_only_an_exit_code(monkeypatch, capsys):
     def interrupted(name):
         raise KeyboardInterrupt
 
@@ -170,7 +170,7 @@ def test_an_interrupt_while_a_verb_is_loaded_is_told_by_the_exit_code_alone(monk
         ["demo"],
     ],
 )
-def test_where_json_goes_is_checked_before_anything_is_done(tmp_path, capsys, argv):
+def test_the_json_path_is_checked_before_the_work_begins(tmp_path, capsys, argv):
     target = str(tmp_path / "none" / "x.json")
     assert cli.main([*argv, "--json", target]) == 2
     said = capsys.readouterr()
@@ -195,10 +195,10 @@ def refused(words, capsys):
         (["bench", "seal", "--quik"], "did you mean --quick instead of --quik?"),
     ],
 )
-def test_the_option_that_was_meant_is_named(words, says, capsys):
+def test_the_closest_option_is_suggested_for_an_unknown_option(words, says, capsys):
     assert refused(words, capsys).endswith(says)
 
 
 @pytest.mark.parametrize("words", [["size", "--xyzzy-quux"], ["size", "--us", "x"], ["sim"]])
-def test_nothing_is_suggested_where_nothing_is_close(words, capsys):
+def test_no_option_is_suggested_if_none_is_close(words, capsys):
     assert "did you mean" not in refused(words, capsys)

@@ -21,7 +21,7 @@ from holdfast.config import default_address
         (2, "data key", "2 data keys"),
     ],
 )
-def test_one_is_said_as_one(count, what, words):
+def test_a_count_of_one_is_written_in_the_singular(count, what, words):
     assert many(count, what) == words
 
 
@@ -34,7 +34,7 @@ def test_a_count_may_be_in_thousands_and_millions(text, number):
 
 
 @pytest.mark.parametrize("text", ["", "k", "-1", "1.5", "1.0005k", "1e3", "10g", "nan", "1" * 99])
-def test_what_is_no_count_is_refused(text):
+def test_an_invalid_count_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="write 32000 or 32k"):
         count(text)
 

@@ -28,7 +28,7 @@ def states(file):
     return {m["id"]: m.get("state", "serving") for m in yaml.safe_load(file.read_text())["members"]}
 
 
-def test_a_member_is_drained_and_put_back(file, capsys):
+def test_drain_and_serve_change_the_state_of_a_member(file, capsys):
     assert main(["pool", "drain", "a", "--members", str(file)]) == 0
     assert states(file) == {"a": "draining", "b": "serving"}
     assert capsys.readouterr().out == "a: draining\n"
@@ -37,7 +37,7 @@ def test_a_member_is_drained_and_put_back(file, capsys):
     assert yaml.safe_load(file.read_text())["members"][0]["weight"] == 4.0
 
 
-def test_the_file_is_found_in_the_configuration(file, tmp_path):
+def test_the_member_file_is_found_in_the_configuration(file, tmp_path):
     config = tmp_path / "holdfast.yaml"
     pool = {"kind": "pool", "members": "members.yaml"}
     tiers = [{"kind": "host", "capacity": "64 MiB"}, pool]
@@ -47,7 +47,7 @@ def test_the_file_is_found_in_the_configuration(file, tmp_path):
     assert states(file)["b"] == "draining"
 
 
-def test_what_cannot_be_is_refused_and_changes_nothing(file, capsys):
+def test_an_invalid_drain_is_refused_and_changes_nothing(file, capsys):
     before = file.read_text()
     assert main(["pool", "drain", "z", "--members", str(file)]) == 2
     assert "no member 'z'; known: a, b" in capsys.readouterr().err

@@ -33,7 +33,7 @@ def clock(monkeypatch):
         ([0] * 10, 40, 40.0, None),
     ],
 )
-def test_a_rest_is_expected_only_of_work_whose_rate_is_steady(done, total, after, rest_s):
+def test_the_remaining_time_is_estimated_only_at_a_steady_rate(done, total, after, rest_s):
     rate = WorkRate()
     for number, each in enumerate(done, 1):
         rate.note(each, after * number / len(done))
@@ -55,7 +55,7 @@ def test_a_duration_has_two_units_at_most(seconds, text):
     assert duration_text(seconds) == text
 
 
-def test_steps_of_unequal_length_never_get_an_expected_end(monkeypatch, clock):
+def test_no_remaining_time_is_shown_for_steps_of_unequal_length(monkeypatch, clock):
     err = io.StringIO()
     monkeypatch.setattr(progress.sys, "stderr", err)
     with work_progress("steps", "this part") as show:

@@ -83,7 +83,7 @@ def node_file(tmp_path):
     return file
 
 
-def test_the_log_begins_with_version_address_tiers_and_what_was_recovered(node_file, tmp_path):
+def test_the_log_begins_with_version_address_tiers_and_recovery(node_file, tmp_path):
     log = tmp_path / "log"
     assert serve_once(node_file, log) == 0
     lines = log.read_text().splitlines()
@@ -154,7 +154,7 @@ def test_a_foreign_file_in_the_data_folder_is_refused_and_left_alone(holdfast, t
     assert not (tmp_path / "node.sock").exists()
 
 
-def test_a_key_on_a_descriptor_that_is_not_open_is_asked_for(holdfast, tmp_path):
+def test_a_key_descriptor_that_is_not_open_is_refused_with_the_remedy(holdfast, tmp_path):
     config = tmp_path / "node.yaml"
     config.write_text(
         f"listen: unix://{tmp_path}/node.sock\n"
@@ -200,7 +200,7 @@ def test_a_parent_that_can_not_be_watched_is_refused(holdfast, tmp_path):
     ("mode", "token", "words"),
     [(0o644, "0" * 32, "is open to all users; chmod 640 it"), (0o600, "short", "holds 5 bytes")],
 )
-def test_a_token_for_metrics_that_is_no_secret_is_refused(holdfast, tmp_path, mode, token, words):
+def test_an_insecure_http_token_is_refused(holdfast, tmp_path, mode, token, words):
     secret, file = tmp_path / "token", tmp_path / "node.yaml"
     secret.write_text(token)
     secret.chmod(mode)
@@ -213,7 +213,7 @@ def test_a_token_for_metrics_that_is_no_secret_is_refused(holdfast, tmp_path, mo
     assert f"http.token_file: '{secret}' {words}" in done.stderr
 
 
-def test_collections_pass_by_what_was_there():
+def test_gc_frozen_excludes_existing_objects_from_collections():
     before = gc.get_freeze_count()
     ours = [[] for _ in range(100)]
     with gc_frozen():

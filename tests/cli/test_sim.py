@@ -34,7 +34,7 @@ def files(tmp_path):
     return [str(trace), "--ladder", str(ladder)]
 
 
-def test_figures_come_as_rows_and_as_a_table(files, tmp_path, capsys):
+def test_sim_reports_its_figures_as_rows_and_as_a_table(files, tmp_path, capsys):
     out = tmp_path / "sim.json"
     assert main(["sim", *files, "--json", str(out)]) == 0
     rows = {row["what"]: row for row in json.loads(out.read_text())["rows"]}
@@ -66,7 +66,7 @@ def test_a_picture_or_page_on_standard_output_is_nothing_else(files, capsys, opt
     assert "hit tokens  " not in shown
 
 
-def test_the_rows_say_what_was_simulated_and_what_they_take_for_granted(files, tmp_path, capsys):
+def test_the_rows_state_the_setting_and_the_assumptions(files, tmp_path, capsys):
     out, roomy = tmp_path / "sim.json", tmp_path / "roomy.yaml"
     roomy.write_text(LADDER.replace("MiB", "GiB"))
     model = ["--model", "Llama-3.1-8B", "--workers", "2"]
@@ -84,7 +84,7 @@ def test_the_rows_say_what_was_simulated_and_what_they_take_for_granted(files, t
     assert said == [line.removeprefix("- ") for line in shown.splitlines() if line[:2] == "- "]
 
 
-def test_counts_are_shown_to_the_last_one(files, tmp_path, capsys):
+def test_counts_are_shown_unrounded(files, tmp_path, capsys):
     trace = tmp_path / "many.jsonl"
     line = {"input_length": 512, "output_length": 1, "hash_ids": [0]}
     lines = [json.dumps({"timestamp": 1_000 * n, **line}) for n in range(1_234)]
@@ -95,7 +95,7 @@ def test_counts_are_shown_to_the_last_one(files, tmp_path, capsys):
     assert re.search(r"^requests +1,234 requests$", shown, re.MULTILINE)
 
 
-def test_wear_is_shown_beside_what_drives_are_rated_for(files, tmp_path, capsys):
+def test_wear_is_shown_beside_the_rating_of_the_drives(files, tmp_path, capsys):
     drives = tmp_path / "drives.yaml"
     drives.write_text(LADDER.replace("100 MiB,", "100 MiB, medium: nvme-tlc,"))
     assert main(["sim", *files[:-1], str(drives)]) == 0
@@ -103,7 +103,7 @@ def test_wear_is_shown_beside_what_drives_are_rated_for(files, tmp_path, capsys)
     assert re.search(says, capsys.readouterr().out, re.MULTILINE)
 
 
-def test_the_page_and_the_picture_stand_alone(files, tmp_path):
+def test_the_page_and_the_picture_load_no_external_resource(files, tmp_path):
     html, svg = tmp_path / "sim.html", tmp_path / "sim.svg"
     assert main(["sim", *files, "--html", str(html), "--svg", str(svg), "--hints"]) == 0
     page, picture = html.read_text(), svg.read_text()

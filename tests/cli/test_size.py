@@ -13,7 +13,7 @@ FEW = ["--media", "ddr5,nvme-tlc"]
 TRACE = Path(__file__).resolve().parents[2] / "traces" / "taubench_gpt4o_airline_blk256B.jsonl.gz"
 
 
-def test_it_proposes_tiers_and_says_what_it_assumed(capsys, tmp_path):
+def test_size_proposes_tiers_and_states_its_assumptions(capsys, tmp_path):
     report, picture = tmp_path / "size.json", tmp_path / "size.svg"
     wish = ["--slo-ttft", "1", "--json", str(report), "--svg", str(picture)]
     assert main(["size", *LOAD, *FEW, *wish]) == 0
@@ -59,7 +59,7 @@ def test_a_picture_on_standard_output_stands_alone(capsys):
     assert "hits" in err
 
 
-def test_it_sizes_for_a_trace(capsys, tmp_path):
+def test_size_accepts_a_trace_as_the_load(capsys, tmp_path):
     picture = tmp_path / "hits.svg"
     asked = ["--model", "qwen3-8b", "--gpu", "H100", "--trace", str(TRACE), "--rate", "2", *FEW]
     assert main(["size", *asked, "--chart", "hits", "--svg", str(picture)]) == 0
@@ -70,7 +70,7 @@ def test_it_sizes_for_a_trace(capsys, tmp_path):
     assert "what hits cost" in picture.read_text()
 
 
-def test_what_can_not_be_written_is_found_before_the_work(capsys, monkeypatch):
+def test_an_output_path_that_cannot_be_written_is_refused_before_the_work(capsys, monkeypatch):
     monkeypatch.setattr("holdfast.cli.size.answer", None)  # not called
     assert main(["size", *LOAD, "--svg", "/proc/x.svg"]) == USAGE
     assert capsys.readouterr().out == ""
@@ -116,7 +116,7 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, arguments, message):
     assert len(error.splitlines()) == 1
 
 
-def test_weights_of_another_type_leave_more_memory_or_less(reported, capsys):
+def test_the_weights_dtype_changes_the_bytes_of_the_weights(reported, capsys):
     """405B parameters: 812 GB in bf16, 406 GB in fp8, 209 GB with 4.125 bits each."""
     load = ["--model", "llama-3.1-405b", "--users", "10", "--context", "4000", *FEW]
     found = {}
@@ -130,7 +130,7 @@ def test_weights_of_another_type_leave_more_memory_or_less(reported, capsys):
     assert "the weights of meta-llama/Meta-Llama-3.1-405B take 812 GB" in capsys.readouterr().err
 
 
-def test_kv_state_is_of_the_type_that_the_config_asks_for(reported, tmp_path):
+def test_the_kv_dtype_follows_the_config_of_the_model(reported, tmp_path):
     config = {"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 256}
     config |= {"num_attention_heads": 8, "vocab_size": 1000, "intermediate_size": 512}
     scheme = {"num_bits": 8, "type": "float", "dynamic": False}

@@ -20,7 +20,7 @@ def rows(arguments, file):
     return {row["what"]: row for row in json.loads(file.read_text())["rows"]}
 
 
-def test_both_hit_and_compute_the_same(tmp_path, capsys):
+def test_size_and_sim_give_equal_hits_and_compute(tmp_path, capsys):
     """Routed to whoever holds most, three machines hit and compute what one large store would.
 
     First tokens are not compared: the simulator has queues, the formulas leave them out.

@@ -33,7 +33,7 @@ STATUS = NodeStatus(
 )
 
 
-def test_the_summary_says_where_tokens_came_from_and_what_was_saved():
+def test_the_summary_shows_token_sources_and_saved_time():
     first, shares, last = summary(STATUS)
     assert first == "since start, 2 hours ago: 1,204 lookups, 1,000 prompts of 200,000 tokens"
     assert shares == (
@@ -69,7 +69,7 @@ FOR_OTHER_NODES = [
 ]
 
 
-def test_a_target_says_what_it_did_for_other_nodes():
+def test_the_summary_of_a_target_shows_its_work_for_other_nodes():
     status = NodeStatus(uptime_s=90.0, role="node and target", blocks=7, target=TARGET)
     first, *rest = summary(status)
     assert first == f"since start, 1 minute ago: {FOR_OTHER_NODES[0]}"
@@ -95,7 +95,7 @@ def test_credentials_that_expire_soon_or_cannot_be_used_have_a_line():
     ]
 
 
-def test_what_engines_report_is_shown(holdfast, node, save):
+def test_stats_shows_the_prompt_counts_that_engines_report(holdfast, node, save):
     prompts = [(64, 16, {"host": 32, "a tier of a newer engine": 8})]
     with contextlib.closing(save(node, 2)) as client:
         client.call(m.Observed([], prompts=prompts), m.Done, 10)
@@ -107,7 +107,7 @@ def test_what_engines_report_is_shown(holdfast, node, save):
     assert holdfast("inspect", "--node", node).stdout.startswith("since start, ")
 
 
-def test_the_curve_says_what_other_capacities_would_have_hit(holdfast, node, save):
+def test_the_curve_shows_hits_at_other_capacities(holdfast, node, save):
     done = holdfast("stats", "--curve", "--node", node)
     assert done.stdout.startswith("no request since the start of the node")
     keys = [number.to_bytes(16, "little") for number in range(6_000)]
@@ -131,7 +131,7 @@ def test_the_curve_says_what_other_capacities_would_have_hit(holdfast, node, sav
     assert told["tiers"][0]["capacity_bytes"] == 16 << 20
 
 
-def test_counts_that_cannot_be_are_refused(holdfast, node, save):
+def test_impossible_prompt_counts_are_refused(holdfast, node, save):
     for prompt in ((10, 11, {}), (10, 0, {"host": 11}), (-1, 0, {}), (10, -5, {"host": 5})):
         with (
             contextlib.closing(save(node, 1)) as client,
@@ -141,6 +141,6 @@ def test_counts_that_cannot_be_are_refused(holdfast, node, save):
     assert "0 prompts of 0 tokens" in holdfast("stats", "--node", node).stdout
 
 
-def test_without_a_node_it_says_so(holdfast, tmp_path):
+def test_stats_without_a_node_exits_with_code_4(holdfast, tmp_path):
     done = holdfast("stats", "--node", f"unix://{tmp_path}/none.sock")
     assert done.returncode == 4

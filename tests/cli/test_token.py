@@ -19,7 +19,7 @@ def key_file(tmp_path):
     return str(file)
 
 
-def test_it_prints_a_token_that_the_key_knows(key_file, capsys):
+def test_the_printed_token_is_verified_by_its_key(key_file, capsys):
     assert main(["token", "--key-file", key_file, "--peer", "a", "--may", "read"]) == 0
     held = token.read(capsys.readouterr().out)
     known = token.check(KEY, held.text, time.time())
@@ -27,7 +27,7 @@ def test_it_prints_a_token_that_the_key_knows(key_file, capsys):
     assert (held.claims.peer, held.claims.may) == ("a", ("read",))
 
 
-def test_it_replaces_a_file_in_one_step(key_file, tmp_path, capsys):
+def test_the_output_file_is_replaced_atomically(key_file, tmp_path, capsys):
     out = tmp_path / "token"
     out.write_text("the last one")
     assert main(["token", "--key-file", key_file, "--out", str(out), "--lifetime", "60"]) == 0
@@ -45,12 +45,12 @@ def test_it_replaces_a_file_in_one_step(key_file, tmp_path, capsys):
         (["--out", "/nowhere/token"], "--out: '/nowhere/token' cannot be written"),
     ],
 )
-def test_what_it_can_not_do_it_says(key_file, capsys, arguments, words):
+def test_invalid_arguments_are_refused_with_a_reason(key_file, capsys, arguments, words):
     assert main(["token", "--key-file", key_file, *arguments]) == USAGE
     assert f"holdfast token: {words}" in capsys.readouterr().err
 
 
-def test_without_a_key_it_asks_for_one(tmp_path, capsys):
+def test_a_missing_key_is_refused_with_the_option_to_add(tmp_path, capsys):
     file = tmp_path / "node.yaml"
     file.write_text("tiers: [{kind: host, capacity: 16 MiB}]")
     assert main(["token", "--config", str(file)]) == USAGE
@@ -85,7 +85,7 @@ def test_a_token_of_a_key_without_a_configuration_is_in_no_audit_log(key_file, t
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
 
-def test_a_token_that_finds_no_place_is_left_nowhere(key_file, tmp_path, capsys):
+def test_a_token_that_cannot_be_written_leaves_no_file(key_file, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     assert main(["token", "--key-file", key_file, "--out", str(tmp_path / "out")]) == USAGE
     assert "cannot be written: Is a directory" in capsys.readouterr().err

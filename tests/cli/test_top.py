@@ -11,7 +11,7 @@ from holdfast.node.http import pages
 from holdfast.store import activity
 
 
-def test_views_follow_each_other_in_a_pipe(holdfast, node, save):
+def test_top_prints_successive_views_to_a_pipe(holdfast, node, save):
     save(node, 3).close()
     done = holdfast("top", "--node", node, "--views", 2, "--every", 0.1)
     assert done.returncode == 0, done.stderr

@@ -32,7 +32,7 @@ def ladder(tmp_path):
     return str(file)
 
 
-def test_a_block_size_that_is_not_found_can_be_said(odd, ladder, reported, capsys):
+def test_a_block_size_that_is_not_detected_can_be_given(odd, ladder, reported, capsys):
     for command in (["sim", odd, "--ladder", ladder], [*SIZE, odd]):
         assert main(command) == USAGE
         assert "no power of two" in (said := capsys.readouterr().err)
@@ -45,7 +45,7 @@ def test_a_block_size_that_is_not_found_can_be_said(odd, ladder, reported, capsy
 
 
 @pytest.mark.parametrize("window", ["inf", "nan", "-1"])
-def test_a_window_is_seconds(odd, ladder, window, capsys):
+def test_a_window_out_of_bounds_is_refused(odd, ladder, window, capsys):
     for command in (["sim", odd, "--ladder", ladder], [*SIZE, odd]):
         assert main([*command, f"--window={window}"]) == USAGE
         assert f"window of {window} s: give 0 to 1e+09" in capsys.readouterr().err
@@ -65,7 +65,7 @@ def test_a_window_is_for_sessions_without_a_common_clock(odd, ladder, tmp_path, 
 
 
 @pytest.mark.parametrize("option", ["--block-tokens", "--window"])
-def test_users_have_no_trace_to_read(option, capsys):
+def test_trace_options_without_a_trace_are_refused(option, capsys):
     users = ["size", "--model", "qwen3-8b", "--users", "3", "--context", "1000"]
     assert main([*users, option, "5"]) == USAGE
     assert f"{option}: needs a trace; add --trace" in capsys.readouterr().err
@@ -117,7 +117,7 @@ def test_without_times_a_rate_is_needed(trace, ladder, times, why, reported, cap
     assert again["value"] == 0.5
 
 
-def test_a_unit_makes_numbers_times(trace, ladder, reported):
+def test_a_time_unit_sets_the_scale_of_numeric_times(trace, ladder, reported):
     file = trace([at / 1000 for at in FAST])
     for unit in ("s", "ms"):
         assert reported("sim", file, "--ladder", ladder, "--time-unit", unit)[0] == 0
@@ -126,7 +126,7 @@ def test_a_unit_makes_numbers_times(trace, ladder, reported):
         assert (status, rows[0]["value"]) == (0, pytest.approx(rate, rel=0.01))
 
 
-def test_a_rate_spreads_the_times_of_a_trace(trace, ladder, reported, capsys):
+def test_a_rate_rescales_the_times_of_a_trace(trace, ladder, reported, capsys):
     file = trace(FAST)
     rows = reported("sim", file, "--ladder", ladder, "--rate", "0.01")[1]
     assert any("its times are 98.9 times as far apart" in str(row.get("says")) for row in rows)
@@ -135,7 +135,7 @@ def test_a_rate_spreads_the_times_of_a_trace(trace, ladder, reported, capsys):
         assert "--rate: 0: give 1e-09 to 1e+09 requests a second" in capsys.readouterr().err
 
 
-def test_without_content_there_is_no_verdict(ladder, tmp_path, capsys):
+def test_a_trace_without_content_is_refused(ladder, tmp_path, capsys):
     azure = tmp_path / "azure.csv"
     azure.write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,480,10\n"

@@ -31,7 +31,7 @@ def configured(tmp_path):
     return str(file)
 
 
-def test_a_running_node_reads_everything_and_fails_where_a_byte_is_wrong(holdfast, node, save):
+def test_verify_reads_every_copy_of_a_running_node_and_fails_on_a_wrong_byte(holdfast, node, save):
     client = save(node, 3)
     code, answer = verified(holdfast, "--node", node)
     assert (code, answer["checked"], answer["bad"], answer["dropped"]) == (0, 3, [], 0)
@@ -47,7 +47,7 @@ def test_a_running_node_reads_everything_and_fails_where_a_byte_is_wrong(holdfas
     client.close()
 
 
-def test_without_a_node_the_folder_is_read(holdfast, configured, tmp_path):
+def test_verify_offline_reads_the_folder_of_the_disk_tier(holdfast, configured, tmp_path):
     keys = chain_of("verify", 4)
     with open_store(load(configured)) as store:
         Contexts(store, 5_000).save(keys)
@@ -64,7 +64,7 @@ def test_without_a_node_the_folder_is_read(holdfast, configured, tmp_path):
     assert (code, answer["checked"]) == (0, len(keys) - 1)
 
 
-def test_a_folder_where_nothing_was_stored_is_not_made(holdfast, configured, tmp_path):
+def test_verify_offline_does_not_create_a_missing_folder(holdfast, configured, tmp_path):
     done = holdfast("verify", "--offline", "--config", configured)
     assert done.returncode == 2
     assert f'tiers.1.path: "{tmp_path}/disk" has no blocks.holdfast' in done.stderr
@@ -87,7 +87,7 @@ def test_a_folder_in_use_is_left_alone(holdfast, configured):
         (["--offline", "--node", "unix:///n.sock"], "--offline and --node exclude each other"),
     ],
 )
-def test_unclear_wishes_are_wrong_usage(holdfast, arguments, words):
+def test_ambiguous_arguments_are_wrong_usage(holdfast, arguments, words):
     done = holdfast("verify", *arguments)
     assert done.returncode == 2
     assert words in done.stderr

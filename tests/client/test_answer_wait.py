@@ -73,7 +73,7 @@ def test_no_step_waits_for_a_slow_node_until_it_answers_again():
     assert wait.limit_s(1.0, computing=True) > 0
 
 
-def test_a_vain_wait_beside_short_steps_does_not_end_those_beside_long_ones():
+def test_a_failed_wait_in_a_short_step_does_not_stop_waits_in_long_steps():
     wait = AnswerWait()
     short_s = wait.limit_s(0.01, computing=True)
     wait.waited(short_s, short_s, answered=False)
@@ -82,7 +82,7 @@ def test_a_vain_wait_beside_short_steps_does_not_end_those_beside_long_ones():
     assert wait.limit_s(0.2, computing=True) == pytest.approx(STEP_SHARE * 0.2)
 
 
-def test_a_wait_for_the_small_rest_of_a_budget_does_not_show_that_a_node_is_slow():
+def test_a_failed_wait_for_the_rest_of_a_budget_does_not_mark_a_node_slow():
     wait = AnswerWait()
     wait.waited(0.9 * STEP_MAX_S, STEP_MAX_S, answered=True)
     rest_s = wait.limit_s(1.0, computing=True)

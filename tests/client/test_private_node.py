@@ -82,7 +82,7 @@ def test_a_node_whose_process_cannot_be_started_leaves_no_pipe_open(tmp_path, mo
             os.fstat(end)
 
 
-def test_a_folder_that_others_may_change_is_no_place_to_meet(tmp_path):
+def test_a_runtime_folder_that_others_may_change_is_refused(tmp_path):
     tmp_path.chmod(0o777)
     with pytest.raises(HoldfastError, match=r"other users may change folder.*XDG_RUNTIME_DIR"):
         PrivateNode("engine", tmp_path)
@@ -116,7 +116,7 @@ def test_a_node_ends_with_an_engine_that_was_killed(tmp_path):
         after.close()
 
 
-def test_what_killed_engines_left_is_swept_by_the_next_and_nothing_else_is(tmp_path):
+def test_only_stale_files_of_killed_engines_are_removed_by_the_next_engine(tmp_path):
     living = PrivateNode("living", tmp_path)
     (meeting,) = tmp_path.iterdir()
     nowhere = f"unix://{tmp_path}/node.sock"
@@ -141,7 +141,7 @@ def test_what_killed_engines_left_is_swept_by_the_next_and_nothing_else_is(tmp_p
     living.close()
 
 
-def test_who_waits_for_a_meeting_file_that_is_removed_gets_the_one_that_others_find(tmp_path):
+def test_a_process_waiting_for_a_removed_lock_file_locks_its_replacement(tmp_path):
     meeting, found = tmp_path / "engine-x", []
 
     def wait():
@@ -157,7 +157,7 @@ def test_who_waits_for_a_meeting_file_that_is_removed_gets_the_one_that_others_f
     assert found == [True]
 
 
-def test_a_meeting_place_is_for_its_user_only(tmp_path):
+def test_the_address_file_and_its_folder_are_private_to_the_user(tmp_path):
     node = PrivateNode("engine", tmp_path / "new")
     try:
         assert os.stat(tmp_path / "new").st_mode & 0o077 == 0  # noqa: PTH116  # mode bits
@@ -184,7 +184,7 @@ KEPT = [
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=range(len(KEPT)))
-def test_what_is_no_address_is_ignored_with_a_line_in_the_log(kept, tmp_path, caplog):
+def test_an_invalid_stored_address_is_ignored_and_logged(kept, tmp_path, caplog):
     meeting_in(tmp_path).write_bytes(kept)
     node = PrivateNode("engine", tmp_path)
     try:
@@ -198,7 +198,7 @@ def test_what_is_no_address_is_ignored_with_a_line_in_the_log(kept, tmp_path, ca
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "loop", "device"])
-def test_what_is_no_file_is_no_place_to_meet(kind, tmp_path):
+def test_an_address_path_that_is_no_regular_file_is_refused(kind, tmp_path):
     meeting = meeting_in(tmp_path)
     match kind:
         case "folder":

@@ -121,7 +121,7 @@ def counted(ledger, *steps, tokens=30):
     return ledger.take(member)
 
 
-def test_a_load_counts_what_landed_and_by_the_tiers_it_came_from():
+def test_a_load_counts_landed_tokens_by_source_tier():
     steps = [("loading", 0, "r", 8), ("landed", "r", {"disk": 8}), ("scheduled", "r", 16, 14)]
     assert counted(PromptLedger(), *steps) == [CountedPrompt(30, 8, {"disk": 8})]
 
@@ -137,11 +137,11 @@ def test_a_prompt_that_is_computed_again_after_a_preemption_counts_once():
     assert counted(PromptLedger(), *again) == [CountedPrompt(30, 0, {})]
 
 
-def test_what_another_connector_loads_counts_as_the_engines_own():
+def test_tokens_loaded_by_another_connector_count_as_the_engines_own():
     assert counted(PromptLedger(), ("scheduled", "r", 20, 10)) == [CountedPrompt(30, 20, {})]
 
 
-def test_the_member_that_loads_reports_the_prompt_and_else_the_first_with_a_node():
+def test_a_prompt_is_reported_by_the_loading_connector_or_the_first_with_a_node():
     ledger = PromptLedger()
     away, near, loads = (ledger.join() for _ in range(3))
     for name in ("loaded", "computed"):

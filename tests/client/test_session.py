@@ -146,7 +146,7 @@ def store(request, tmp_path):
         yield opened
 
 
-def test_what_is_saved_is_covered_and_fetched(store):
+def test_a_saved_context_is_covered_and_fetched(store):
     session = store.session(FINGERPRINT)
     assert session.cover(tokens_for(1)) == 0
     found = np.zeros_like(blocks_for(1))
@@ -225,7 +225,7 @@ def raise_as_config(work):
         raise ConfigError(str(error)) from error
 
 
-def test_hints_name_sessions_and_contexts(store):
+def test_hints_return_the_number_of_tokens_or_blocks_they_apply_to(store):
     session = store.session(FINGERPRINT)
     session.save(tokens_for(1), blocks_for(1), Retention.DURABLE)
     assert session.prestage(tokens_for(1)) == TOKENS
@@ -306,7 +306,7 @@ def test_status_and_listing_show_what_is_stored(store):
     assert store.status().tiers
 
 
-def test_two_processes_share_what_one_of_them_saved(node):
+def test_a_context_saved_by_one_process_is_fetched_by_another(node):
     code = (
         "import holdfast, sys\n"
         "from holdfast.testing.embedded import FINGERPRINT, blocks_for, tokens_for\n"
@@ -365,7 +365,7 @@ def test_a_node_that_is_stopped_is_gone_and_serves_again_when_it_goes_on(node):
         serves(session, 2)
 
 
-def test_a_fetch_connects_to_a_node_that_hangs_only_within_its_deadline(fake_node, monkeypatch):
+def test_connecting_to_a_hanging_node_ends_at_the_deadline_of_the_fetch(fake_node, monkeypatch):
     monkeypatch.setattr("holdfast.client.session.RETRY_S", 3_600.0)
     session = Session(RemoteSession("unix:///none.sock", FINGERPRINT, "default"))
     fake_node.hangs = True
@@ -414,13 +414,13 @@ def test_only_a_fetch_asks_for_a_plan_and_it_reports_how_the_plan_ended(fake_nod
     assert report == m.Observed([], [(7, 1, 0.0)], prompts=[(TOKENS, 0, {"host": TOKENS})])
 
 
-def test_an_outcome_that_only_a_newer_node_knows_is_gone(fake_node):
+def test_an_unknown_outcome_of_a_newer_node_counts_as_gone(fake_node):
     fake_node.fetched = m.Fetched(0, [], {}, "paused", "the node moves")
     session = Session(RemoteSession("unix:///none.sock", FINGERPRINT, "default"))
     assert fetch(session) == (0, 0, {}, Outcome.GONE, "the node moves")
 
 
-def test_a_fetch_is_one_request_and_one_plan_of_a_node(node):
+def test_a_fetch_creates_one_plan_on_the_node(node):
     with holdfast.open(node.address, domain="default") as store:
         session = store.session(FINGERPRINT)
         session.save(tokens_for(1), blocks_for(1))
@@ -461,7 +461,7 @@ def test_an_interrupted_call_gives_back_what_it_held(node):
         wait_until(node.process, lambda: store.status().leases == 0, 30)
 
 
-def test_a_forked_child_is_told_to_open_its_own(node):
+def test_a_forked_child_gets_gone_with_a_reason_that_names_the_fork(node):
     with holdfast.open(node.address, domain="default") as store:
         session = store.session(FINGERPRINT)
         serves(session, 1)
@@ -477,7 +477,7 @@ def test_a_forked_child_is_told_to_open_its_own(node):
         serves(session, 2)
 
 
-def test_open_names_what_does_not_go_together(tmp_path):
+def test_open_refuses_an_invalid_combination_of_arguments_by_name(tmp_path):
     with pytest.raises(NodeGoneError, match="holdfast serve"):
         holdfast.open(f"unix://{tmp_path}/none.sock", domain="default")
     with pytest.raises(ConfigError, match="target"):

@@ -9,7 +9,7 @@ import time
 from holdfast.client.timeouts import RunningClock
 
 
-def test_a_sleep_counts_and_a_wait_for_a_processor_does_not():
+def test_the_running_clock_counts_sleep_but_not_waiting_for_a_processor():
     """Beside a process that never sleeps, on one processor, this thread waits for its turns."""
     core = min(os.sched_getaffinity(0))
     busy = f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
@@ -41,7 +41,7 @@ def test_a_sleep_counts_and_a_wait_for_a_processor_does_not():
     assert 0 < ran_s < 0.6 * wall_s, "four others have most of the processor"
 
 
-def test_without_the_kernels_count_it_is_wall_clock_time(monkeypatch):
+def test_the_running_clock_is_wall_clock_time_without_schedstat(monkeypatch):
     monkeypatch.setattr("holdfast.client.timeouts._SCHEDSTAT", "/nowhere")
     clock = RunningClock()
     before, told_s, after = time.monotonic(), clock(), time.monotonic()

@@ -85,13 +85,13 @@ def test_a_digest_does_not_depend_on_where_the_model_lies(model, memory, tmp_pat
     assert digest(tmp_path / "elsewhere", memory) == first
 
 
-def test_weights_under_another_name_are_another_model(model, memory):
+def test_a_renamed_weights_file_changes_the_digest(model, memory):
     first = digest(model, memory)
     (model / "model.safetensors").rename(model / "weights.safetensors")
     assert digest(model, memory) != first
 
 
-def test_what_did_not_change_is_not_read_again(model, memory, unchanged, reads):
+def test_an_unchanged_file_is_not_read_again(model, memory, unchanged, reads):
     first = digest(model, memory)
     assert digest(model, memory) == first
     assert len(reads) == 2
@@ -100,7 +100,7 @@ def test_what_did_not_change_is_not_read_again(model, memory, unchanged, reads):
     assert len(reads) == 3
 
 
-def test_what_changed_a_moment_before_it_was_read_is_read_again(model, memory, reads):
+def test_a_file_that_changed_just_before_it_was_read_is_read_again(model, memory, reads):
     first = digest(model, memory)
     assert digest(model, memory) == first
     assert len(reads) == 4
@@ -168,7 +168,9 @@ WAYS = [by_tar, by_rm_and_cp, by_cp_in_place_and_touch, by_writing_and_utime, by
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_weights_of_equal_size_and_time_are_another_model(way, model, memory, unchanged, tmp_path):
+def test_replaced_weights_of_equal_size_and_time_change_the_digest(
+    way, model, memory, unchanged, tmp_path
+):
     file = model / "model.safetensors"
     replacing = way(file, b"v" * len(PATTERN), tmp_path)
     next(replacing)
@@ -183,7 +185,9 @@ def test_weights_of_equal_size_and_time_are_another_model(way, model, memory, un
 
 
 @pytest.mark.parametrize("field", range(5))
-def test_another_device_inode_size_or_time_is_another_file(field, model, memory, unchanged, reads):
+def test_a_file_with_another_device_inode_size_or_time_is_read_again(
+    field, model, memory, unchanged, reads
+):
     file = model / "model.safetensors"
     right = files_digest("safetensors", model, [file], memory)
     known = msgspec.json.decode(memory.read_bytes())
@@ -250,7 +254,7 @@ def _read_beside(model, memory, asked, answers):
     answers.put((digest(model, memory), len(counted)))
 
 
-def test_processes_that_ask_at_once_read_once(model, memory):
+def test_concurrent_processes_read_each_file_once(model, memory):
     context = multiprocessing.get_context("fork")
     asked, answers = context.Semaphore(0), context.Queue()
     arguments = (model, memory, asked, answers)
@@ -316,7 +320,7 @@ def test_the_copy_of_a_cache_with_edited_weights_is_another_model(copied, hub, m
     assert digest(tmp_path / "copy" / "model", memory) == edited != first
 
 
-def test_a_folder_of_blobs_that_is_replaced_by_an_older_one_is_another_model(hub, memory):
+def test_replacing_the_blobs_folder_with_an_older_one_changes_the_digest(hub, memory):
     blobs = hub.parent / "blobs"
     subprocess.run(["cp", "-a", blobs, hub.parent / "older"], check=True)
     names = {file.readlink().name for file in hub.iterdir()}
@@ -334,7 +338,7 @@ def test_a_folder_of_blobs_that_is_replaced_by_an_older_one_is_another_model(hub
     assert digest(hub, memory) != first
 
 
-def test_a_blob_that_was_written_to_through_its_link_is_another_model(hub, memory, unchanged):
+def test_writing_to_a_blob_through_its_link_changes_the_digest(hub, memory, unchanged):
     first, file = digest(hub, memory), hub / "model.safetensors"
     times = file.stat()
     time.sleep(0.02)
@@ -348,7 +352,7 @@ def test_weights_have_one_digest_in_a_hub_cache_and_in_a_folder(model, memory, r
     assert digest(request.getfixturevalue("hub"), memory) == first
 
 
-def test_what_changed_since_a_process_began_may_not_be_what_it_loaded(model):
+def test_a_file_that_changed_since_the_process_started_is_refused(model):
     files = [model / "model.safetensors"]
     since_ns = time.time_ns()
     check_unchanged(model, files, since_ns)
@@ -358,7 +362,7 @@ def test_what_changed_since_a_process_began_may_not_be_what_it_loaded(model):
         check_unchanged(model, files, since_ns)
 
 
-def test_a_link_on_the_way_that_was_swapped_since_counts_too(tmp_path):
+def test_a_symlink_on_the_path_that_changed_since_the_start_is_refused(tmp_path):
     for name in ("v1", "v2"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "w.bin").write_bytes(name.encode())
@@ -374,7 +378,7 @@ def test_a_link_on_the_way_that_was_swapped_since_counts_too(tmp_path):
         check_unchanged(folder, [folder / "w.bin"], since_ns)
 
 
-def test_a_file_that_was_removed_since_may_have_been_loaded(model):
+def test_a_folder_from_which_a_file_was_removed_since_the_start_is_refused(model):
     (model / "pytorch_model.bin").write_bytes(b"v")
     time.sleep(0.02)
     since_ns = time.time_ns()
@@ -425,7 +429,7 @@ def test_a_hub_cache_that_changed_since_the_engine_began_is_refused(changed, hub
         check_unchanged(hub, sorted(hub.iterdir()), since_ns)
 
 
-def test_a_circle_of_links_ends(tmp_path):
+def test_a_cycle_of_symlinks_raises_an_oserror(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(OSError, match="symbolic links"):
@@ -447,7 +451,7 @@ def test_a_process_knows_when_it_started():
     assert process_start_ns() < before_ns
 
 
-def test_a_memory_that_is_damaged_or_not_to_be_had_costs_a_reading(model, memory):
+def test_a_damaged_or_unavailable_digest_cache_causes_another_read(model, memory):
     first = digest(model, memory)
     memory.write_text("{not json")
     assert digest(model, memory) == first
@@ -458,14 +462,14 @@ def test_a_memory_that_is_damaged_or_not_to_be_had_costs_a_reading(model, memory
 @pytest.mark.parametrize(
     "left", ["[]", '{"a": 1}', "{", "\x00", '{"/a:1:2:3": "old form"}', "[" * 100_000]
 )
-def test_a_memory_that_makes_no_sense_costs_a_second_reading(model, memory, left):
+def test_an_invalid_digest_cache_causes_another_read_and_is_replaced(model, memory, left):
     first = digest(model, memory)
     memory.write_text(left)
     assert digest(model, memory) == first
     assert len(msgspec.json.decode(memory.read_bytes())) == 2
 
 
-def test_memory_is_bounded(model, memory, monkeypatch):
+def test_the_digest_cache_is_bounded(model, memory, monkeypatch):
     monkeypatch.setattr(weights_digest, "MAX_CACHED_DIGESTS", 3)
     for number in range(5):
         (model / f"{number}.safetensors").write_bytes(bytes([number]))
@@ -476,7 +480,7 @@ def test_memory_is_bounded(model, memory, monkeypatch):
     ]  # fmt: skip
 
 
-def test_no_home_costs_a_second_reading(model, monkeypatch, tmp_path):
+def test_a_missing_home_folder_causes_another_read(model, monkeypatch, tmp_path):
     def homeless(_):
         raise RuntimeError("Could not determine home directory.")
 
@@ -486,7 +490,7 @@ def test_no_home_costs_a_second_reading(model, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("limit", [0, 10, 100])
-def test_a_disk_that_does_not_take_the_memory_costs_a_second_reading(
+def test_a_full_disk_prevents_caching_and_causes_another_read(
     limit, model, memory, unchanged, reads, caplog
 ):
     first = digest(model, memory)
@@ -522,7 +526,9 @@ LEFT = {
 
 
 @pytest.mark.parametrize("left", LEFT.values(), ids=LEFT)
-def test_what_is_no_memory_is_ignored_and_replaced(left, model, memory, unchanged, caplog):
+def test_an_unreadable_digest_cache_is_ignored_logged_and_replaced(
+    left, model, memory, unchanged, caplog
+):
     first = digest(model, memory)
     memory.write_bytes(left)
     assert digest(model, memory) == first
@@ -531,7 +537,7 @@ def test_what_is_no_memory_is_ignored_and_replaced(left, model, memory, unchange
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "loop", "zeros", "full"])
-def test_what_is_no_file_of_remembered_digests_is_left_alone(kind, model, memory, caplog):
+def test_a_cache_path_that_is_no_regular_file_is_left_unchanged(kind, model, memory, caplog):
     first = digest(model, memory)
     memory.unlink()
     match kind:
@@ -549,7 +555,7 @@ def test_what_is_no_file_of_remembered_digests_is_left_alone(kind, model, memory
     assert f"{memory}: digests of weights are not cached" in caplog.text
 
 
-def test_a_memory_that_is_damaged_anywhere_gives_no_digest_that_it_did_not_hold(
+def test_a_damaged_digest_cache_never_yields_a_digest_it_did_not_hold(
     model, memory, unchanged, caplog
 ):
     """A hex digit that became another names weights that nobody has: a miss, nothing worse."""

@@ -25,7 +25,7 @@ def verify(record, key=KEY, namespace=NAMESPACE):
     return pack.verify(record, key, namespace.fingerprint, namespace.payload_bytes)
 
 
-def test_golden_tag():
+def test_the_tag_matches_the_golden_vector():
     header = Header(
         key=bytes([1]) * 16,
         parent=bytes([2]) * 16,
@@ -45,14 +45,14 @@ def test_golden_tag():
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 300, 3_952, 3_953, 70_000])
-def test_what_is_packed_verifies(nbytes):
+def test_a_packed_record_verifies(nbytes):
     namespace = namespace_of(nbytes)
     record = record_of(namespace, KEY)
     assert verify(record, namespace=namespace) is Outcome.OK
     assert len(pack.payload(record, nbytes)) == nbytes
 
 
-def test_the_slots_last_owner_leaves_nothing_behind():
+def test_a_packed_record_contains_no_bytes_of_the_slots_previous_record():
     record = memoryview(bytearray(b"\xee" * 4096))
     pack.payload(record, 300)[:] = bytes(300)
     pack.pack(record, header_of(NAMESPACE, KEY))
@@ -60,7 +60,7 @@ def test_the_slots_last_owner_leaves_nothing_behind():
     assert bytes(record[444:]) == bytes(4096 - 444)
 
 
-def test_a_tier_may_stamp_it_again():
+def test_a_record_verifies_after_a_tier_stamps_it():
     record = record_of(NAMESPACE, KEY)
     stamp(record, 77)
     assert verify(record) is Outcome.OK
@@ -73,7 +73,7 @@ def test_every_flipped_bit_is_noticed():
         assert verify(record) is not Outcome.OK, bit
 
 
-def test_every_flipped_identity_is_noticed_even_with_a_good_crc():
+def test_every_flipped_bit_of_the_identity_is_detected_even_with_a_valid_crc():
     """The CRC guards against accidents in the mark; the tag covers the identity."""
     for bit in range(8 * 16, 8 * 128):
         record = record_of(NAMESPACE, KEY)
@@ -83,7 +83,7 @@ def test_every_flipped_identity_is_noticed_even_with_a_good_crc():
 
 
 @given(st.integers(0, 128 + 300 + 15))
-def test_every_cut_is_noticed(end):
+def test_every_truncation_of_a_record_is_detected(end):
     record = record_of(NAMESPACE, KEY)
     assert verify(record[:end]) is Outcome.CORRUPT
     zeroed = memoryview(bytes(record[:end]).ljust(4096, b"\0"))
@@ -95,16 +95,16 @@ def test_noise_is_corrupt(noise):
     assert verify(memoryview(noise)) is Outcome.CORRUPT
 
 
-def test_another_block_is_a_miss():
+def test_a_record_of_another_block_is_a_miss():
     assert verify(record_of(NAMESPACE, key_of(1))) is Outcome.MISS
     assert verify(record_of(namespace_of(300, seed=9), KEY)) is Outcome.MISS
 
 
-def test_another_length_is_corrupt():
+def test_a_record_of_another_length_is_corrupt():
     assert verify(record_of(namespace_of(301), KEY)) is Outcome.CORRUPT
 
 
-def test_another_blocks_payload_under_this_header_is_corrupt():
+def test_a_payload_of_another_block_under_this_header_is_corrupt():
     record, other = record_of(NAMESPACE, KEY), record_of(NAMESPACE, key_of(1))
     record[128:] = other[128:]
     assert verify(record) is Outcome.CORRUPT
@@ -117,13 +117,13 @@ def test_an_unknown_seal_is_corrupt():
     assert verify(record) is Outcome.CORRUPT
 
 
-def test_a_payload_in_an_unknown_code_is_not_taken_for_a_plain_one():
+def test_a_payload_with_an_unknown_codec_is_corrupt():
     record = record_of(NAMESPACE, KEY)
     pack.pack(record, header_of(NAMESPACE, KEY)._replace(codec=1))
     assert verify(record) is Outcome.CORRUPT
 
 
-def test_a_length_that_lies_is_corrupt():
+def test_a_record_with_a_false_payload_length_is_corrupt():
     record = record_of(NAMESPACE, KEY)
     write_header(record, header_of(NAMESPACE, KEY)._replace(payload_bytes=2**32 - 1))
     assert verify(record) is Outcome.CORRUPT
@@ -148,11 +148,11 @@ def later_format():
         pytest.param(later_format(), Outcome.UNREADABLE, id="a later format"),
     ],
 )
-def test_without_a_key_only_what_is_proven_to_be_damaged_is_corrupt(record, expected):
+def test_only_provable_damage_is_corrupt_without_a_key(record, expected):
     assert pack.check_without_key(record, KEY, NAMESPACE) is expected
 
 
-def test_a_record_of_a_later_format_is_named_as_such():
+def test_a_record_of_a_later_format_is_reported_as_such():
     with pytest.raises(LaterFormatError, match="format 2 is unknown; this build reads 1"):
         read_header(later_format())
     assert header_of_record(later_format()) is None

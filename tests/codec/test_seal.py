@@ -35,7 +35,7 @@ def sealed(key=KEY, namespace=NAMESPACE, data_key=DATA_KEY, nonce=NONCE):
     return record
 
 
-def test_golden_bytes():
+def test_a_sealed_record_matches_the_golden_bytes():
     record = memoryview(bytearray(record_bytes(8)))
     record[128:136] = b"holdfast"
     pack.pack(record, header_of(NAMESPACE, KEY)._replace(
@@ -59,7 +59,7 @@ def test_golden_bytes():
     assert bytes(into[HEADER_BYTES + 24 :]) == bytes(4096 - HEADER_BYTES - 24)
 
 
-def test_golden_keys():
+def test_derived_and_wrapped_keys_match_the_golden_bytes():
     assert (
         seal.derive(SECRET, 7).hex()
         == "54a7a32c5a350d6002421db2b1cbea458158e07bf6f05a1c505f015a4117509a"
@@ -73,7 +73,7 @@ def test_golden_keys():
 
 
 @pytest.mark.parametrize("nbytes", [1, 300, 3_952, 3_953, 70_000])
-def test_what_is_sealed_opens(nbytes):
+def test_a_sealed_record_opens_to_the_original(nbytes):
     namespace = namespace_of(nbytes)
     record = sealed(namespace=namespace)
     assert DATA_KEY.open(record) is Outcome.OK
@@ -81,28 +81,28 @@ def test_what_is_sealed_opens(nbytes):
     assert bytes(record) == bytes(record_of(namespace, KEY))
 
 
-def test_a_sealed_record_shows_nothing_of_its_payload_and_does_not_pass_for_a_plain_one():
+def test_a_sealed_record_hides_its_payload_and_fails_plain_verification():
     record = sealed()
     assert bytes(payload_of(KEY, 300))[:32] not in bytes(record)
     assert pack.verify(record, KEY, NAMESPACE.fingerprint, 300) is Outcome.CORRUPT
     assert not is_right(record, NAMESPACE, KEY)
 
 
-def test_a_tier_may_stamp_it():
+def test_a_sealed_record_opens_after_a_tier_stamps_it():
     record = sealed()
     stamp(record, 77)
     assert DATA_KEY.open(record) is Outcome.OK
 
 
 @given(st.sampled_from(SIGNED_BYTES), st.integers(1, 255))
-def test_no_changed_byte_opens(at, change):
+def test_a_sealed_record_with_a_changed_byte_does_not_open(at, change):
     record = sealed()
     record[at] ^= change
     assert DATA_KEY.open(record) is not Outcome.OK
 
 
 @given(st.sampled_from(SIGNED_BYTES), st.integers(1, 255))
-def test_no_changed_byte_opens_with_a_crc_that_fits(at, change):
+def test_a_sealed_record_with_a_changed_byte_and_a_valid_crc_does_not_open(at, change):
     record = sealed()
     record[at] ^= change
     stamp(record, 0)
@@ -116,7 +116,7 @@ def test_a_truncated_record_does_not_open(kept_tenths):
     assert DATA_KEY.open(record[: 16 + kept]) is Outcome.CORRUPT
 
 
-def test_bodies_swapped_between_keys_do_not_open():
+def test_records_with_swapped_bodies_do_not_open():
     one, other = sealed(KEY), sealed(key_of(1))
     body = bytes(one[HEADER_BYTES:])
     one[HEADER_BYTES:] = other[HEADER_BYTES:]
@@ -125,14 +125,14 @@ def test_bodies_swapped_between_keys_do_not_open():
 
 
 @pytest.mark.parametrize("field", ["key", "parent", "fingerprint", "domain"])
-def test_a_foreign_header_before_the_body_does_not_open(field):
+def test_a_record_with_a_header_of_another_record_does_not_open(field):
     record = sealed()
     header, _ = read_header(record)
     write_header(record, header._replace(**{field: bytes([9]) * 16}))
     assert DATA_KEY.open(record) is Outcome.CORRUPT
 
 
-def test_another_epoch_is_a_miss_and_can_not_be_made_to_fit():
+def test_a_record_of_another_epoch_is_a_miss_and_a_forged_epoch_is_corrupt():
     other = DataKey(seal.derive(SECRET, 2), 2)
     record = sealed(data_key=other)
     assert DATA_KEY.open(record) is Outcome.MISS
@@ -141,12 +141,12 @@ def test_another_epoch_is_a_miss_and_can_not_be_made_to_fit():
     assert DATA_KEY.open(record) is Outcome.CORRUPT
 
 
-def test_another_domains_key_is_a_miss():
+def test_a_record_is_a_miss_under_another_domains_key():
     assert DataKey(seal.derive(bytes(32), 1), 1).open(sealed()) is Outcome.MISS
 
 
 @given(st.sampled_from(SIGNED_BYTES), st.integers(1, 255))
-def test_damage_is_not_sealed(at, change):
+def test_a_damaged_record_is_not_sealed(at, change):
     record = record_of(NAMESPACE, KEY)
     sealer = DATA_KEY.sealer(record, NONCE)
     record[at] ^= change
@@ -164,20 +164,20 @@ def test_a_damaged_header_has_no_sealer():
     assert DATA_KEY.sealer(record, NONCE) is None
 
 
-def test_what_is_sealed_already_is_not_sealed_again():
+def test_a_sealed_record_is_not_sealed_again():
     into = memoryview(bytearray(record_bytes(300)))
     assert seal_into(sealed(), into) is Outcome.CORRUPT
     assert bytes(into) == bytes(len(into))
 
 
-def test_a_sealer_is_good_for_the_record_it_was_made_for_and_no_other():
+def test_a_sealer_seals_only_the_record_it_was_made_for():
     one, other = record_of(NAMESPACE, KEY), record_of(NAMESPACE, key_of(1))
     into = memoryview(bytearray(len(one)))
     assert DATA_KEY.sealer(one, NONCE).seal(other, into) is Outcome.CORRUPT
     assert bytes(into) == bytes(len(into))
 
 
-def test_a_tier_may_stamp_a_record_meanwhile():
+def test_a_record_stamped_before_its_seal_is_sealed_correctly():
     record = record_of(NAMESPACE, KEY)
     sealer = DATA_KEY.sealer(record, NONCE)
     stamp(record, 77)
@@ -186,12 +186,12 @@ def test_a_tier_may_stamp_a_record_meanwhile():
     assert bytes(into) == bytes(sealed())
 
 
-def test_two_seals_of_one_block_have_nothing_in_common():
+def test_two_seals_of_one_block_have_different_ciphertexts():
     one, other = sealed(nonce=NONCE), sealed(nonce=bytes(12))
     assert bytes(one[HEADER_BYTES:160]) != bytes(other[HEADER_BYTES:160])
 
 
-def test_a_data_key_does_not_show_itself():
+def test_the_repr_of_a_data_key_contains_no_secret():
     assert seal.derive(SECRET, 1).hex() not in repr(DATA_KEY)
     assert not hasattr(DATA_KEY, "__dict__")
 

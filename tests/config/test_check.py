@@ -20,19 +20,19 @@ def read(tiers, keyring="", **options):
 
 
 @pytest.mark.parametrize("tier", SHARED)
-def test_readers_of_a_public_domain_could_seal_for_it_without_a_key_ring(tier):
+def test_a_public_domain_on_a_shared_tier_requires_a_key_ring(tier):
     with pytest.raises(ConfigError, match=r"^domains\.commons\.public: .*; set keyring to one"):
         read([tier])
     assert read([tier], keyring="/shared/ring.json").domains["commons"].public
 
 
 @pytest.mark.parametrize("tier", SHARED)
-def test_what_is_not_sealed_anybody_writes_where_others_write(tier):
+def test_a_public_domain_on_a_shared_tier_must_be_sealed(tier):
     with pytest.raises(ConfigError, match=r"^domains\.commons\.seal: false, .*; leave it out"):
         read([tier], keyring="/shared/ring.json", seal=False)
 
 
-def test_on_tiers_of_its_own_a_public_domain_needs_neither(tmp_path):
+def test_a_public_domain_on_local_tiers_needs_no_key_ring_and_no_seal(tmp_path):
     disk = {"kind": "disk", "path": str(tmp_path), "capacity": "16 MiB"}
     assert read([], seal=False).domains["commons"].public
     assert read([disk]).domains["commons"].public

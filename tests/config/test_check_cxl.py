@@ -45,6 +45,6 @@ def test_cxl_memory_is_named_by_node_or_by_device():
         ([HOST, CXL, CXL], r"tiers\.2: 'any' is also the memory of tiers\.1; give that one"),
     ],
 )
-def test_what_can_not_be_is_refused(tiers, words):
+def test_invalid_cxl_options_are_refused(tiers, words):
     with pytest.raises(ConfigError, match=f"^{words}"):
         read(*tiers)

@@ -24,7 +24,7 @@ def test_an_address_that_cannot_be_parsed_is_named_with_its_key(address, words):
         read(listen=address)
 
 
-def test_an_address_that_other_machines_reach_needs_a_token_or_a_word():
+def test_an_http_address_reachable_from_other_machines_needs_a_token_or_open():
     with pytest.raises(ConfigError, match=r"^http\.listen: .* can be reached from other machines"):
         read(listen="tcp://0.0.0.0:9464")
     assert read(listen="tcp://0.0.0.0:9464", open=True).open

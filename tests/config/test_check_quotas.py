@@ -20,7 +20,7 @@ def config(acme, tiers=None, **others):
     return parse({"listen": "/run/n.sock", "tiers": tiers or TIERS, "domains": keyed})
 
 
-def test_what_can_be_is_read():
+def test_valid_quotas_and_reservations_are_read():
     found = config(
         {
             "quota_bytes": {"host": "512 MiB", "disk": "1 GiB", "disk2": 4096},
@@ -66,12 +66,12 @@ def test_what_can_be_is_read():
         ({"write_budget_bytes_per_day": 5}, r"write_budget_bytes_per_day: 5 B is less than 4 KiB"),
     ],
 )
-def test_what_can_not_be_is_refused(acme, words):
+def test_invalid_quotas_and_reservations_are_refused(acme, words):
     with pytest.raises(ConfigError, match=words):
         config(acme)
 
 
-def test_reservations_fit_into_memory_together():
+def test_reservations_that_together_exceed_memory_are_refused():
     with pytest.raises(ConfigError, match=r"domains\.beta\.reserved_bytes\.host: 700 MiB makes"):
         config(
             {"reserved_bytes": {"host": "700 MiB"}}, beta={"reserved_bytes": {"host": "700 MiB"}}

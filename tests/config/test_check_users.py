@@ -14,7 +14,7 @@ def read(users, listen=SOCKET, **options):
     return parse({"listen": listen, "tiers": [HOST], "domains": domains, **options})
 
 
-def test_users_are_names_or_numbers_and_a_group_lets_them_open_the_socket():
+def test_users_may_be_names_or_numbers():
     config = read(["alice", 1001], socket_group="engines")
     assert config.domains["acme"].users == ["alice", 1001]
     assert config.socket_group == "engines"
@@ -33,6 +33,6 @@ def test_users_are_names_or_numbers_and_a_group_lets_them_open_the_socket():
         ([1], {"socket_group": 65534}, r"socket_group: 65534 is not from 0"),
     ],
 )
-def test_what_could_mean_nobody_or_anybody_is_refused(users, options, words):
+def test_ambiguous_or_ineffective_users_are_refused(users, options, words):
     with pytest.raises(ConfigError, match=words):
         read(users, **options)

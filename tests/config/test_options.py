@@ -32,12 +32,12 @@ def test_a_target_on_loopback_needs_no_credentials(listen):
     assert (config.node_address, config.target_addresses) == ("", [listen])
 
 
-def test_a_token_key_is_enough_to_be_reached(tmp_path):
+def test_a_target_with_a_token_key_may_listen_on_an_exposed_address(tmp_path):
     config = parse(data(listen="tcp://10.0.0.7:7441", tokens={"key_file": "key"}), tmp_path)
     assert config.tokens.key_file == f"{tmp_path}/key"
 
 
-def test_a_scrub_must_be_able_to_read_everything_in_its_time():
+def test_a_scrub_rate_too_low_for_its_period_is_refused():
     assert parse(data(listen=HERE)).scrub.every_s == 7 * 86_400
     assert parse(data(listen=HERE, scrub={"every_s": 0})).scrub.every_s == 0
     with pytest.raises(
@@ -50,7 +50,7 @@ def test_a_scrub_must_be_able_to_read_everything_in_its_time():
         parse(data(listen=HERE, scrub={"every_s": -1}))
 
 
-def test_how_many_blocks_lie_together_is_an_option():
+def test_the_segment_length_is_an_option_with_bounds():
     assert parse(data(listen=HERE)).segment_blocks == 512
     assert parse(data(listen=HERE, segment_blocks=64)).segment_blocks == 64
     for wrong in (0, -1, 65_537):
@@ -71,14 +71,14 @@ HOST = {"kind": "host", "capacity": "64 MiB"}
         ({"writes_per_day": "\udc80"}, r"is not UTF-8 text; correct it"),
     ],
 )
-def test_what_a_disk_can_not_be_is_said_before_it_is_opened(changed, words) -> None:
+def test_invalid_disk_options_are_refused_before_the_disk_is_opened(changed, words) -> None:
     disk = {"kind": "disk", "path": "/data", "capacity": "1 GiB", **changed}
     with pytest.raises(ConfigError, match=words):
         parse({"listen": HERE, "tiers": [HOST, disk]})
 
 
 @pytest.mark.parametrize("huge", [10**330, 1 << 60, f"{10**29} TiB", "2e9 TiB", f"{'9' * 30} B"])
-def test_a_size_of_nothing_there_is_is_refused_by_its_key(huge):
+def test_an_impossibly_large_size_is_refused_by_its_key(huge):
     tiers = [{"kind": "host", "capacity": huge}]
     with pytest.raises(ConfigError, match=r"^tiers\.0\.capacity: ") as refused:
         parse({"tiers": tiers})
@@ -100,6 +100,6 @@ def test_a_size_of_nothing_there_is_is_refused_by_its_key(huge):
         ({"b": {"quota_bytes": {2: 1}}}, r"domains\.b\.quota_bytes: 2 is not text, as a name"),
     ],
 )
-def test_what_is_wrong_with_a_domain_is_said_with_its_name_and_the_value(domains, words):
+def test_an_error_in_a_domain_names_the_domain_and_the_value(domains, words):
     with pytest.raises(ConfigError, match=f"^{words}"):
         parse(data(listen=HERE, domains=domains))

@@ -26,7 +26,7 @@ class Modes(TierSection, frozen=True):
         ({"x": 1}, r"tiers\.1: .* 'x'; remove it; known here: kind, mode, admit$"),
     ],
 )
-def test_an_error_in_a_tier_of_another_package_names_its_own_words(monkeypatch, options, said):
+def test_an_error_in_an_installed_tier_kind_names_the_kinds_own_options(monkeypatch, options, said):
     mine = TierKind(Modes, lambda *_: MemoryTier(1))
     monkeypatch.setattr(read, "find_kind", {"mine": mine}.get)
     with pytest.raises(ConfigError, match=f"^{said}"):
@@ -91,7 +91,7 @@ def leaves(value, path=()):
 
 
 @pytest.mark.parametrize("path", [*leaves(EVERYTHING)], ids=lambda at: ".".join(map(str, at)))
-def test_a_value_that_no_program_can_use_is_an_error_of_one_line_that_names_it(path):
+def test_an_unusable_value_is_a_one_line_error_that_names_its_key(path):
     for value in ("a\0b", "/a\0b", "unix:///a\0b", "\ud800", "/\udfff", 16**4_000, -(16**4_000)):
         data = copy.deepcopy(EVERYTHING)
         section = data
@@ -106,7 +106,7 @@ def test_a_value_that_no_program_can_use_is_an_error_of_one_line_that_names_it(p
         assert any(name in str(caught.value) for name in names)
 
 
-def test_the_values_of_that_test_are_usable():
+def test_the_configuration_with_every_option_is_valid():
     assert parse({**EVERYTHING, "scrub": {}}).record.endswith("/q")
 
 

@@ -50,14 +50,14 @@ def test_shipped_configurations_are_valid(validator, file):
     ],
     ids=str,
 )
-def test_what_a_node_refuses_is_invalid(validator, change):
+def test_a_configuration_that_a_node_refuses_is_invalid_in_the_schema(validator, change):
     assert validator.is_valid(NODE)
     assert not validator.is_valid(NODE | change)
     with pytest.raises(ConfigError):
         parse(NODE | change)
 
 
-def test_tier_kinds_of_installed_packages_are_part_of_it(monkeypatch):
+def test_the_schema_includes_tier_kinds_of_installed_packages(monkeypatch):
     kind = TierKind(Toy, lambda *_: MemoryTier(1))
     for module in (schema, read):
         monkeypatch.setattr(module, "find_kind", {"toy": kind}.get)
@@ -68,7 +68,7 @@ def test_tier_kinds_of_installed_packages_are_part_of_it(monkeypatch):
     assert not check(NODE | {"tiers": [HOST, {"kind": "toy", "capacity": 1, "slots": "few"}]})
 
 
-def test_doctor_prints_it_with_the_meaning_of_keys(holdfast):
+def test_doctor_prints_the_schema_with_a_description_of_each_key(holdfast):
     done = holdfast("doctor", "--schema")
     assert done.returncode == 0, done.stderr
     keys = json.loads(done.stdout)["properties"]

@@ -39,7 +39,7 @@ def options_of(unit):
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_systemd_finds_no_fault(deploy, tmp_path, analyze, name):
+def test_systemd_analyze_verifies_the_units_without_errors(deploy, tmp_path, analyze, name):
     unit = tmp_path / f"holdfast-{name}.service"
     text = (deploy / "systemd" / unit.name).read_text()
     assert "/opt/holdfast/bin/holdfast serve" in text
@@ -52,7 +52,7 @@ def test_systemd_finds_no_fault(deploy, tmp_path, analyze, name):
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_systemd_finds_little_exposed(deploy, analyze, name):
+def test_the_units_stay_within_the_systemd_exposure_threshold(deploy, analyze, name):
     unit = deploy / "systemd" / f"holdfast-{name}.service"
     done = analyze("security", "--offline=true", f"--threshold={EXPOSURE_MAX}", unit)
     assert done.returncode == 0, done.stdout

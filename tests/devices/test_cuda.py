@@ -44,7 +44,7 @@ def test_pages_are_copied_in_the_widest_words_that_fit(page_bytes, stride_bytes,
 
 
 @pytest.mark.parametrize("word", [torch.int64, torch.uint8])
-def test_packed_blocks_come_back_into_the_pages_named_and_no_others(layers, pages, word):
+def test_packed_blocks_are_unpacked_into_the_named_pages_only(layers, pages, word):
     before = [layer.clone() for layer in layers]
     rows = [page_words(layer, pages, word) for layer in layers]
     stage = empty_stage(rows, pages, 2)
@@ -128,7 +128,7 @@ def whole(pages):
     return [Move(at * pages.payload_bytes, ids) for at, ids in enumerate(WHOLE)]
 
 
-def test_a_batch_of_several_stages_lands_in_the_arena_and_comes_back(layers, pages, device):
+def test_a_batch_of_several_stages_is_saved_to_the_arena_and_loaded_back(layers, pages, device):
     before = [layer.clone() for layer in layers]
     arena = FakeArena(len(WHOLE) * pages.payload_bytes)
     saved = device.gather(arena, whole(pages))
@@ -151,7 +151,7 @@ def test_a_batch_of_several_stages_lands_in_the_arena_and_comes_back(layers, pag
         assert not layer[others].any()
 
 
-def test_part_of_a_block_is_not_saved(pages, device):
+def test_a_save_of_part_of_a_block_is_refused(pages, device):
     arena = FakeArena(pages.payload_bytes)
     with pytest.raises(BlockError, match="3 pages of a block to save, which has 4"):
         device.gather(arena, [Move(0, [1, 2, 3])])
@@ -172,7 +172,7 @@ def test_a_load_writes_no_page_before_its_mark(pages, device, fake, monkeypatch)
     assert fake.said[:6] == ["wait for event", "unpack"] * 3
 
 
-def test_a_load_that_fails_half_way_leaves_nothing_moving(pages, device, fake, monkeypatch):
+def test_a_load_that_fails_half_way_waits_for_its_copies(pages, device, fake, monkeypatch):
     arena = FakeArena(pages.payload_bytes)
     fake.said.clear()
 
@@ -185,7 +185,7 @@ def test_a_load_that_fails_half_way_leaves_nothing_moving(pages, device, fake, m
     assert fake.said == ["synchronize"]
 
 
-def test_a_save_that_fails_says_so_and_the_next_one_works(pages, device, monkeypatch, caplog):
+def test_a_failed_save_is_reported_and_the_next_one_succeeds(pages, device, monkeypatch, caplog):
     arena = FakeArena(pages.payload_bytes)
     with monkeypatch.context() as patch:
         patch.setattr(cuda, "payloads", lambda _: 1 / 0)
@@ -204,9 +204,7 @@ def test_a_save_never_copies_after_the_node_may_have_reused_its_slots(
     assert "blocks not saved: the GPU did not copy them in" in caplog.text
 
 
-def test_saves_that_wait_take_a_bounded_part_of_the_gpus_memory(
-    pages, device, fake, monkeypatch, caplog
-):
+def test_pending_saves_use_a_bounded_amount_of_gpu_memory(pages, device, fake, monkeypatch, caplog):
     arena = FakeArena(2 * pages.payload_bytes)
     monkeypatch.setattr(cuda, "STAGED_BYTES_MAX", pages.payload_bytes)
     copying = threading.Event()

@@ -182,7 +182,7 @@ class SavedOnNode:
         ]
 
 
-def test_blocks_stay_right_while_a_node_returns_memory_and_takes_it_again(engine, tmp_path):
+def test_blocks_stay_correct_while_a_node_releases_and_reuses_arena_memory(engine, tmp_path):
     """A GPU keeps the pages that it locked; the node's arena has others after it returned them."""
     room = 4 * BLOCKS * (record_bytes(PAYLOAD) + MIB)
     with NodeUnderTest(tmp_path, room) as node:

@@ -60,7 +60,7 @@ def copies(request, monkeypatch):
 
 
 @pytest.mark.parametrize(("layers", "count", "page_bytes", "per_block", "padding"), SHAPES)
-def test_blocks_gathered_and_scattered_elsewhere_are_the_same_bytes(
+def test_blocks_gathered_and_scattered_to_other_pages_are_unchanged(
     copies, layers, count, page_bytes, per_block, padding
 ):
     engine = Engine(layers, count, page_bytes, per_block, padding)
@@ -95,7 +95,7 @@ def test_blocks_gathered_and_scattered_elsewhere_are_the_same_bytes(
     assert (engine.bytes[:, :, page_bytes:] == before[:, :, page_bytes:]).all()
 
 
-def test_what_a_bound_thread_starts_runs_on_the_cores_of_all():
+def test_the_helper_of_a_thread_bound_to_one_core_runs_on_all_cores():
     """vLLM's worker binds each of its threads to a core; a copy by two of one core is no faster."""
     cores = os.sched_getaffinity(0)
     if len(cores) < 2:
@@ -115,9 +115,7 @@ def test_what_a_bound_thread_starts_runs_on_the_cores_of_all():
 
 
 @pytest.mark.parametrize("refused", ["sched_getaffinity", "sched_setaffinity"])
-def test_where_threads_may_not_choose_their_cores_pages_are_copied_all_the_same(
-    monkeypatch, refused
-):
+def test_pages_are_copied_if_thread_affinity_cannot_be_set(monkeypatch, refused):
     def refuse(*_):
         raise PermissionError(1, "Operation not permitted")
 
@@ -132,7 +130,7 @@ def test_where_threads_may_not_choose_their_cores_pages_are_copied_all_the_same(
     assert engine.block([0, 1]) == bytes(arena.view[: engine.pages.payload_bytes])
 
 
-def test_a_block_may_fill_only_some_of_its_pages(copies):
+def test_a_load_can_fill_only_some_pages_of_a_block(copies):
     engine = Engine(3, 20, 128, 4)
     arena = Arena(HEADER + engine.pages.payload_bytes)
     arena.view[:] = content(5, arena.nbytes)
@@ -168,7 +166,7 @@ def test_an_empty_plan_moves_nothing_and_succeeds(copies):
         (Move(HEADER, []), "which has 1"),
     ],
 )
-def test_a_move_outside_is_refused_before_a_byte_moves(move, named):
+def test_a_move_outside_the_pages_or_arena_is_refused_before_any_copy(move, named):
     engine = Engine(2, 4, 64, 1)
     arena = Arena(1024)
     arena.view[:] = content(1, 1024)
@@ -189,7 +187,7 @@ def test_a_copy_that_falls_short_is_reported_as_failed(caplog):
     assert "Bad address" in caplog.text
 
 
-def test_a_plan_whose_own_half_fails_leaves_nothing_moving(monkeypatch):
+def test_a_copy_that_fails_on_the_callers_thread_waits_for_the_helper_thread(monkeypatch):
     engine = Engine(4, 64, 32768, 2)
     arena = Arena(8 * engine.pages.payload_bytes)
     device, ended = HostDevice(engine.pages), []
@@ -210,7 +208,7 @@ def test_a_plan_whose_own_half_fails_leaves_nothing_moving(monkeypatch):
     device.close()
 
 
-def test_where_the_call_is_refused_a_warning_says_what_to_do(monkeypatch, caplog):
+def test_a_warning_names_the_remedy_if_process_vm_readv_is_refused(monkeypatch, caplog):
     monkeypatch.setattr(host, "batched_copy_works", lambda: False)
     HostDevice(Engine(1, 1, 64, 1).pages).close()
     assert "process_vm_readv is refused" in caplog.text

@@ -79,7 +79,7 @@ def test_shipped_models_have_the_kind_that_the_table_says(name):
     assert kind_of_shape(load_model(name)) is expected
 
 
-def test_gemma_3_needs_the_flag_and_the_answer_says_what_it_costs(tmp_path):
+def test_gemma_3_needs_the_flag_and_caching_line_states_its_cost(tmp_path):
     config = {
         "model_type": "gemma3_text", "num_hidden_layers": 62, "hidden_size": 5376,
         "intermediate_size": 21_504, "num_attention_heads": 32, "num_key_value_heads": 16,
@@ -94,7 +94,7 @@ def test_gemma_3_needs_the_flag_and_the_answer_says_what_it_costs(tmp_path):
     assert caching_line(shape).endswith("5.3 times the bytes of a context of 32,768 tokens")
 
 
-def test_pages_show_the_table():
+def test_the_readme_and_the_how_to_show_the_table_of_cached_models():
     assert short_table() in (ROOT / "README.md").read_text(), short_table()
     assert full_table() in (ROOT / "docs" / "how-to" / "vllm.md").read_text(), full_table()
     assert {kind.caching for kind in MODEL_KINDS} == set(Caching)

@@ -66,7 +66,7 @@ def taken(queue: FairQueue[str]) -> str:
 # Turns
 
 
-def test_who_may_not_go_waits_without_holding_others_up() -> None:
+def test_a_flow_that_may_not_run_does_not_delay_other_flows() -> None:
     queue: FairQueue[str] = FairQueue()
     queue.put(WorkItem("full", 1.0), "first")
     queue.put(WorkItem("other", 5.0), "second")
@@ -86,7 +86,7 @@ def test_a_flood_does_not_delay_a_trickle() -> None:
     assert "victim" in [taken(queue) for _ in range(2)]
 
 
-def test_weights_divide_the_device() -> None:
+def test_flows_are_served_in_proportion_to_their_shares() -> None:
     queue: FairQueue[str] = FairQueue()
     for _ in range(60):
         queue.put(WorkItem("a", 1.0, 3.0), "a")
@@ -95,7 +95,7 @@ def test_weights_divide_the_device() -> None:
     assert 29 <= first.count("a") <= 31
 
 
-def test_large_work_counts_as_what_it_is() -> None:
+def test_work_items_count_by_their_cost() -> None:
     queue: FairQueue[str] = FairQueue()
     for _ in range(20):
         queue.put(WorkItem("large", 8.0), "large")
@@ -105,7 +105,7 @@ def test_large_work_counts_as_what_it_is() -> None:
     assert 4 <= first.count("large") <= 6
 
 
-def test_what_is_done_out_of_turn_counts_for_who_waits_as_well() -> None:
+def test_work_charged_out_of_turn_delays_the_flows_queued_work() -> None:
     queue: FairQueue[str] = FairQueue()
     for _ in range(20):
         queue.put(WorkItem("a", 1.0), "a")
@@ -117,7 +117,7 @@ def test_what_is_done_out_of_turn_counts_for_who_waits_as_well() -> None:
     assert 4 <= order.count("a") <= 6
 
 
-def test_what_was_of_no_use_is_not_counted() -> None:
+def test_refunded_work_is_not_counted() -> None:
     queue: FairQueue[str] = FairQueue()
     for _ in range(20):
         queue.put(WorkItem("a", 1.0), "a")
@@ -133,7 +133,9 @@ def test_what_was_of_no_use_is_not_counted() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.floats(0.1, 100.0)), max_size=60))
-def test_everything_comes_once_and_a_flow_in_its_order(work: list[tuple[int, float]]) -> None:
+def test_every_item_is_served_once_and_in_order_within_its_flow(
+    work: list[tuple[int, float]],
+) -> None:
     queue: FairQueue[tuple[int, int]] = FairQueue()
     for number, (flow, cost) in enumerate(work):
         queue.put(WorkItem(flow, cost), (flow, number))
@@ -203,7 +205,7 @@ def test_flows_that_ended_are_forgotten() -> None:
 # Credit
 
 
-def test_who_comes_seldom_goes_first_until_a_window_of_the_device_is_spent() -> None:
+def test_an_infrequent_flow_is_served_first_until_its_credit_is_spent() -> None:
     device = Device()
     device.flood(3 * WINDOW_S, WorkItem("flood", 0.01))
     assert device.queue.credit(WorkItem("victim")) == pytest.approx(WINDOW_S, rel=0.05)
@@ -216,7 +218,7 @@ def test_who_comes_seldom_goes_first_until_a_window_of_the_device_is_spent() -> 
     assert last["victim"] == pytest.approx(last["flood"], rel=0.03)
 
 
-def test_what_nobody_waits_for_has_no_credit() -> None:
+def test_prefetch_work_has_no_credit() -> None:
     device = Device()
     device.flood(WINDOW_S, WorkItem("flood", 0.01))
     begun = device.now
@@ -227,7 +229,7 @@ def test_what_nobody_waits_for_has_no_credit() -> None:
     assert late["ahead"] == pytest.approx(late["flood"], rel=0.05)
 
 
-def test_who_used_an_idle_device_owes_nobody_anything() -> None:
+def test_use_of_an_idle_device_gives_other_flows_no_credit() -> None:
     """A flood that begins beside a moderate load gets no credit for the time before it."""
     device = Device()
     for _ in range(20):
@@ -246,7 +248,7 @@ def test_who_used_an_idle_device_owes_nobody_anything() -> None:
 )
 @settings(max_examples=60)  # a light flow is served 200 times in each, whatever the others weigh
 @example(shares=[16, 16, 0.25, 16], costs=[1 / 128, 1 / 64, 1 / 64, 1 / 64], head_start_s=3.0)
-def test_who_all_flood_are_served_by_share_once_credit_is_spent(
+def test_flooding_flows_are_served_by_share_after_credit_is_spent(
     shares: list[float], costs: list[float], head_start_s: float
 ) -> None:
     device = Device()
@@ -274,7 +276,7 @@ def test_who_all_flood_are_served_by_share_once_credit_is_spent(
     ),
     head_start_s=st.floats(0.0, 2 * WINDOW_S),
 )
-def test_a_flood_always_gets_its_least_whatever_others_do(
+def test_a_flooding_flow_always_gets_its_minimum_share(
     asks: list[tuple[int, float, float]], head_start_s: float
 ) -> None:
     device = Device()
@@ -295,7 +297,7 @@ def test_a_flood_always_gets_its_least_whatever_others_do(
     pauses=st.lists(st.floats(0.0, 3 * WINDOW_S), min_size=1, max_size=20),
     share=st.sampled_from([0.5, 1.0, 4.0]),
 )
-def test_credit_is_never_more_than_another_of_its_weight_was_served_in_a_window(
+def test_credit_is_at_most_the_service_of_other_flows_within_the_window(
     pauses: list[float], share: float
 ) -> None:
     device = Device()

@@ -28,7 +28,7 @@ def pools():
         pool.shutdown()
 
 
-def test_work_is_done_and_its_result_or_error_handed_back(pools):
+def test_submitted_work_returns_its_result_or_error(pools):
     pool, _ = pools(2, 0)
     futures = [pool.submit(WorkItem(FLOOD), lambda i=i: i * i) for i in range(20)]
     assert [future.result(30) for future in futures] == [i * i for i in range(20)]
@@ -36,14 +36,14 @@ def test_work_is_done_and_its_result_or_error_handed_back(pools):
         pool.submit(WorkItem(FLOOD), lambda: 1 // 0).result(30)
 
 
-def test_one_domain_never_takes_the_last_threads(pools):
+def test_one_domain_never_occupies_the_spare_threads(pools):
     pool, gate = pools(2, 1)
     for _ in range(50):
         pool.submit(WorkItem(FLOOD), lambda: gate.wait(60))
     assert pool.submit(WorkItem(VICTIM), lambda: "at once").result(30) == "at once"
 
 
-def test_who_comes_behind_a_flood_is_next(pools):
+def test_a_domain_that_arrives_behind_a_flood_is_served_next(pools):
     pool, gate = pools(1, 0)
     order = []
     first = pool.submit(WorkItem(FLOOD), lambda: gate.wait(60))
@@ -54,7 +54,7 @@ def test_who_comes_behind_a_flood_is_next(pools):
     assert order.index("victim") <= 1
 
 
-def test_what_was_for_later_and_is_waited_for_by_now_comes_in_turn(pools):
+def test_a_prefetch_raised_to_demand_is_served_in_fair_order(pools):
     pool, gate = pools(1, 0)
     order, later = [], WorkItem(VICTIM, priority=Priority.PREFETCH)
     first = pool.submit(WorkItem(FLOOD), lambda: gate.wait(60))
@@ -68,7 +68,7 @@ def test_what_was_for_later_and_is_waited_for_by_now_comes_in_turn(pools):
     assert sorted(map(str, order)) == ["0", "1", "2", *["flood"] * 10]
 
 
-def test_what_is_read_ahead_waits_for_what_somebody_waits_for(pools):
+def test_prefetch_work_runs_after_demand_work(pools):
     pool, gate = pools(1, 0)
     order = []
     first = pool.submit(WorkItem(VICTIM, priority=Priority.PREFETCH), lambda: gate.wait(60))
@@ -84,7 +84,7 @@ def test_what_is_read_ahead_waits_for_what_somebody_waits_for(pools):
     assert len(order) == 30
 
 
-def test_what_has_not_begun_can_be_cancelled_and_what_runs_can_not(pools):
+def test_queued_work_can_be_cancelled_and_running_work_cannot(pools):
     pool, gate = pools(1, 0)
     begun = threading.Event()
     running = pool.submit(WorkItem(FLOOD), lambda: (begun.set(), gate.wait(60)))
@@ -98,7 +98,7 @@ def test_what_has_not_begun_can_be_cancelled_and_what_runs_can_not(pools):
     assert done == []
 
 
-def test_who_had_less_of_the_last_seconds_has_all_its_work_done_first(pools):
+def test_a_domain_with_credit_has_all_its_work_done_first(pools):
     pool, gate = pools(1, 0)
     order, flooded = [], WorkItem(FLOOD, cost=1.0)
     for _ in range(40):
@@ -114,7 +114,7 @@ def test_who_had_less_of_the_last_seconds_has_all_its_work_done_first(pools):
     assert order[:15].count("victim") >= 14
 
 
-def test_several_light_domains_find_spare_threads_and_one_never_takes_them_all(pools):
+def test_several_light_domains_get_spare_threads_and_none_gets_all_of_them(pools):
     pool, gate = pools(4, 4)
     started = []
     for domain, begun in ((FLOOD, 4), (b"one", 6), (b"two", 7), (b"three", 8)):
@@ -142,7 +142,7 @@ def test_a_pool_is_shared_while_another_domain_had_work_lately():
     pool.shutdown()
 
 
-def test_what_was_cancelled_costs_nobody_a_turn(pools):
+def test_cancelled_work_does_not_count_in_the_fair_order(pools):
     pool, gate = pools(1, 0)
     order = []
     first = pool.submit(WorkItem(FLOOD), lambda: gate.wait(60))
@@ -157,7 +157,7 @@ def test_what_was_cancelled_costs_nobody_a_turn(pools):
     assert 4 <= order[:10].count(VICTIM) <= 6
 
 
-def test_shutdown_waits_for_everything_or_drops_what_has_not_begun():
+def test_a_shutdown_waits_for_all_work_or_cancels_queued_work():
     pool, done = FairThreads(2, 1, "test"), []
     for _ in range(20):
         pool.submit(WorkItem(FLOOD), lambda: done.append(1))
@@ -199,7 +199,7 @@ def threads_to_have(monkeypatch):
     return limit
 
 
-def test_where_no_more_threads_can_be_had_those_that_are_there_do_it_all(threads_to_have):
+def test_existing_threads_do_all_work_if_no_thread_can_be_started(threads_to_have):
     pool = FairThreads(4, 0, "test")
     threads_to_have(1)
     futures = [pool.submit(WorkItem(FLOOD), lambda i=i: i) for i in range(20)]
@@ -207,7 +207,7 @@ def test_where_no_more_threads_can_be_had_those_that_are_there_do_it_all(threads
     pool.shutdown()
 
 
-def test_work_that_nobody_takes_on_is_never_begun(threads_to_have):
+def test_work_refused_for_lack_of_a_thread_is_never_started(threads_to_have):
     """Whoever was told that it is not done has given its memory to others."""
     pool, done = FairThreads(2, 0, "test"), []
     threads_to_have(0)

@@ -8,24 +8,24 @@ from holdfast.fairness.shares import Quota, victim_domains
 A, B, C = b"a", b"b", b"c"
 
 
-def test_alone_a_domain_gives_way_to_itself() -> None:
+def test_a_lone_domain_is_its_own_victim() -> None:
     assert victim_domains({A: 100}, {}, A, 10) == [A]
     assert victim_domains({}, {}, A, 10) == []
 
 
-def test_a_flood_takes_from_itself_before_it_takes_from_others() -> None:
+def test_a_flooding_domain_is_its_own_first_victim() -> None:
     assert victim_domains({A: 900, B: 100}, {}, A, 10) == [A]
     assert victim_domains({A: 900, B: 100}, {}, B, 10) == [A, B]
 
 
-def test_what_is_reserved_is_never_taken() -> None:
+def test_a_domain_within_its_reservation_is_never_a_victim() -> None:
     quotas = {B: Quota(reserved_bytes=500)}
     assert victim_domains({A: 100, B: 500}, quotas, A, 10) == [A]
     assert victim_domains({B: 500}, quotas, A, 10) == []
     assert victim_domains({A: 10, B: 600}, quotas, A, 10) == [B, A]
 
 
-def test_at_its_most_a_domain_only_replaces_its_own() -> None:
+def test_a_domain_at_its_quota_is_its_own_only_victim() -> None:
     quotas = {A: Quota(most_bytes=100)}
     assert victim_domains({A: 100, B: 900}, quotas, A, 10) == [A]
     assert victim_domains({B: 900}, {A: Quota(most_bytes=5)}, A, 10) == []
@@ -37,7 +37,7 @@ def test_a_larger_share_may_hold_more() -> None:
     assert victim_domains({A: 450, B: 50}, quotas, B, 10) == [A, B]
 
 
-def test_who_holds_nothing_yet_takes_from_whoever_has_most() -> None:
+def test_a_domain_without_memory_takes_it_from_the_largest_holder() -> None:
     assert victim_domains({A: 10, B: 20}, {}, C, 50) == [B, A]
 
 
@@ -49,7 +49,7 @@ QUOTAS = st.dictionaries(
 
 
 @given(HELD, QUOTAS, st.integers(1, 100))
-def test_nobody_loses_what_it_reserved_or_gains_beyond_its_most(used, quotas, nbytes) -> None:
+def test_no_domain_loses_reserved_memory_or_exceeds_its_quota(used, quotas, nbytes) -> None:
     order = victim_domains(used, quotas, A, nbytes)
     assert len(set(order)) == len(order)
     for domain in order:

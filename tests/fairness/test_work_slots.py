@@ -4,7 +4,7 @@ from holdfast.fairness.fair_queue import Priority, WorkItem
 from holdfast.fairness.work_slots import WorkSlots
 
 
-def test_a_prefetch_that_somebody_waits_for_keeps_its_cost_and_share():
+def test_a_prefetch_raised_to_demand_keeps_its_cost_and_share():
     slots = WorkSlots(usual=2, spare=0)
     later = WorkItem(b"d", 500.0, 2.0, Priority.PREFETCH)
     for name in ("for later", "wanted"):

@@ -25,7 +25,7 @@ TOKENS = np.arange(64)
 @pytest.mark.parametrize(
     "change", [{"adapter": "a1"}, {"model": "other weights"}, {"kv_quantisation": "fp8"}]
 )
-def test_what_was_computed_otherwise_is_another_namespace(open_store, change):
+def test_blocks_computed_with_another_adapter_or_model_are_in_another_namespace(open_store, change):
     store = open_store()
     other = msgspec.structs.replace(PLAIN, **change)
     blocks = np.ones((4, LAYOUT.payload_bytes), np.uint8)
@@ -40,7 +40,7 @@ def test_what_was_computed_otherwise_is_another_namespace(open_store, change):
 
 
 @pytest.mark.vllm
-def test_our_connector_names_no_block_of_an_adapter():
+def test_the_connector_declines_requests_with_an_adapter():
     scheduler = pytest.importorskip("holdfast.engines.vllm.scheduler")
     plain = {"prompt_embeds": None, "prompt_token_ids": [1], "mm_features": [], "resumable": False}
     assert scheduler.why_declined(SimpleNamespace(**plain, lora_request=None)) is None
@@ -48,7 +48,7 @@ def test_our_connector_names_no_block_of_an_adapter():
 
 
 @pytest.mark.parametrize("adapter", [None, ""])
-def test_an_adapter_that_is_not_told_is_refused(adapter):
+def test_a_fingerprint_without_an_adapter_is_refused(adapter):
     fields = msgspec.to_builtins(PLAIN)
     fields["adapter"] = adapter
     given = {name: value for name, value in fields.items() if value is not None}

@@ -17,7 +17,7 @@ from holdfast.wire.local.messages import PROTOCOL, Hello
 from holdfast.wire.remote.client import TargetClient
 
 
-def test_a_node_that_says_nothing_is_gone_by_the_deadline(tmp_path):
+def test_a_silent_node_is_gone_at_the_deadline(tmp_path):
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(f"{tmp_path}/node.sock")
         mute.listen()
@@ -25,7 +25,7 @@ def test_a_node_that_says_nothing_is_gone_by_the_deadline(tmp_path):
             Client(f"unix://{tmp_path}/node.sock", Hello(PROTOCOL, "engine"), 0.2)
 
 
-def test_a_target_that_says_nothing_is_late():
+def test_a_silent_target_is_late():
     namespace = namespace_of(4_000)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         target = TargetClient("tcp://{}:{}".format(*mute.getsockname()))
@@ -34,7 +34,7 @@ def test_a_target_that_says_nothing_is_late():
         target.close()
 
 
-def test_a_target_that_is_not_there_is_gone():
+def test_a_target_that_refuses_connections_is_gone():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = "tcp://{}:{}".format(*closed.getsockname())
     target = TargetClient(address)

@@ -12,7 +12,7 @@ from holdfast_bench.campaigns.loopback import local_and_remote
 CHAIN = chain_of("a prompt", 4)
 
 
-def test_the_next_save_rewrites_it_on_a_tier_of_ones_own(open_store, below):
+def test_the_next_save_replaces_a_damaged_record_on_a_local_tier(open_store, below):
     tier, records = below
     contexts = Contexts(open_store(tier), 9_000)
     contexts.save(CHAIN)
@@ -27,7 +27,7 @@ def test_the_next_save_rewrites_it_on_a_tier_of_ones_own(open_store, below):
     assert contexts.read(CHAIN) == 4
 
 
-def test_the_next_save_rewrites_it_at_a_target_that_others_read_too():
+def test_the_next_save_replaces_a_damaged_record_at_a_shared_target():
     with local_and_remote(9_000) as both:
         both.local.save(CHAIN)
         both.local.wait_written()

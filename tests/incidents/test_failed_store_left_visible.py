@@ -18,7 +18,7 @@ CHAIN = chain_of("a prompt", 4)
 
 
 @pytest.mark.parametrize("fault", [InjectedFault.GONE_WRITE, InjectedFault.FULL_WRITE])
-def test_what_could_not_be_written_is_not_found_below(open_store, below, fault):
+def test_a_block_whose_write_failed_is_not_found_on_the_tier(open_store, below, fault):
     tier, records = below
     contexts = Contexts(open_store(FaultyTier(tier, 1, {fault: 1.0})), 9_000)
     contexts.save(CHAIN)
@@ -48,7 +48,7 @@ def test_slots_that_are_not_committed_belong_to_no_key(contexts):
     assert contexts.read(CHAIN) == 0
 
 
-def test_two_writers_of_one_key_do_not_meet(contexts):
+def test_two_writers_of_one_key_use_separate_slots(contexts):
     store, namespace = contexts.store, contexts.namespace
     first = store.reserve(namespace, CHAIN, namespace.fingerprint, 0)
     second = store.reserve(namespace, CHAIN, namespace.fingerprint, 0)

@@ -20,7 +20,7 @@ def disk(medium):
     return DiskTier(DiskConfig(path="memory", capacity_bytes=medium.size), None, lambda _: medium)
 
 
-def test_without_a_clean_end_every_block_is_found_again(open_store):
+def test_every_block_on_disk_is_recovered_after_a_crash(open_store):
     medium = MemoryExtents.formatted(64 * SECTOR, 4)
     before = Contexts(open_store(disk(medium)), 9_000)
     before.save(CHAIN)

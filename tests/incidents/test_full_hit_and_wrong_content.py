@@ -14,7 +14,7 @@ from holdfast_bench.campaigns.contexts import Contexts, chain_of
 MINE, OTHER = chain_of("my prompt", 4), chain_of("another prompt", 4)
 
 
-def test_two_whole_records_that_changed_places_are_both_misses(open_store, below):
+def test_two_swapped_records_are_both_misses(open_store, below):
     tier, records = below
     contexts = Contexts(open_store(tier), 9_000)
     for chain in (MINE, OTHER):
@@ -30,7 +30,7 @@ def test_two_whole_records_that_changed_places_are_both_misses(open_store, below
     assert (contexts.read(MINE), contexts.read(OTHER)) == (4, 4)
 
 
-def test_the_payload_of_another_under_the_right_header_is_corrupt(contexts):
+def test_a_payload_of_another_block_under_the_right_header_is_corrupt(contexts):
     contexts.save(MINE)
     contexts.save(OTHER)
     contexts.record(MINE[2])[128:] = contexts.record(OTHER[2])[128:]
@@ -39,7 +39,7 @@ def test_the_payload_of_another_under_the_right_header_is_corrupt(contexts):
     assert contexts.store.release(fetched.lease)
 
 
-def test_the_tail_of_a_record_cut_short_is_nobodys(open_store, below):
+def test_a_truncated_record_is_not_completed_with_bytes_of_another(open_store, below):
     tier, records = below
     contexts = Contexts(open_store(tier), 9_000)
     contexts.save(OTHER)  # what the slots held before

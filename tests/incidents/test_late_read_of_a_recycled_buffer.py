@@ -20,7 +20,7 @@ from holdfast_bench.campaigns.contexts import Contexts, chain_of
 CHAIN = chain_of("read slowly", 4)
 
 
-def test_while_it_is_leased_nobody_else_gets_the_slot(contexts):
+def test_a_leased_slot_is_not_reused(contexts):
     contexts.save(CHAIN)
     fetched = contexts.store.fetch(contexts.namespace, CHAIN, 1.0)
     before = [bytes(contexts.record(key)) for key in CHAIN]
@@ -30,7 +30,7 @@ def test_while_it_is_leased_nobody_else_gets_the_slot(contexts):
     assert contexts.store.release(fetched.lease)
 
 
-def test_what_was_copied_after_the_lease_ended_does_not_count():
+def test_blocks_copied_after_their_lease_ended_do_not_count():
     clock = ManualClock()
     with Store(1 << 20, [], {"default": b"d" * 32}, StoreOptions(clock=clock)) as store:
         contexts = Contexts(store, 9_000)

@@ -17,7 +17,7 @@ from holdfast.wire.frame import read_head
 
 
 @pytest.mark.parametrize("body", [0xFFFF_FFFF, 3 << 20])
-def test_a_frame_is_refused_before_memory_is_taken_for_it(body):
+def test_a_frame_that_is_too_long_is_refused_before_memory_is_allocated(body):
     head = body.to_bytes(4, "little") + bytes(4) + bytes(8)
     with pytest.raises(ProtocolError, match="the limit is"):
         read_head(head)
@@ -29,7 +29,7 @@ def test_a_payload_beyond_the_limit_is_refused():
         read_head(head)
 
 
-def test_a_record_says_itself_how_long_it_is_and_is_checked_against_its_slot():
+def test_the_length_in_a_record_is_checked_against_its_slot():
     namespace = namespace_of(3_000)
     record = record_of(namespace, key_of(1))
     assert verify(record[:2_000], key_of(1), namespace.fingerprint, 3_000) == "corrupt"
@@ -37,6 +37,6 @@ def test_a_record_says_itself_how_long_it_is_and_is_checked_against_its_slot():
     assert read_header(record)[0] == header_of(namespace, key_of(1))
 
 
-def test_keys_are_computed_and_have_one_width():
+def test_keys_of_another_width_are_refused():
     with pytest.raises(BlockError, match="are not a multiple of 16"):
         unpack_keys(b"a name of my own!")

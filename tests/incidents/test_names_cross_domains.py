@@ -123,7 +123,7 @@ BELOW = {
 
 
 @pytest.mark.parametrize("kind", BELOW)
-def test_each_domain_gets_its_own_bytes_from_memory_and_from_below(opened, tmp_path, kind):
+def test_each_domain_reads_its_own_bytes_from_memory_and_from_lower_tiers(opened, tmp_path, kind):
     store, acme, birch = opened(BELOW[kind](tmp_path))
     assert (acme.save(), birch.save()) == (BLOCKS, BLOCKS)
     assert (acme.read(), birch.read()) == (BLOCKS, BLOCKS)
@@ -135,7 +135,7 @@ def test_each_domain_gets_its_own_bytes_from_memory_and_from_below(opened, tmp_p
 
 
 @pytest.mark.parametrize("kind", BELOW)
-def test_forgetting_the_blocks_of_one_leaves_those_of_the_other(opened, tmp_path, kind):
+def test_forgetting_blocks_of_one_domain_leaves_those_of_another(opened, tmp_path, kind):
     store, acme, birch = opened(BELOW[kind](tmp_path))
     acme.save()
     birch.save()
@@ -159,7 +159,7 @@ def test_two_fingerprints_of_one_domain_are_two_namespaces_as_well(opened, tmp_p
     assert one.read() == BLOCKS
 
 
-def test_a_restart_brings_back_the_blocks_of_both_from_the_disk(opened, tmp_path):
+def test_blocks_of_both_domains_are_recovered_from_the_disk_after_a_restart(opened, tmp_path):
     store, acme, birch = opened(disk(tmp_path))
     acme.save()
     birch.save()
@@ -170,7 +170,7 @@ def test_a_restart_brings_back_the_blocks_of_both_from_the_disk(opened, tmp_path
     assert (acme.read(), birch.read()) == (BLOCKS, BLOCKS)
 
 
-def test_a_restart_after_a_crash_finds_both_in_the_regions_themselves(opened, tmp_path):
+def test_blocks_of_both_domains_are_recovered_from_regions_after_a_crash(opened, tmp_path):
     """Without a clean close there are no footers: what is found is found by its envelopes."""
     store, acme, birch = opened(disk(tmp_path / "first"))
     acme.save()
@@ -184,7 +184,7 @@ def test_a_restart_after_a_crash_finds_both_in_the_regions_themselves(opened, tm
     assert (acme.read(), birch.read()) == (BLOCKS, BLOCKS)
 
 
-def test_a_tier_that_makes_room_takes_only_the_block_it_names_out_of_the_index(opened, tmp_path):
+def test_an_eviction_by_a_tier_removes_only_the_named_domains_block(opened, tmp_path):
     store, acme, birch = opened(
         DiskTier(DiskConfig(path=str(tmp_path), capacity_bytes=4 * MIB, region_bytes=MIB // 4)),
         host_bytes=32 * MIB,
@@ -203,7 +203,7 @@ def test_a_tier_that_makes_room_takes_only_the_block_it_names_out_of_the_index(o
     assert birch.read() == BLOCKS
 
 
-def test_a_quarantined_block_leaves_the_other_domains_where_it_is(opened, tmp_path):
+def test_a_corrupt_block_of_one_domain_leaves_the_block_of_another(opened, tmp_path):
     store, acme, birch = opened(disk(tmp_path))
     acme.save()
     birch.save()
@@ -241,7 +241,7 @@ def test_erasing_one_domain_leaves_the_other(opened, tmp_path):
     assert birch.read() == BLOCKS
 
 
-def test_reserving_names_that_another_domain_holds_is_like_reserving_any(opened):
+def test_reserving_keys_that_another_domain_holds_reveals_nothing(opened):
     _, acme, birch = opened()
     acme.save()
     for keys in (KEYS, chain_of("never saved", BLOCKS)):
@@ -261,7 +261,7 @@ def test_names_that_another_domain_committed_first_can_be_saved(opened):
 
 
 @pytest.mark.parametrize("squatted", [True, False])
-def test_another_hosts_blocks_on_a_shared_tier_are_found_whoever_has_the_same_names(
+def test_blocks_of_another_host_are_found_even_if_another_domain_has_the_same_keys(
     opened, squatted
 ):
     far = {}
@@ -277,7 +277,7 @@ def test_another_hosts_blocks_on_a_shared_tier_are_found_whoever_has_the_same_na
     assert acme.read() == BLOCKS
 
 
-def test_a_question_of_another_domain_does_not_answer_mine(opened):
+def test_a_lookup_of_one_domain_does_not_answer_a_lookup_of_another(opened):
     far = {}
     here, acme, _ = opened(SharedMemoryTier(far, "pool"))
     acme.save()
@@ -287,7 +287,7 @@ def test_a_question_of_another_domain_does_not_answer_mine(opened):
     assert other.look(acme.namespace, KEYS).blocks == BLOCKS
 
 
-def test_damage_at_one_domains_record_deletes_no_other_from_a_shared_tier(opened):
+def test_a_damaged_record_of_one_domain_deletes_no_record_of_another(opened):
     far = {}
     store, acme, birch = opened(SharedMemoryTier(far, "pool"))
     acme.save()

@@ -26,6 +26,6 @@ def names(seed):
     return done.stdout
 
 
-def test_every_process_gives_the_same_names_of_full_width():
+def test_every_process_computes_the_same_keys_of_full_width():
     assert names("1") == names("2") == names("random")
     assert len(names("1").strip()) == 2 * 2 * 16

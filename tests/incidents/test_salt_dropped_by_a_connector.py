@@ -24,7 +24,7 @@ def chain(secret, *salts):
     return named.keys
 
 
-def test_other_salts_are_other_names_in_every_block(contexts):
+def test_different_salts_give_different_keys_for_every_block(contexts):
     secret, _ = contexts.store.domain("default")
     contexts.save(chain(secret, b"salt:one"))
     assert contexts.read(chain(secret, b"salt:one")) == 4
@@ -34,14 +34,14 @@ def test_other_salts_are_other_names_in_every_block(contexts):
 
 
 @pytest.mark.vllm
-def test_our_connector_passes_it_on():
+def test_the_connector_passes_the_cache_salt_on():
     scheduler = pytest.importorskip("holdfast.engines.vllm.scheduler")
     asked = SimpleNamespace(cache_salt="one")
     assert scheduler.extras_of(asked, b"") == [b"salt:one"]
     assert scheduler.extras_of(asked, b"e") == [b"salt:one", b"epoch:e"]
 
 
-def test_a_domain_needs_no_salt_that_anybody_could_drop(open_store):
+def test_domains_are_separated_without_a_salt(open_store):
     store = open_store()
     acme, birch = (Contexts(store, 9_000, name) for name in ("acme", "birch"))
     names = {each: chain(store.domain(each)[0]) for each in ("acme", "birch")}

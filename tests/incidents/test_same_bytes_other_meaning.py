@@ -33,7 +33,7 @@ READ = {
 
 
 @pytest.mark.parametrize("read", READ.values(), ids=READ)
-def test_equal_sizes_do_not_make_equal_pages(open_store, read):
+def test_pages_of_equal_size_and_another_layout_are_not_shared(open_store, read):
     assert read.payload_bytes == SAVED.payload_bytes
     store = open_store()
     blocks = np.ones((3, SAVED.payload_bytes), np.uint8)

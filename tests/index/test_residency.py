@@ -73,7 +73,7 @@ def test_the_same_key_in_two_namespaces_is_two_blocks() -> None:
     assert sorted(index.rows()) == sorted([*mine[1:], *theirs])
 
 
-def test_a_name_is_the_same_again_in_its_namespace_and_in_no_other() -> None:
+def test_the_name_of_a_block_is_stable_and_unique_to_its_namespace() -> None:
     index = Residency(1)
     (row,) = hold(index, range(1))
     other = index.add(OTHER, key(0), b"", 0)
@@ -85,7 +85,7 @@ def test_a_name_is_the_same_again_in_its_namespace_and_in_no_other() -> None:
     assert index.names(hold(index, range(1))) == [mine]
 
 
-def test_dropped_rows_are_used_again_and_known_under_their_new_key_only() -> None:
+def test_a_dropped_row_is_reused_and_found_under_its_new_key_only() -> None:
     index = Residency(1)
     (row,) = hold(index, range(1))
     index.places[0][row] = -1
@@ -100,7 +100,7 @@ def chain_of(numbers: range) -> tuple[list[bytes], list[bytes], list[int]]:
     return [key(n) for n in numbers], [key(n - 1) for n in numbers], list(numbers)
 
 
-def test_a_chain_at_once_is_its_blocks_one_after_the_other() -> None:
+def test_adding_a_chain_at_once_equals_adding_its_blocks_one_by_one() -> None:
     apart, together = Residency(2), Residency(2)
     for index in (apart, together):
         index.add(NAMESPACE, key(3), key(2), 3)  # is known already, out of its turn
@@ -113,7 +113,7 @@ def test_a_chain_at_once_is_its_blocks_one_after_the_other() -> None:
     assert together.extend(NAMESPACE, [], [], []) == []
 
 
-def test_new_blocks_at_once_are_as_if_one_after_the_other() -> None:
+def test_adding_new_blocks_at_once_equals_adding_them_one_by_one() -> None:
     apart, together = Residency(2), Residency(2)
     one_by_one = [*hold(apart, range(4)), apart.add(NAMESPACE, key(7), key(1), 2)]
     keys, parents, depths = chain_of(range(4))
@@ -140,7 +140,7 @@ def test_the_parent_row_is_found_by_key() -> None:
     assert index.parent_rows(rows) == [-1, rows[0], rows[1]]
 
 
-def test_more_namespaces_than_two_bytes_can_count_are_told_apart() -> None:
+def test_more_than_65536_namespaces_are_distinguished() -> None:
     index, many = Residency(1), 70_000
     namespaces = [NAMESPACE._replace(domain=number.to_bytes(16, "big")) for number in range(many)]
     rows = [index.add(namespace, key(n), b"", 0) for n, namespace in enumerate(namespaces)]
@@ -149,7 +149,7 @@ def test_more_namespaces_than_two_bytes_can_count_are_told_apart() -> None:
     )
 
 
-def test_a_namespace_without_a_block_leaves_nothing_behind() -> None:
+def test_a_namespace_without_blocks_is_removed_from_the_index() -> None:
     index = Residency(1)
     (kept,) = hold(index, range(1))
     for number in range(1, 1_000):
@@ -166,14 +166,14 @@ def test_a_namespace_without_a_block_leaves_nothing_behind() -> None:
     assert index.cover(NAMESPACE, [key(0)]).blocks == 1
 
 
-def test_a_block_that_names_one_behind_it_as_its_parent_has_none() -> None:
+def test_a_block_whose_named_parent_is_later_in_the_chain_has_no_parent() -> None:
     index = Residency(1)
     rows = [index.add(NAMESPACE, key(n), key((n + 1) % 3), n) for n in range(3)]
     itself = index.add(NAMESPACE, key(9), key(9), 0)
     assert index.parent_rows([*rows, itself]) == [-1, -1, rows[0], -1]
 
 
-def test_a_block_of_another_namespace_is_in_front_of_none() -> None:
+def test_a_block_is_never_the_parent_of_a_block_in_another_namespace() -> None:
     index = Residency(1)
     (theirs,) = hold(index, range(1))
     other = NAMESPACE._replace(domain=b"o" * 16)

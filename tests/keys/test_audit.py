@@ -36,7 +36,7 @@ def filled(log, count=5):
     return log.path.read_bytes().splitlines(keepends=True)
 
 
-def test_a_whole_log_verifies(log):
+def test_a_complete_audit_log_verifies(log):
     filled(log)
     found = check(log.path)
     assert (found.lines, found.faults) == (5, [])
@@ -46,7 +46,7 @@ def test_a_whole_log_verifies(log):
     assert log.path.stat().st_mode & 0o077 == 0
 
 
-def test_it_goes_on_after_a_restart(log):
+def test_an_audit_log_continues_after_a_restart(log):
     filled(log)
     filled(AuditLog(log.path))
     assert check(log.path).lines == 10
@@ -54,7 +54,7 @@ def test_it_goes_on_after_a_restart(log):
 
 
 @pytest.mark.parametrize("at", range(5))
-def test_a_changed_line_shows(log, at):
+def test_a_changed_line_is_detected(log, at):
     kept = filled(log)
     kept[at] = kept[at].replace(b"acme", b"acne")
     log.path.write_bytes(b"".join(kept))
@@ -62,19 +62,19 @@ def test_a_changed_line_shows(log, at):
 
 
 @pytest.mark.parametrize("at", range(4))
-def test_a_removed_line_shows(log, at):
+def test_a_removed_line_is_detected(log, at):
     kept = filled(log)
     log.path.write_bytes(b"".join(kept[:at] + kept[at + 1 :]))
     assert any("lines are missing" in fault for fault in check(log.path).faults)
 
 
-def test_lines_in_another_order_show(log):
+def test_reordered_lines_are_detected(log):
     kept = filled(log)
     log.path.write_bytes(b"".join([kept[1], kept[0], *kept[2:]]))
     assert check(log.path).faults
 
 
-def test_a_cut_end_shows_by_the_last_hash_only(log):
+def test_a_truncated_log_is_detected_only_by_its_last_hash(log):
     kept = filled(log)
     before = check(log.path).head
     log.path.write_bytes(b"".join(kept[:-1]))
@@ -82,7 +82,7 @@ def test_a_cut_end_shows_by_the_last_hash_only(log):
     assert check(log.path).head != before
 
 
-def test_a_torn_line_shows_and_the_log_goes_on(log):
+def test_a_torn_line_is_detected_and_the_log_continues(log):
     kept = filled(log)
     log.path.write_bytes(b"".join(kept)[:-20])
     log.record("erase", domain="acme")
@@ -101,7 +101,7 @@ for number in range(20):
 """
 
 
-def test_processes_share_it(log):
+def test_several_processes_share_one_audit_log(log):
     argv = [sys.executable, "-c", WRITE, str(log.path)]
     others = [subprocess.Popen(argv) for _ in range(3)]
     assert [other.wait(60) for other in others] == [0, 0, 0]
@@ -115,13 +115,13 @@ def test_the_same_denial_is_written_once_a_minute(log):
     assert [line["who"] for line in lines(log)] == ["10.0.0.7", "10.0.0.8"]
 
 
-def test_a_flood_of_denials_does_not_fill_it(log):
+def test_a_flood_of_denials_does_not_fill_the_log(log):
     for number in range(3 * DENIED_MAX):
         log.deny(f"host 10.0.{number >> 8}.{number & 255}", "token: forged")
     assert len(lines(log)) == DENIED_MAX + 1
 
 
-def test_who_is_denied_for_many_reasons_hides_nobody_else(log):
+def test_many_denials_of_one_peer_do_not_hide_denials_of_others(log):
     for number in range(3 * REASONS_MAX):
         log.deny("user 2001", f"domain 'team-{number}' is not for user 2001")
     for number in range(2 * DENIED_MAX):
@@ -133,13 +133,13 @@ def test_who_is_denied_for_many_reasons_hides_nobody_else(log):
     assert [line["who"] for line in lines(log)[before:]] == ["user 2002", "host 10.9.9.9"]
 
 
-def test_names_that_differ_in_digits_are_told_apart(log):
+def test_denials_that_differ_only_in_digits_of_a_name_are_distinguished(log):
     for number in (1, 2):
         log.deny("user 2001", f"domain 'team-{number}' is not for user 2001")
     assert [line["why"][8:14] for line in lines(log)] == ["team-1", "team-2"]
 
 
-def test_after_a_minute_all_are_told_again_and_how_many_were_not(log, monkeypatch):
+def test_denials_are_written_again_after_a_minute_with_the_number_left_out(log, monkeypatch):
     now = [1_000.0]
     monkeypatch.setattr(audit.time, "monotonic", lambda: now[0])
     for number in range(DENIED_MAX + 5):
@@ -154,7 +154,7 @@ def test_after_a_minute_all_are_told_again_and_how_many_were_not(log, monkeypatc
     assert (last["who"], last["unsaid"]) == ("host again", 0)
 
 
-def test_all_that_is_told_late_is_made_durable_at_once(log, monkeypatch):
+def test_all_postponed_denials_are_synced_to_disk_at_once(log, monkeypatch):
     for number in range(DENIED_MAX):
         log.deny(f"host {number}", "token: forged")
         log.deny(f"host {number}", "token: forged")
@@ -167,13 +167,13 @@ def test_all_that_is_told_late_is_made_durable_at_once(log, monkeypatch):
     assert (verdict.lines, verdict.faults) == (2 * DENIED_MAX, [])
 
 
-def test_what_a_stranger_says_is_cut_before_it_is_kept(log):
+def test_text_from_a_peer_is_truncated_before_it_is_stored(log):
     log.deny("user " + "7" * MIB, "domain " + "1 " * MIB)
     (told,) = log._unwritten
     assert max(len(told.who), len(told.why)) == VALUE_CHARS_MAX
 
 
-def test_a_chain_made_anew_passes_and_misses_the_hash_that_was_kept(log):
+def test_a_rewritten_log_verifies_but_lacks_the_hash_recorded_elsewhere(log):
     kept = filled(log)
     head, before, made = check(log.path).head, FIRST, []
     for number, text in enumerate(kept[:1] + kept[2:], 1):
@@ -185,7 +185,7 @@ def test_a_chain_made_anew_passes_and_misses_the_hash_that_was_kept(log):
     assert head not in log.path.read_text()
 
 
-def test_a_line_that_can_not_be_written_fails_nothing(tmp_path, caplog):
+def test_a_line_that_cannot_be_written_is_counted_and_raises_no_error(tmp_path, caplog):
     log = AuditLog(tmp_path / "none" / "audit.jsonl")
     log.record("erase", domain="acme")
     assert "lost: erase {'domain': 'acme'}" in caplog.text
@@ -194,7 +194,7 @@ def test_a_line_that_can_not_be_written_fails_nothing(tmp_path, caplog):
     assert (log.lost(), log.counts()) == (2, {"erase": 1, "denied": 1})
 
 
-def test_what_the_disk_takes_half_of_is_told_and_ends_no_chain(log, monkeypatch, caplog):
+def test_a_partly_written_line_is_reported_and_the_log_continues(log, monkeypatch, caplog):
     filled(log, 1)
     write = os.write
     monkeypatch.setattr(audit.os, "write", lambda fd, data: write(fd, data[: len(data) // 2]))
@@ -209,12 +209,12 @@ def test_what_the_disk_takes_half_of_is_told_and_ends_no_chain(log, monkeypatch,
     assert verdict.faults == ["line 2 is not a whole line of the log"]
 
 
-def test_without_a_path_it_forgets():
+def test_an_audit_log_without_a_path_stores_nothing():
     AuditLog().record("erase", domain="acme")
     AuditLog().deny("somebody", "something")
 
 
-def test_what_was_only_counted_is_written_once_its_minute_is_over_or_at_the_end(log, monkeypatch):
+def test_counted_denials_are_written_after_their_minute_or_at_the_close(log, monkeypatch):
     now = [1_000.0]
     monkeypatch.setattr(audit.time, "monotonic", lambda: now[0])
     for _ in range(10):
@@ -230,7 +230,7 @@ def test_what_was_only_counted_is_written_once_its_minute_is_over_or_at_the_end(
     assert [line["unsaid"] for line in lines(log)] == [0, 9, 3]
 
 
-def test_a_denial_that_goes_on_is_counted_in_one_record_at_intervals_that_grow(log, monkeypatch):
+def test_a_repeated_denial_is_recorded_at_growing_intervals(log, monkeypatch):
     now = [1_000.0]
     monkeypatch.setattr(audit.time, "monotonic", lambda: now[0])
     for second in range(6 * 3_600):
@@ -244,7 +244,7 @@ def test_a_denial_that_goes_on_is_counted_in_one_record_at_intervals_that_grow(l
     assert len(told) <= 2 + math.log2(DENIALS_APART_MAX_S / DENIALS_APART_S) + 6
 
 
-def test_a_denial_waits_for_no_file(log, monkeypatch):
+def test_a_denial_does_not_wait_for_the_file_system(log, monkeypatch):
     """It is noted in an event loop's thread, which no file system may stop."""
     with monkeypatch.context() as hung, log._writing:
         hung.setattr(audit, "_append", lambda *_: 1 / 0)
@@ -254,14 +254,14 @@ def test_a_denial_waits_for_no_file(log, monkeypatch):
     assert [line["who"] for line in lines(log)] == ["user 2001"]
 
 
-def test_denials_that_nobody_writes_are_bounded(log):
+def test_the_number_of_unwritten_denials_is_bounded(log):
     for number in range(3 * DENIED_MAX):
         for reason in range(2 * REASONS_MAX):
             log.deny(f"host {number}", f"reason {reason}")
     assert len(log._unwritten) == (DENIED_MAX + 1) * (REASONS_MAX + 1)
 
 
-def test_denials_are_written_on_one_thread_that_keeps_no_caller(log):
+def test_denials_are_written_by_one_thread_and_no_caller_waits(log):
     log.start_catch_up()
     assert not [each for each in threading.enumerate() if each.name == "holdfast-audit"]
     log.deny("user 1000", "no such domain")

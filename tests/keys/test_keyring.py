@@ -41,7 +41,7 @@ def test_data_keys_survive_a_restart(path):
     assert again.current(DOMAIN).epoch == 2
 
 
-def test_no_secret_lies_in_the_file_and_only_its_user_reads_it(path):
+def test_a_key_ring_file_contains_no_secret_and_is_readable_by_its_user_only(path):
     made = ring(path)
     secret = bytes(made.current(DOMAIN)._secret)
     text = path.read_bytes()
@@ -59,7 +59,7 @@ def test_a_header_names_a_key_by_epoch_and_id(path):
     assert made.find(domain_id(OTHER), key.epoch, key.key_id) is None
 
 
-def test_epochs_never_come_again(path):
+def test_epoch_numbers_are_never_reused(path):
     made = ring(path)
     old = made.current(DOMAIN)
     assert made.erase("acme") == (1, False)
@@ -81,7 +81,7 @@ def test_an_erased_key_is_nowhere_in_the_file(path):
     assert all(wrapped not in file.read_text() for file in path.parent.iterdir())
 
 
-def test_nodes_that_share_a_ring_follow_each_other(path):
+def test_nodes_that_share_a_key_ring_see_each_others_changes(path):
     one, other = ring(path), ring(path)
     epoch = one.rotate("acme")
     assert other.current(DOMAIN).epoch == 1
@@ -99,7 +99,7 @@ def test_nodes_that_share_a_ring_follow_each_other(path):
     assert other.current(DOMAIN).epoch == 4
 
 
-def test_what_was_forgotten_before_another_erasure_does_not_end_it(path):
+def test_a_completed_erasure_does_not_complete_a_later_one(path):
     one, other = ring(path), ring(path)
     for times in (1, 2):
         one.erase("acme")
@@ -111,7 +111,7 @@ def test_what_was_forgotten_before_another_erasure_does_not_end_it(path):
     assert other.current(DOMAIN).epoch == 3
 
 
-def test_a_change_does_not_undo_what_another_node_did_meanwhile(path):
+def test_a_change_does_not_undo_a_concurrent_change_of_another_node(path):
     one, other = ring(path), ring(path)
     one.erase("acme")
     other.rotate("acme")
@@ -152,7 +152,7 @@ def test_derived_keys_are_the_same_without_a_common_file(path):
     assert other.find(DOMAIN, 2 + EPOCHS_AHEAD, key.key_id) is None
 
 
-def test_a_derived_epoch_that_was_dropped_stays_so(path):
+def test_a_dropped_derived_epoch_stays_dropped(path):
     made = ring(path, derives=True)
     old = made.current(DOMAIN)
     made.erase("acme")
@@ -160,7 +160,7 @@ def test_a_derived_epoch_that_was_dropped_stays_so(path):
         assert known.find(DOMAIN, old.epoch, old.key_id) is None
 
 
-def test_derived_keys_are_not_said_to_be_destroyed(path):
+def test_derived_keys_are_not_reported_as_destroyed(path):
     made = ring(path, derives=True)
     made.rotate("acme")
     with pytest.raises(RefusedError, match=r"'acme': .* in epochs 1, .*nothing was changed"):
@@ -175,7 +175,7 @@ def test_derived_keys_are_not_said_to_be_destroyed(path):
     assert ring(path.with_name("other"), derives=True).erase("acme") == (1, True)
 
 
-def test_a_link_to_a_ring_is_followed_when_it_is_changed(path):
+def test_a_change_through_a_symbolic_link_changes_the_key_ring_it_points_to(path):
     ring(path)
     links = []
     for folder in ("one", "other"):
@@ -224,7 +224,7 @@ def damaged(text, change):
         (lambda text: damaged(text, lambda d: d.update(more=1)), "unknown field"),
     ],
 )
-def test_a_damaged_ring_is_refused_and_left(path, change, words):
+def test_a_damaged_key_ring_is_refused_and_not_changed(path, change, words):
     ring(path)
     text = change(path.read_text())
     path.write_text(text)
@@ -246,7 +246,7 @@ def test_a_wrapped_key_of_another_domain_is_refused(path):
         KeyRing(path).enrol("acme", SECRET)
 
 
-def test_a_ring_that_can_not_be_written_changes_nothing(path):
+def test_a_change_fails_without_effect_if_the_key_ring_cannot_be_written(path):
     made = ring(path)
     before = names(made)
     made.path = path.with_name("nowhere") / "keyring.json"
@@ -256,7 +256,7 @@ def test_a_ring_that_can_not_be_written_changes_nothing(path):
     assert names(made) == before
 
 
-def test_a_lock_that_is_held_for_long_is_refused(path, monkeypatch):
+def test_a_change_is_refused_if_another_process_holds_the_lock_too_long(path, monkeypatch):
     made = ring(path)
     monkeypatch.setattr(keyring_file, "LOCK_S", 0.1)
     with path.with_name("keyring.json.lock").open() as held:
@@ -271,7 +271,7 @@ def test_only_domains_with_data_keys_can_be_changed(path):
         ring(path).rotate("globex")
 
 
-def test_a_ring_that_is_only_read_needs_no_writing(path, monkeypatch):
+def test_reading_a_key_ring_writes_nothing(path, monkeypatch):
     ring(path)
     monkeypatch.setattr(keyring_file, "held_for_change", lambda _: pytest.fail("it is changed"))
     assert KeyRing(path).enrol("acme", SECRET) == ""
@@ -284,7 +284,7 @@ def test_the_listing_shows_no_key(path):
     assert "wrapped" not in entry
 
 
-def test_a_ring_never_grows_beyond_what_is_read_of_it(path, monkeypatch):
+def test_a_change_that_exceeds_the_maximum_key_ring_size_is_refused(path, monkeypatch):
     made = ring(path)
     monkeypatch.setattr(keyring_file, "RING_BYTES_MAX", path.stat().st_size + 100)
     with pytest.raises(RefusedError, match=r"the limit is \d+; nothing was changed; .*retire"):
@@ -292,7 +292,7 @@ def test_a_ring_never_grows_beyond_what_is_read_of_it(path, monkeypatch):
     assert names(ring(path)) == names(made)
 
 
-def test_a_ring_with_one_damaged_key_is_not_taken_for_read(path):
+def test_a_key_ring_with_one_damaged_key_does_not_count_as_read(path):
     one, other = ring(path, "acme"), ring(path, "globex", OTHER)
     one.enrol("globex", OTHER)
     lost = one.current(domain_id(OTHER))

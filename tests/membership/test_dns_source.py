@@ -52,7 +52,7 @@ def told_by(source):
     return members
 
 
-def test_addresses_are_told_in_order_and_once_each():
+def test_addresses_are_reported_sorted_and_without_duplicates():
     found = ["10.0.0.2", "fd00::1", "10.0.0.1", "10.0.0.2"]
     members = told_by(DnsSource("pool.test:7070", LOOK_S, addresses=lambda _: found))
     assert [(m.id, m.address) for m in members] == [
@@ -62,7 +62,7 @@ def test_addresses_are_told_in_order_and_once_each():
     ]
 
 
-def test_services_have_names_ports_and_weights_and_the_lowest_priority_counts():
+def test_only_srv_records_of_the_lowest_priority_become_members():
     records = [
         SrvRecord(10, 5, 7070, "b.test"),
         SrvRecord(10, 0, 7071, "a.test"),
@@ -75,14 +75,14 @@ def test_services_have_names_ports_and_weights_and_the_lowest_priority_counts():
     )
 
 
-def test_no_records_are_trouble():
+def test_an_answer_without_records_is_reported_as_trouble():
     source = DnsSource("pool.test:7070", LOOK_S, addresses=lambda _: [])
     source.watch(ReportedViews())
     assert "pool.test:7070: 0 members, not 1 to 1024" in wait_for_trouble(source)
     source.close()
 
 
-def test_a_server_that_shows_a_few_records_at_a_time_moves_nothing():
+def test_a_name_server_that_rotates_its_records_changes_no_view():
     every = [f"10.0.0.{number}" for number in range(1, 10)]
     clock = ManualClock()
     membership = Membership(clock)
@@ -102,7 +102,7 @@ def test_a_server_that_shows_a_few_records_at_a_time_moves_nothing():
     assert membership.views().current.view.epoch == epoch
 
 
-def test_the_systems_resolver_is_asked():
+def test_system_addresses_uses_the_systems_resolver():
     assert "127.0.0.1" in system_addresses("127.0.0.1")
     with pytest.raises(MembershipError, match=r"no-such-host\.invalid: .*check the name"):
         system_addresses("no-such-host.invalid")

@@ -64,7 +64,7 @@ def name_server():
         each.close()
 
 
-def test_records_are_asked_for_and_read(name_server):
+def test_srv_records_are_looked_up_and_parsed(name_server):
     assert sorted(lookup_srv(NAME, [name_server(answer_to)], timeout_s=30)) == RECORDS
 
 
@@ -89,7 +89,7 @@ def test_an_answer_without_records_is_named(name_server, answer, said):
 
 
 @pytest.mark.parametrize("name", ["a..b", "x" * 64, ".".join(["x" * 60] * 5)])
-def test_what_is_no_name_is_refused(name):
+def test_an_invalid_name_is_refused(name):
     with pytest.raises(MembershipError, match="check the name"):
         lookup_srv(name, [("127.0.0.1", 9)], timeout_s=3)
 

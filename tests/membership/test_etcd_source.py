@@ -93,7 +93,7 @@ class TestMemberEtcdAsSource(MembershipContract):
         self.server.stop()
 
 
-def test_a_registered_member_is_seen_with_all_it_says(options, heard, closing):
+def test_a_watcher_sees_every_field_of_a_registered_member(options, heard, closing):
     closing.append(EtcdRegistration(options, A))
     assert heard.until(lambda members: len(members) == 1) == (A,)
 
@@ -116,7 +116,7 @@ def test_a_member_that_closes_is_gone_at_once_though_an_endpoint_is_dead(options
     assert EtcdClient(options).keep_alive(lease) == 0
 
 
-def test_a_lease_that_no_endpoint_revokes_is_told_with_the_last_error(
+def test_a_lease_that_no_endpoint_revokes_is_logged_with_the_last_error(
     options, heard, etcd_server, caplog
 ):
     ours = EtcdRegistration(options, A, ttl_s=2)
@@ -181,7 +181,7 @@ def test_a_member_announces_that_it_drains(options, heard, closing):
     heard.until(lambda members: members[0].state is MemberState.DRAINING)
 
 
-def test_a_member_that_starts_anew_takes_its_place_over(options, heard, closing):
+def test_a_restarted_member_replaces_its_old_registration(options, heard, closing):
     first = EtcdRegistration(options, A, ttl_s=300)
     heard.until(lambda members: ids(members) == ["flash-a"])
     Poller.close(first)
@@ -193,9 +193,7 @@ def test_a_member_that_starts_anew_takes_its_place_over(options, heard, closing)
     assert EtcdClient(options).snapshot(key_of(options, "")).entries
 
 
-def test_who_was_replaced_drains_and_ends_without_taking_its_successor_along(
-    options, heard, closing
-):
+def test_a_replaced_member_closes_without_removing_its_successor(options, heard, closing):
     old = EtcdRegistration(options, A, ttl_s=300)
     heard.until(lambda members: ids(members) == ["flash-a"])
     moved = msgspec.structs.replace(A, address="tcp://10.9.9.9:7000")
@@ -212,7 +210,7 @@ def test_who_was_replaced_drains_and_ends_without_taking_its_successor_along(
     assert heard.lists[-1][0].state is not MemberState.DRAINING
 
 
-def test_an_entry_that_somebody_removed_is_put_again(options, heard, closing):
+def test_a_removed_entry_is_registered_again(options, heard, closing):
     closing.append(EtcdRegistration(options, A, ttl_s=2))
     heard.until(lambda members: ids(members) == ["flash-a"])
     etcd = EtcdClient(options)
@@ -265,7 +263,7 @@ def test_a_silent_watch_is_set_up_again(options, closing):
     assert source.trouble() == ""
 
 
-def test_a_revision_that_etcd_has_forgotten_ends_the_watch_quietly(options):
+def test_a_watch_from_a_compacted_revision_ends_without_an_error(options):
     etcd = EtcdClient(options)
     lease = etcd.grant(300)
     for number in range(5):
@@ -284,7 +282,7 @@ def test_the_next_endpoint_is_asked_when_one_is_gone(etcd_url, options):
     assert etcd.grant(10) > 0
 
 
-def test_prefixes_that_begin_alike_are_two_pools(options, heard, closing):
+def test_a_prefix_that_begins_with_another_is_a_separate_pool(options, heard, closing):
     other = msgspec.structs.replace(options, prefix=f"{options.prefix}-2")
     theirs, source = ReportedViews(), EtcdSource(other)
     closing.append(source)
@@ -303,7 +301,7 @@ def test_prefixes_that_begin_alike_are_two_pools(options, heard, closing):
         (A, 0, "lease of 0 s: not from 2 to 300 s"),
     ],
 )
-def test_what_watchers_would_leave_out_is_not_registered(member, ttl_s, said):
+def test_a_member_that_watchers_reject_is_not_registered(member, ttl_s, said):
     with pytest.raises(MembershipError, match=said.replace(".", r"\.")):
         EtcdRegistration(EtcdOptions(endpoints=("http://127.0.0.1:1",)), member, ttl_s)
 

@@ -12,7 +12,7 @@ from holdfast_bench.harness.certificates import Authority
 A = Member(id="flash-a", address="tcp://10.0.0.1:7070")
 
 
-def test_who_shows_certificates_registers_and_watches(sealed_etcd):
+def test_a_client_with_valid_certificates_registers_and_watches(sealed_etcd):
     _, members, files = sealed_etcd
     options = etcd_options(members + files)
     assert options.prefix == "/pool/"
@@ -27,7 +27,7 @@ def test_who_shows_certificates_registers_and_watches(sealed_etcd):
         registration.close()
 
 
-def test_who_does_not_is_trouble_with_a_reason(sealed_etcd, tmp_path):
+def test_a_client_without_valid_certificates_reports_trouble(sealed_etcd, tmp_path):
     _, members, files = sealed_etcd
     ca = files.partition("&")[0]
     (tmp_path / "other").mkdir()
@@ -52,6 +52,6 @@ def test_who_does_not_is_trouble_with_a_reason(sealed_etcd, tmp_path):
         ("?ca=/none/ca.pem", "TLS files /none/ca.pem: .* they must be PEM"),
     ],
 )
-def test_files_that_do_not_do_are_refused_at_start(query, words):
+def test_invalid_tls_parameters_are_refused_at_start(query, words):
     with pytest.raises(MembershipError, match=words):
         etcd_options(f"etcd://127.0.0.1:2379/pool{query}")

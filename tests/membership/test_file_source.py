@@ -74,7 +74,7 @@ def test_every_field_is_read(path):
     )
 
 
-def test_a_file_cut_anywhere_never_costs_a_member_before_its_time(path):
+def test_a_file_truncated_anywhere_removes_no_member_early(path):
     """Written in place, byte by byte, and read at each: the view does not move."""
     clock = ManualClock()
     membership = Membership(clock)
@@ -103,7 +103,7 @@ def test_a_file_cut_anywhere_never_costs_a_member_before_its_time(path):
         ("members: []\nmembers: []\n", "line 2: 'members' is there twice; remove one"),
     ],
 )
-def test_what_no_list_is_made_of_is_refused_with_its_place(path, text, words):
+def test_an_invalid_member_file_is_refused_with_the_place_of_the_error(path, text, words):
     path.write_text(text)
     with pytest.raises(MembershipError, match=re.escape(f"{path}: ")) as caught:
         FileSource(str(path)).read()
@@ -147,7 +147,7 @@ def count_looks(source):
     return lambda: looks
 
 
-def test_a_file_that_did_not_change_is_not_told_again(path):
+def test_an_unchanged_file_is_not_reported_again(path):
     replace(path, FULL)
     heard = ReportedViews()
     source = FileSource(str(path), LOOK_S)
@@ -199,14 +199,14 @@ def test_a_file_that_is_too_large_is_refused(path):
     ],
     ids=["deep", "date", "alias", "object", "nul", "bytes"],
 )
-def test_text_that_is_no_list_is_refused_by_name(path, text):
+def test_arbitrary_text_is_refused_with_the_name_of_the_file(path, text):
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(MembershipError, match=r"members\.yaml: "):
         FileSource(str(path)).read()
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "device"])
-def test_what_is_no_file_keeps_the_list_and_does_not_hold_up_a_close(kind, path):
+def test_a_path_that_is_no_regular_file_keeps_the_list_and_delays_no_close(kind, path):
     replace(path, FULL)
     heard, source = ReportedViews(), FileSource(str(path), LOOK_S)
     source.watch(heard)

@@ -224,7 +224,7 @@ def slices(*data):
         ({"ready": False, "serving": False, "terminating": True}, None),
     ],
 )
-def test_conditions_become_states(conditions, state):
+def test_the_conditions_of_a_pod_determine_its_member_state(conditions, state):
     found = members_of(slices(slice_of("x", pod("p-0", "10.1.0.1", **conditions))), "kv")
     assert [member.state for member in found] == ([] if state is None else [state])
 
@@ -236,7 +236,7 @@ def test_a_pod_becomes_a_member():
     )
 
 
-def test_the_certificate_of_a_pod_with_a_host_name_has_its_dns_name(api, account):
+def test_a_pod_with_a_host_name_has_its_dns_name_as_tls_name(api, account):
     api.put("a", stateful_pod("flash-0", "10.1.0.1"), pod("p-1", "10.1.0.2"))
     source, views = source_of(api, account), ReportedViews()
     source.watch(views)
@@ -256,7 +256,7 @@ def test_the_port_is_picked_by_name_or_number(port, numbers):
     assert [m.address for m in found] == [f"tcp://10.1.0.1:{number}" for number in numbers]
 
 
-def test_a_pod_in_several_slices_is_one_member_by_its_best_news():
+def test_a_pod_in_several_slices_is_one_member_with_its_best_state():
     found = members_of(
         slices(
             slice_of("v6", pod("p-0", "fd00::1"), kind="IPv6"),
@@ -271,7 +271,7 @@ def test_a_pod_in_several_slices_is_one_member_by_its_best_news():
     }
 
 
-def test_slices_come_and_go(api, account):
+def test_added_and_deleted_slices_change_the_members(api, account):
     api.put("one", pod("p-0", "10.1.0.1"))
     source, heard = source_of(api, account), ReportedViews()
     source.watch(heard)
@@ -306,7 +306,7 @@ def test_a_watch_goes_on_from_where_it_ended(api, account):
     assert versions[1] == bookmark
 
 
-def test_a_history_that_is_too_short_means_a_new_list_and_no_trouble(api, account, caplog):
+def test_a_watch_from_an_expired_version_lists_again_without_trouble(api, account, caplog):
     api.put("one", pod("p-0", "10.1.0.1"))
     source, heard = source_of(api, account), ReportedViews()
     source.watch(heard)
@@ -343,14 +343,14 @@ def test_a_renewed_token_is_used(api, account):
         ({"server": "https://127.0.0.1:1", "ca_file": "/nowhere/ca"}, "/nowhere/ca"),
     ],
 )
-def test_trouble_names_what_to_look_at(api, account, fields, said):
+def test_trouble_names_its_cause(api, account, fields, said):
     source = source_of(api, account, **fields)
     source.watch(ReportedViews())
     assert said in wait_for_trouble(source)
     source.close()
 
 
-def test_an_answer_of_another_kind_is_trouble(api, account):
+def test_an_unexpected_answer_is_reported_as_trouble(api, account):
     api.slices["bad"] = {"metadata": {"name": "bad"}, "endpoints": "none"}
     source = source_of(api, account)
     source.watch(ReportedViews())
@@ -358,7 +358,7 @@ def test_an_answer_of_another_kind_is_trouble(api, account):
     source.close()
 
 
-def test_a_server_is_named_by_a_url():
+def test_a_server_that_is_not_a_url_is_refused():
     with pytest.raises(MembershipError, match=r"'10\.0\.0\.1:6443' is not a server"):
         KubernetesSource(KubernetesOptions(service="flash", server="10.0.0.1:6443"))
 

@@ -76,14 +76,14 @@ def test_a_bad_field_is_named_with_its_limit_and_remedy(change, said):
         ({"members": [GOOD] * (MEMBERS_MAX + 1)}, f"at most {MEMBERS_MAX}; split the pool"),
     ],
 )
-def test_a_bad_list_is_named(data, said):
+def test_an_invalid_list_is_refused_with_its_file_and_reason(data, said):
     with pytest.raises(MembershipError) as refused:
         read_members(data, "/etc/pool.yaml")
     assert str(refused.value).startswith("/etc/pool.yaml: ")
     assert said in str(refused.value)
 
 
-def test_an_empty_list_is_a_list():
+def test_an_empty_list_is_valid():
     assert read_members({"members": []}, "x") == ()
 
 
@@ -101,7 +101,7 @@ words = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,20}", fullmatch=True)
         incarnation=words,
     )
 )
-def test_a_member_survives_being_written_down(member):
+def test_a_member_survives_a_round_trip_through_data(member):
     assert read_member(as_data(member), "x") == member
 
 

@@ -62,7 +62,7 @@ class Scene:
         return "".join(each.id for each in self.view.members if each.takes_segments)
 
 
-def test_before_any_list_nobody_is_in():
+def test_a_view_is_empty_before_the_first_list():
     scene = Scene()
     assert (scene.ids, scene.view.epoch, scene.previous) == ("", 0, None)
 
@@ -140,7 +140,7 @@ def test_a_flapping_newcomer_joins_once():
     assert (scene.ids, scene.view.epoch) == ("ab", 2)
 
 
-def test_a_member_that_was_out_must_be_back_for_a_while():
+def test_a_removed_member_returns_only_after_a_delay():
     scene = Scene(A, B)
     scene.observe(A)
     scene.observe(A, B, after_s=DEAD_AFTER_S + 1)
@@ -188,7 +188,7 @@ def test_a_new_address_or_weight_counts_at_once():
     assert (scene.view.epoch, scene.shares) == (3, {})
 
 
-def test_the_view_before_stays_known_for_a_while_and_then_no_more():
+def test_the_previous_view_is_known_for_a_limited_time():
     scene = Scene(A, B)
     scene.observe(A, B, C, after_s=60)
     assert [each.id for each in scene.previous.members] == ["a", "b"]
@@ -196,7 +196,7 @@ def test_the_view_before_stays_known_for_a_while_and_then_no_more():
     assert scene.after(0.1).previous is None
 
 
-def test_a_view_that_lived_for_a_moment_is_skipped():
+def test_a_short_lived_view_does_not_become_the_previous_view():
     scene = Scene(A)
     scene.observe(A, B, after_s=60)
     scene.observe(A, B, C, after_s=FLEETING_S / 2)
@@ -206,7 +206,7 @@ def test_a_view_that_lived_for_a_moment_is_skipped():
     assert [each.id for each in scene.previous.members] == ["a", "b", "c"]
 
 
-def test_the_view_before_keeps_the_shares_it_had():
+def test_the_previous_view_keeps_its_shares():
     scene = Scene(A)
     scene.observe(A, B, after_s=60)
     scene.observe(A, B, C, after_s=RAMP_S / 2)
@@ -214,7 +214,7 @@ def test_the_view_before_keeps_the_shares_it_had():
     assert scene.membership.views().previous.shares == {"b": 9 / 16}
 
 
-def test_everybody_with_the_same_list_has_the_same_digest():
+def test_views_of_the_same_members_have_the_same_digest():
     here, there = Scene(A, B), Scene(C)
     there.observe(A, B, C, after_s=1)
     there.observe(A, B, after_s=1)

@@ -119,7 +119,7 @@ def test_losing_one_of_sixteen_leaves_most_of_a_long_prefix_usable():
     assert share == pytest.approx(ideal, abs=0.01)
 
 
-def test_placement_is_the_same_everywhere_and_for_ever():
+def test_placement_does_not_change_between_hosts_or_versions():
     # Change these and every pool loses what it holds at the next upgrade.
     placement = Placement([member(n, weight=w) for n, w in [(1, 1.0), (2, 1.0), (3, 2.5), (4, 4)]])
     assert [

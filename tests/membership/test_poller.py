@@ -21,7 +21,7 @@ class Late(PolledSource):
         self.ended.set()
 
 
-def test_a_round_that_outlasts_close_tells_nothing(monkeypatch):
+def test_a_round_that_ends_after_close_reports_nothing(monkeypatch):
     monkeypatch.setattr(poller, "_JOIN_S", 0.0)
     source, heard = Late(), ReportedViews()
     source.watch(heard)
@@ -32,7 +32,7 @@ def test_a_round_that_outlasts_close_tells_nothing(monkeypatch):
     assert heard.lists == []
 
 
-def test_who_is_told_may_close():
+def test_a_listener_may_close_its_source():
     source = Late()
     source.resumed.set()
     source.watch(lambda _: source.close())

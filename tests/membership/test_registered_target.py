@@ -62,7 +62,7 @@ def serving(members):
     return [member.state for member in members] == ["serving"]
 
 
-def test_a_started_target_is_a_member_with_all_that_was_configured(start, heard):
+def test_a_started_target_registers_with_its_configured_fields(start, heard):
     node = start(weight=2.5, zone="rack-7")
     [member] = heard.until(serving)
     assert (member.id, member.address) == ("flash-1", node.target_address)
@@ -70,13 +70,13 @@ def test_a_started_target_is_a_member_with_all_that_was_configured(start, heard)
     assert member.incarnation
 
 
-def test_an_address_that_others_use_is_announced_instead_of_its_own(start, heard):
+def test_a_configured_address_is_registered_instead_of_the_listening_one(start, heard):
     start(address="tcp://flash-1.example:7441")
     [member] = heard.until(serving)
     assert member.address == "tcp://flash-1.example:7441"
 
 
-def test_told_to_end_it_says_so_serves_on_and_then_goes(start, heard):
+def test_a_stopped_target_announces_draining_serves_on_and_then_leaves(start, heard):
     node = start(drain_s=5)
     heard.until(serving)
     os.kill(node.process.pid, signal.SIGTERM)
@@ -87,7 +87,7 @@ def test_told_to_end_it_says_so_serves_on_and_then_goes(start, heard):
     assert node.process._popen.wait(ENDS_S) == 0
 
 
-def test_told_twice_it_ends_without_waiting(start, heard):
+def test_a_second_signal_ends_a_target_without_waiting_for_the_drain(start, heard):
     node = start(drain_s=600)
     heard.until(serving)
     os.kill(node.process.pid, signal.SIGTERM)
@@ -97,7 +97,7 @@ def test_told_twice_it_ends_without_waiting(start, heard):
     heard.until(lambda members: members == ())
 
 
-def test_a_restarted_target_is_the_same_member_in_another_life(start, heard):
+def test_a_restarted_target_is_the_same_member_with_a_new_incarnation(start, heard):
     node = start()
     [first] = heard.until(serving)
     node.restart()
@@ -105,7 +105,7 @@ def test_a_restarted_target_is_the_same_member_in_another_life(start, heard):
     assert (second.id, second.address) == (first.id, first.address)
 
 
-def test_without_etcd_it_serves_all_the_same(start):
+def test_a_target_serves_without_etcd(start):
     node = start(url=f"http://127.0.0.1:{free_port()}", drain_s=0.1)
     assert node.status()["tiers"]
     os.kill(node.process.pid, signal.SIGTERM)

@@ -39,7 +39,7 @@ def serve(config, **options):
     return done.returncode, done.stderr
 
 
-def test_what_one_engine_saved_another_reads(start_node, engine, names):
+def test_a_context_saved_by_one_engine_is_read_by_another(start_node, engine, names):
     node = start_node()
     one, two = engine(node.address), engine(node.address)
     keys = names("shared", 20)
@@ -51,14 +51,14 @@ def test_what_one_engine_saved_another_reads(start_node, engine, names):
     assert two.save(keys) == 0
 
 
-def test_a_chain_too_long_to_judge_in_between_is_judged_in_a_thread(start_node, engine, names):
+def test_the_lookup_of_a_long_chain_runs_in_a_thread(start_node, engine, names):
     one = engine(start_node().address)
     keys = names("long", MAX_INLINE_BLOCKS + 1)
     assert one.save(keys[:20]) == 20
     assert one.cover(keys[:-1]) == one.cover(keys) == 20
 
 
-def test_two_engines_at_once_keep_their_own(start_node, engine, names):
+def test_two_engines_that_save_concurrently_both_keep_their_blocks(start_node, engine, names):
     node = start_node()
     engines = [engine(node.address) for _ in range(2)]
     chains = [[names(f"{i}/{j}", 8) for j in range(10)] for i in range(2)]
@@ -75,7 +75,7 @@ def test_two_engines_at_once_keep_their_own(start_node, engine, names):
         assert [one.read(chain)[0] for own in chains for chain in own] == [8] * 20
 
 
-def test_namespaces_do_not_meet(start_node, engine, names, tmp_path):
+def test_namespaces_do_not_share_blocks(start_node, engine, names, tmp_path):
     key_file = tmp_path / "other.key"
     key_file.write_bytes(os.urandom(32))
     key_file.chmod(0o600)
@@ -103,7 +103,7 @@ def test_leases_and_tickets_belong_to_their_session(start_node, engine, names):
     assert not owner.call(m.Release(fetched.lease)).valid
 
 
-def test_a_session_holds_so_many_tickets_and_blocks_and_no_more(start_node, engine, names):
+def test_a_session_has_a_limit_of_tickets_and_reserved_blocks(start_node, engine, names):
     one = engine(start_node().address)
     keys = names("many", RESERVE_BLOCKS_MAX)
     tickets = [one.reserve(keys).ticket for _ in range(RESERVED_BLOCKS_MAX // RESERVE_BLOCKS_MAX)]
@@ -146,9 +146,7 @@ time.sleep(60)
 """
 
 
-def test_an_engine_killed_mid_save_leaves_nothing_and_its_slots_come_back(
-    start_node, engine, names
-):
+def test_the_slots_of_an_engine_killed_during_a_save_are_freed(start_node, engine, names):
     node = start_node()
     watcher = engine(node.address)
     before = watcher.status()["tiers"][0]["used_bytes"]
@@ -220,7 +218,7 @@ def test_a_hello_out_of_bounds_is_refused_by_name(start_node, hello, words):
         Client(node.address, hello, 5)
 
 
-def test_a_session_without_a_namespace_may_only_look(start_node):
+def test_a_session_without_a_namespace_may_only_inspect(start_node):
     node = start_node()
     client = Client(node.address, m.Hello(m.PROTOCOL, "looker"), 5)
     assert client.arena is None
@@ -230,7 +228,7 @@ def test_a_session_without_a_namespace_may_only_look(start_node):
     client.close()
 
 
-def test_the_socket_is_its_users_alone_and_goes_with_the_node(start_node, tmp_path):
+def test_the_socket_is_private_to_its_user_and_removed_with_the_node(start_node, tmp_path):
     folder = tmp_path / "run" / "holdfast"
     node = start_node(listen=f"unix://{folder}/node.sock")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -299,7 +297,7 @@ def test_two_nodes_on_one_folder_are_refused_by_name(start_node, engine, names, 
     assert engine(node.address).save(names("still", 2)) == 2
 
 
-def test_a_node_killed_is_gone_in_time_and_comes_back_warm(start_node, engine, names):
+def test_a_killed_node_is_gone_at_once_and_recovers_its_blocks(start_node, engine, names):
     node = start_node()
     one = engine(node.address)
     keys = names("warm", 12)
@@ -324,7 +322,9 @@ def test_a_node_killed_is_gone_in_time_and_comes_back_warm(start_node, engine, n
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_node_told_to_stop_writes_what_waits_and_ends_well(start_node, engine, names, number):
+def test_a_stopped_node_completes_pending_writes_and_exits_with_0(
+    start_node, engine, names, number
+):
     node = start_node()
     keys = names("drained", 40)
     engine(node.address).save(keys)
@@ -419,7 +419,7 @@ def test_a_drop_of_no_fingerprint_is_refused_and_drops_nothing(start_node, engin
 @pytest.mark.parametrize(
     ("nbytes", "words"), [(15, "15 bytes, the minimum is 16"), (4_097, "more than 4096 bytes")]
 )
-def test_a_token_for_readers_of_metrics_has_bounds(tmp_path, nbytes, words):
+def test_the_http_token_has_a_minimum_and_a_maximum_length(tmp_path, nbytes, words):
     file = tmp_path / "token"
     file.touch(0o600)
     host = {"kind": "host", "capacity": "16 MiB"}
@@ -432,7 +432,7 @@ def test_a_token_for_readers_of_metrics_has_bounds(tmp_path, nbytes, words):
     assert http_token(config) == b"s" * 32
 
 
-def test_what_operators_ask_is_not_in_the_log_and_sessions_of_engines_and_hosts_are(
+def test_sessions_of_engines_and_hosts_are_logged_but_operator_requests_are_not(
     start_node, engine, tmp_path
 ):
     node = start_node(listen=[f"unix://{tmp_path}/node.sock", f"tcp://127.0.0.1:{free_port()}"])
@@ -450,7 +450,7 @@ def test_what_operators_ask_is_not_in_the_log_and_sessions_of_engines_and_hosts_
     assert node.said().count("session peer=") == 2
 
 
-def test_a_host_starts_with_credentials_that_are_expired_and_says_so(tmp_path, caplog):
+def test_a_host_starts_with_expired_credentials_and_logs_a_warning(tmp_path, caplog):
     files = Authority(tmp_path).issue("host", expires=dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
     (file := tmp_path / "token").touch(mode=0o600)
     file.write_text(token.issue(b"k" * 32, "host-a", token.VERBS, 600, 1_700_000_000))

@@ -134,7 +134,7 @@ def covered(session):
     return session
 
 
-def test_what_one_process_saved_another_covers_and_fetches(saved):
+def test_a_context_saved_by_one_process_is_fetched_by_another(saved):
     with holdfast.open(saved.config("reader")) as store:
         session, found = covered(store.session(FINGERPRINT)), np.zeros_like(payload())
         landed = session.fetch(TOKENS, into=found, deadline_s=60.0)
@@ -142,7 +142,7 @@ def test_what_one_process_saved_another_covers_and_fetches(saved):
         assert (found == payload()).all()
 
 
-def test_a_fetch_asks_by_itself(saved):
+def test_a_fetch_without_a_lookup_asks_the_pool(saved):
     with holdfast.open(saved.config("reader")) as store:
         session, found = store.session(FINGERPRINT), np.zeros_like(payload())
         landed = session.fetch(TOKENS, into=found, deadline_s=60.0)
@@ -166,7 +166,7 @@ def opened(request, saved, start_node):
     return make
 
 
-def test_a_silent_pool_costs_the_deadline_and_nothing_that_is_here(saved, opened):
+def test_local_blocks_are_served_by_the_deadline_if_the_pool_is_silent(saved, opened):
     with opened() as store:
         session, found = store.session(FINGERPRINT), np.zeros_like(payload())
         assert session.save(TOKENS[: 3 * BLOCK_TOKENS], payload()[:3]) == 3
@@ -189,7 +189,7 @@ def test_a_pool_that_does_not_answer_within_its_own_limit_is_late_not_a_miss(sav
         assert landed.reason == "nothing is held here; pool did not answer in time"
 
 
-def test_a_dead_pool_is_gone_and_what_is_here_is_served(saved, opened):
+def test_a_dead_pool_is_gone_and_local_blocks_are_served(saved, opened):
     with opened() as store:
         session, found = store.session(FINGERPRINT), np.zeros_like(payload())
         session.save(TOKENS[: 3 * BLOCK_TOKENS], payload()[:3])
@@ -211,7 +211,7 @@ def test_a_dead_pool_is_gone_and_what_is_here_is_served(saved, opened):
         until(lambda: why_not_whole([5] * 64, found[:2], 0) == nothing)
 
 
-def test_prestage_brings_what_only_the_pool_holds(saved):
+def test_prestage_reads_blocks_that_only_the_pool_holds(saved):
     with holdfast.open(saved.config("reader")) as store:
         session = store.session(FINGERPRINT)
         until(lambda: session.prestage(TOKENS) == len(TOKENS))
@@ -221,7 +221,7 @@ def test_prestage_brings_what_only_the_pool_holds(saved):
         assert (found == payload()).all()
 
 
-def test_pins_hold_what_came_from_the_pool(saved):
+def test_a_pin_holds_blocks_that_came_from_the_pool(saved):
     with holdfast.open(saved.config("reader")) as store:
         session = store.session(FINGERPRINT)
         until(lambda: session.pin(TOKENS, ttl_s=600.0) == len(TOKENS))
@@ -230,7 +230,7 @@ def test_pins_hold_what_came_from_the_pool(saved):
         assert store.status().hints.pinned_bytes == BLOCKS * size
 
 
-def test_a_session_that_returns_finds_what_only_the_pool_holds(saved):
+def test_a_returns_hint_reads_blocks_that_only_the_pool_holds(saved):
     with holdfast.open(saved.config("reader")) as store:
         session = store.session(FINGERPRINT)
         session.follow(TOKENS, "chat-1")
@@ -255,21 +255,21 @@ def hosts(pool, engine, start_node, names):
     return reader, keys
 
 
-def test_a_node_prestages_what_only_the_pool_holds(hosts):
+def test_a_node_prestages_blocks_that_only_the_pool_holds(hosts):
     reader, keys = hosts
     until(lambda: reader.call(m.Prestage(b"".join(keys), 0.0)) == m.Hinted(12))
     until(lambda: up(reader, keys) == 12)
     assert reader.read(keys) == (12, {"host": 12})
 
 
-def test_a_node_pins_what_only_the_pool_holds(hosts):
+def test_a_node_pins_blocks_that_only_the_pool_holds(hosts):
     reader, keys = hosts
     until(lambda: reader.call(m.Pin(b"".join(keys), 600.0)) == m.Hinted(12))
     assert up(reader, keys) == 12
     assert reader.status()["hints"]["pinned_bytes"] > 0
 
 
-def test_a_node_asks_the_pool_for_what_follows_a_public_prefix(pool, engine, start_node, names):
+def test_a_node_asks_the_pool_for_blocks_after_a_public_prefix(pool, engine, start_node, names):
     secrets = {"key_file": "commons.key", "publish_file": "publish.key"}
     for number, name in enumerate(secrets.values()):
         (pool.folder / name).write_bytes(bytes([number]) * 32)
@@ -288,7 +288,7 @@ def test_a_node_asks_the_pool_for_what_follows_a_public_prefix(pool, engine, sta
     assert covered.blocks == 6 or "pool" in covered.unanswered  # it may be late on a busy machine
 
 
-def test_a_silent_pool_delays_a_hint_to_a_node_by_its_deadline(saved, start_node):
+def test_a_hint_to_a_node_ends_at_its_deadline_if_the_pool_is_silent(saved, start_node):
     node = start_node(saved.folder / "node", **saved.settings())
     with holdfast.open(node.address, domain="default") as store:
         session = store.session(FINGERPRINT)
@@ -300,7 +300,7 @@ def test_a_silent_pool_delays_a_hint_to_a_node_by_its_deadline(saved, start_node
             assert session.prestage(TOKENS, deadline_s=0.1) == len(TOKENS)
 
 
-def test_a_node_expects_a_session_of_which_only_the_pool_holds_the_context(hosts):
+def test_a_returns_hint_to_a_node_reads_a_context_that_only_the_pool_holds(hosts):
     reader, keys = hosts
     packed = b"".join(keys)
     until(lambda: reader.call(m.Returns("chat-1", 0.0, packed)) == m.Hinted(12))

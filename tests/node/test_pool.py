@@ -100,7 +100,7 @@ def test_a_context_saved_on_one_host_is_served_on_another(pool, engine, names):
     undisturbed(share, a, b)
 
 
-def test_a_context_saved_in_steps_lies_together(pool, engine, names):
+def test_a_context_saved_in_steps_is_placed_on_one_target(pool, engine, names):
     a, b = engine(pool.start_host("a").address), engine(pool.start_host("b").address)
     until_members(a, 2)
 
@@ -119,7 +119,7 @@ def test_a_context_saved_in_steps_lies_together(pool, engine, names):
     undisturbed(save_in_steps, a, b)
 
 
-def test_a_chain_is_spread_by_segments_of_the_length_that_is_configured(pool, engine, names):
+def test_a_chain_is_placed_in_segments_of_the_configured_length(pool, engine, names):
     a = engine(pool.start_host("a", segment_blocks=2).address)
     b = engine(pool.start_host("b", segment_blocks=2).address)
     assert a.client.welcome.segment_blocks == 2
@@ -147,7 +147,7 @@ def test_a_chain_is_spread_by_segments_of_the_length_that_is_configured(pool, en
     undisturbed(save_and_read, a, b)
 
 
-def test_a_dead_target_costs_what_it_held_and_no_more(pool, engine, names):
+def test_a_dead_target_loses_only_the_blocks_it_held(pool, engine, names):
     a = engine(pool.start_host("a").address)
     b = engine(pool.start_host("b", deadline_s=1.0, ask_s=1.0).address)
     until_members(a, 2)
@@ -215,7 +215,7 @@ def undisturbed(scenario, *hosts):
     return pytest.fail("each time a host stopped using a target")
 
 
-def test_a_target_that_joins_takes_its_share(pool, engine, names):
+def test_blocks_written_to_a_joining_target_are_found_by_other_hosts(pool, engine, names):
     """Whom it knows as warming up, another host sees as warm: what that writes is found."""
     a = engine(pool.start_host("a").address)
     until_members(a, 2)
@@ -237,7 +237,7 @@ def test_a_target_that_joins_takes_its_share(pool, engine, names):
     undisturbed(save_and_read, a, b)
 
 
-def test_no_pool_at_all_is_a_node_without_it(pool, engine, names):
+def test_a_node_whose_pool_is_dead_serves_from_its_own_tiers(pool, engine, names):
     host = pool.start_host("a")
     for target in pool.targets.values():
         target.kill()
@@ -248,7 +248,7 @@ def test_no_pool_at_all_is_a_node_without_it(pool, engine, names):
     assert a.cover(names("unknown", 5)) == 0
 
 
-def test_a_domain_that_one_host_erases_is_gone_for_all_and_on_the_targets(pool, engine, names):
+def test_a_domain_erased_by_one_host_is_erased_on_all_hosts_and_targets(pool, engine, names):
     ring = str(pool.folder / "keyring.json")
     hosts = [pool.start_host(name, keyring=ring) for name in ("a", "b")]
     a, b = (engine(host.address) for host in hosts)
@@ -266,7 +266,7 @@ def test_a_domain_that_one_host_erases_is_gone_for_all_and_on_the_targets(pool, 
     undisturbed(erase, a, b)
 
 
-def test_a_silent_pool_costs_no_hit_here_and_no_more_than_the_engine_waits(pool, engine, names):
+def test_a_lookup_ends_at_its_deadline_with_local_hits_if_the_pool_is_silent(pool, engine, names):
     """Asked for longer than this test's client waits for anything: only the deadline ends it."""
     a = engine(pool.start_host("a", deadline_s=60.0, ask_s=60.0).address)
     until_members(a, 2)
@@ -338,9 +338,7 @@ def until_condition(host, condition, name="t0"):
     return members[name]
 
 
-def test_a_killed_target_is_unreachable_in_inspect_and_the_log_says_when_it_goes_and_comes(
-    pool, engine
-):
+def test_a_killed_target_is_unreachable_in_inspect_and_its_return_is_logged(pool, engine):
     host = pool.start_host("a", ask_s=0.25)
     until_members(engine(host.address), 2)
     assert until_condition(host, "fine")["why"] == ""
@@ -358,7 +356,7 @@ def test_a_killed_target_is_unreachable_in_inspect_and_the_log_says_when_it_goes
     assert len(re.findall("pool member t0 at .* is gone", host.said())) == 1
 
 
-def test_a_stopped_target_gives_no_answer(pool, engine):
+def test_a_stopped_target_is_unreachable_until_it_resumes(pool, engine):
     host = pool.start_host("a", ask_s=0.25)
     until_members(engine(host.address), 2)
     pause(pool.targets["t0"].process.pid)
@@ -383,9 +381,7 @@ def until_phase(host, name, phases):
         assert time.monotonic() < end
 
 
-def test_a_host_with_the_wrong_token_hears_the_targets_words_in_inspect_and_doctor(
-    tmp_path, start_node, engine
-):
+def test_inspect_and_doctor_show_why_a_target_refuses_a_token(tmp_path, start_node, engine):
     keys = [tmp_path / name for name in ("right.key", "wrong.key")]
     for number, key in enumerate(keys):
         key.write_bytes(bytes([number]) * 32)

@@ -91,9 +91,7 @@ def found(engine, contexts):
     return sum(engine.cover(keys) for keys in contexts)
 
 
-def test_a_host_that_starts_during_a_drain_finds_everything_and_so_does_a_restarted_one(
-    pool, contexts
-):
+def test_hosts_started_or_restarted_during_a_drain_find_every_context(pool, contexts):
     writer, a = pool.host("a")
     pool.until_seen(a, 3)
     saved(a, contexts)

@@ -22,7 +22,7 @@ def packed(chain):
     return b"".join(name.to_bytes(8, "little") + bytes(8) for name in chain)
 
 
-def test_hits_are_those_of_the_simulator_for_the_recorded_requests(tmp_path):
+def test_the_hit_curve_equals_the_simulators_for_the_same_requests(tmp_path):
     random, recent, lines = np.random.default_rng(3), RecentRequests(), []
     for number in range(80):
         blocks = int(random.integers(1, 30))
@@ -67,7 +67,7 @@ def test_requests_of_another_block_size_are_left_out_and_counted():
     assert [tier.tier for tier in found.tiers] == ["host"]
 
 
-def test_without_requests_or_blocks_there_is_nothing_to_hit():
+def test_the_hit_curve_is_zero_without_requests_or_blocks():
     recent = RecentRequests()
     assert recent.curve({"host": 1000}) == CurveStatus()
     recent.note(BLOCK, b"", 5, 0.0)

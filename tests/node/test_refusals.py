@@ -18,7 +18,7 @@ from holdfast.wire.local.reconnecting_client import ReconnectingClient
 WRONG_DOMAIN = m.Hello(m.PROTOCOL, "engine-7", b"f" * 16, 4096, 16, domain="wrong")
 
 
-def test_a_repeated_warning_is_counted_and_told_again_at_intervals(caplog, monkeypatch):
+def test_a_repeated_warning_is_counted_and_logged_at_intervals(caplog, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(refusals, "time", SimpleNamespace(monotonic=lambda: now[0]))
     log = RefusalLog(logging.getLogger("test"))
@@ -35,7 +35,7 @@ def test_a_repeated_warning_is_counted_and_told_again_at_intervals(caplog, monke
 
 
 @pytest.mark.parametrize("hello", [WRONG_DOMAIN, m.Hello(m.PROTOCOL + 1, "engine-7")])
-def test_a_node_says_once_that_an_engine_is_refused(start_node, tmp_path, hello):
+def test_a_node_logs_repeated_refusals_of_an_engine_once(start_node, tmp_path, hello):
     node = start_node(audit=str(tmp_path / "audit.jsonl"))
     for _ in range(20):
         with pytest.raises(RefusedError):
@@ -47,7 +47,7 @@ def test_a_node_says_once_that_an_engine_is_refused(start_node, tmp_path, hello)
         assert [line["unsaid"] for line in lines if line["action"] == "denied"] == [0, 19]
 
 
-def test_an_engine_that_is_refused_asks_rarely_and_comes_in_after_a_restart(start_node, tmp_path):
+def test_a_refused_engine_backs_off_and_connects_after_a_node_restart(start_node, tmp_path):
     node = start_node()
     with contextlib.closing(ReconnectingClient(node.address, WRONG_DOMAIN, 10, 0.2)) as engine:
         assert engine.wait(3) is None

@@ -46,7 +46,7 @@ def run(scenario, drain_s=600.0):
     return asyncio.run(main())
 
 
-def test_it_serves_once_its_disks_are_read_and_drains_when_told():
+def test_a_target_serves_after_recovery_and_drains_when_stopped():
     async def scenario(store, entry, over, ended):
         store.recovery.done.set()
         await entry.next()
@@ -55,7 +55,7 @@ def test_it_serves_once_its_disks_are_read_and_drains_when_told():
     assert run(scenario, drain_s=0.01) == [MemberState.SERVING, MemberState.DRAINING]
 
 
-def test_told_to_end_while_its_disks_are_read_it_never_says_that_it_serves():
+def test_a_target_stopped_during_recovery_never_announces_that_it_serves():
     async def scenario(store, entry, over, ended):
         over.set()
         await entry.next()
@@ -64,7 +64,7 @@ def test_told_to_end_while_its_disks_are_read_it_never_says_that_it_serves():
     assert run(scenario, drain_s=0.5) == [MemberState.DRAINING]
 
 
-def test_it_goes_on_while_it_drains_until_it_is_told_again():
+def test_a_draining_target_keeps_running_until_a_second_stop():
     async def scenario(store, entry, over, ended):
         over.set()
         await entry.next()

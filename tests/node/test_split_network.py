@@ -92,12 +92,12 @@ def split_and_mend(sides, names, run):
     assert until_read(sides.here, after) == BLOCKS
 
 
-def test_a_host_that_is_split_off_computes_and_the_others_notice_nothing(sides, names):
+def test_a_partitioned_host_recomputes_and_other_hosts_are_unaffected(sides, names):
     split_and_mend(sides, names, 0)
 
 
 @pytest.mark.soak
-def test_splits_are_mended_for_as_long_as_asked(sides, names, soak_s):
+def test_network_partitions_heal_repeatedly_for_the_soak_time(sides, names, soak_s):
     end_s, runs = time.monotonic() + soak_s, 0
     while time.monotonic() < end_s:
         runs += 1

@@ -103,7 +103,9 @@ def test_a_request_is_one_trace_from_the_engine_to_the_tier(start_node, engine, 
         assert read.end_time_unix_nano <= fetch.end_time_unix_nano
 
 
-def test_an_engine_that_does_not_trace_a_request_is_followed(start_node, engine, names, collector):
+def test_a_request_that_the_engine_does_not_sample_is_not_traced(
+    start_node, engine, names, collector
+):
     keys = names("not traced", 2)
     node = start_node(traces={"endpoint": collector.address})
     one = engine(node.address)
@@ -158,7 +160,7 @@ def test_a_wrong_configuration_is_refused(traces, says, tmp_path):
         )
 
 
-def test_the_parser_of_traceparents_is_given_nothing_else(monkeypatch):
+def test_only_valid_traceparents_reach_the_opentelemetry_parser(monkeypatch):
     """Some versions of OpenTelemetry parse a long text in quadratic time."""
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

@@ -44,7 +44,7 @@ def test_prefill_is_learnt_despite_outliers(noise, outliers, within):
         assert cost.seconds(new, context) == pytest.approx(TRUE.seconds(new, context), rel=within)
 
 
-def test_prefill_is_unknown_until_it_was_seen_often_enough():
+def test_the_prefill_cost_is_unknown_until_there_are_enough_steps():
     fit = PrefillFit()
     for _ in range(PREFILL_OBSERVATIONS_MIN):
         assert fit.cost is None
@@ -53,7 +53,7 @@ def test_prefill_is_unknown_until_it_was_seen_often_enough():
     assert fit.cost.seconds(1024) == pytest.approx(0.5, rel=0.02)
 
 
-def test_one_size_is_put_down_to_the_tokens():
+def test_steps_of_one_size_attribute_the_cost_to_the_tokens():
     fit = PrefillFit()
     for _ in range(20):
         fit.observe(1024, 0, 0.5)
@@ -99,7 +99,7 @@ def test_coefficients_are_never_negative(steps):
     assert fit.cost is None or min(fit.cost) >= 0
 
 
-def test_what_can_not_be_is_ignored():
+def test_impossible_steps_are_ignored():
     fit = PrefillFit()
     for step in [(0, 0, 1.0), (5, 0, 0.0), (5, 0, -1.0), (5, 0, float("nan")), (5, -9, 1.0)]:
         fit.observe(*step)
@@ -121,7 +121,7 @@ def test_a_tier_is_learnt_from_reads_of_several_sizes():
     assert estimate.queued_bytes == 7
 
 
-def test_a_tier_starts_as_believed_and_reads_of_one_size_move_the_bandwidth():
+def test_a_tier_starts_at_its_default_and_reads_of_one_size_change_the_bandwidth():
     fit = TierFit()
     assert fit.estimate() == pytest.approx(LOWER_DEFAULT)
     for _ in range(4):
@@ -129,7 +129,7 @@ def test_a_tier_starts_as_believed_and_reads_of_one_size_move_the_bandwidth():
     assert fit.estimate().seconds(16 << 20) == pytest.approx(0.16, rel=0.1)
 
 
-def test_a_tier_that_becomes_slow_is_noticed_within_a_few_reads_and_one_hiccup_is_not():
+def test_a_slow_tier_is_noticed_after_a_few_reads_and_one_slow_read_is_ignored():
     fit = TierFit()
     for _ in range(40):
         fit.observe(16 << 20, 0.016)
@@ -140,13 +140,13 @@ def test_a_tier_that_becomes_slow_is_noticed_within_a_few_reads_and_one_hiccup_i
     assert fit.estimate().seconds(16 << 20) == pytest.approx(0.5, rel=0.1)
 
 
-def test_a_queue_is_waited_for_and_a_dead_tier_never_ends():
+def test_an_estimate_includes_the_queue_and_is_infinite_without_bandwidth():
     assert TierEstimate(1.0, 100.0, 300.0).seconds(200.0) == 6.0
     assert TierEstimate(1.0, 0.0).seconds(1.0) == float("inf")
     assert TierEstimate(1.0, 0.0).seconds(0.0) == 0.0
 
 
-def test_what_was_learnt_survives_as_plain_data():
+def test_fits_are_restored_from_plain_data():
     fit = learnt(0.05, 0.1)
     again, tier_again = PrefillFit(), TierFit()
     again.restore(json.loads(json.dumps(fit.as_data())))
@@ -170,12 +170,12 @@ def test_what_was_learnt_survives_as_plain_data():
         {"count": 1, "seen": [["a", 2, 3, 1, 1]]},
     ],
 )
-def test_other_data_is_refused(data):
+def test_data_that_is_not_a_saved_fit_is_refused(data):
     with pytest.raises(ValueError, match=r"not the saved state of a fit|could not convert"):
         PrefillFit().restore(data)
 
 
-def test_small_reads_that_contradict_large_ones_are_heard():
+def test_small_reads_that_contradict_large_ones_change_the_estimate():
     fit = TierFit()
     for _ in range(3):
         fit.observe(64 << 20, 0.064)
@@ -192,7 +192,7 @@ ABSURD = [0.0, 5e-324, 1e-300, 1e-9, 1.0, 1e12, 1e24, 1e100, 1e300, math.inf, ma
 @given(
     steps=st.lists(st.tuples(*[st.sampled_from(ABSURD) | st.floats()] * 3), min_size=3, max_size=12)
 )
-def test_whatever_an_engine_says_the_fit_says_something_finite(steps):
+def test_a_fit_is_finite_for_any_reported_steps(steps):
     prefill, tier = PrefillFit(), TierFit()
     for new, context, seconds in steps:
         prefill.observe(new, context, seconds)
@@ -203,13 +203,13 @@ def test_whatever_an_engine_says_the_fit_says_something_finite(steps):
     assert 0 < bytes_per_s < math.inf
 
 
-def test_absurd_steps_that_were_kept_are_not_known_again():
+def test_impossible_saved_steps_are_not_restored():
     data = {"count": 3, "seen": [[1.0, 1e9, 1e18, 1e-300, 3]]}
     with pytest.raises(ValueError, match="not the saved state of a fit"):
         PrefillFit().restore(data)
 
 
-def test_one_block_that_waited_for_a_step_says_nothing_of_bandwidth() -> None:
+def test_a_delivery_of_one_block_does_not_change_the_bandwidth() -> None:
     fit = DeliveryFit(TierEstimate(1e-3, 5e9))
     fit.observe(266_240, 7.4e-3)
     estimate = fit.estimate()
@@ -217,7 +217,7 @@ def test_one_block_that_waited_for_a_step_says_nothing_of_bandwidth() -> None:
     assert estimate.bytes_per_s > 1e9
 
 
-def test_a_slow_hand_over_is_learnt_from_sizes_that_differ() -> None:
+def test_a_slow_delivery_is_learnt_from_different_sizes() -> None:
     fit = DeliveryFit(TierEstimate(1e-3, 5e9))
     for nbytes in (1e6, 4e6, 16e6, 64e6) * 4:
         fit.observe(nbytes, 2e-3 + nbytes / 5e8)

@@ -10,7 +10,7 @@ from holdfast.plan.meter import QueueMeter
 MIB = 1 << 20
 
 
-def test_what_is_in_line_is_counted():
+def test_queued_bytes_are_counted():
     meter = QueueMeter()
     meter.asked(8 * MIB, 0.0)
     meter.asked(8 * MIB, 0.0)
@@ -20,7 +20,7 @@ def test_what_is_in_line_is_counted():
     assert meter.estimate(0.01).queued_bytes == 0
 
 
-def test_waves_side_by_side_show_the_speed_of_the_tier_not_of_a_wave():
+def test_parallel_read_batches_measure_the_tiers_bandwidth_and_not_one_batchs():
     meter = QueueMeter()
     for turn in range(12):
         now = turn * 1.0
@@ -31,14 +31,14 @@ def test_waves_side_by_side_show_the_speed_of_the_tier_not_of_a_wave():
     assert meter.estimate(99.0).bytes_per_s == pytest.approx(2e9, rel=0.1)
 
 
-def test_a_line_that_stands_still_makes_the_estimate_worse_before_anything_has_ended():
+def test_a_stalled_queue_lowers_the_estimate_before_any_read_ends():
     meter = QueueMeter()
     meter.asked(8 * MIB, 0.0)
     assert meter.estimate(0.0).bytes_per_s == pytest.approx(LOWER_DEFAULT.bytes_per_s)
     assert meter.estimate(8.0).bytes_per_s == pytest.approx(MIB, rel=0.01)
 
 
-def test_bytes_that_did_not_come_teach_nothing():
+def test_incomplete_reads_do_not_change_the_estimate():
     meter = QueueMeter()
     for turn in range(10):
         meter.asked(8 * MIB, float(turn))
@@ -52,7 +52,7 @@ def test_bytes_that_did_not_come_teach_nothing():
         st.tuples(st.integers(1, 10**9), st.floats(0, 1), st.sampled_from(["all", "none", "drop"]))
     )
 )
-def test_the_line_is_empty_when_everything_ended_and_estimates_stay_sound(events):
+def test_the_queue_is_empty_after_all_reads_end_and_estimates_stay_valid(events):
     meter, now = QueueMeter(), 0.0
     for nbytes, _, _ in events:
         meter.asked(nbytes, now)

@@ -44,7 +44,7 @@ def allowed(question: PlanQuestion) -> list[int]:
 
 
 @given(questions(st.one_of(ENDLESS, st.floats(0, 1))))
-def test_the_cut_is_the_best_of_all(question):
+def test_the_plan_is_the_fastest_of_all_allowed_cuts(question):
     plan = BestCut().plan(question)
     best = min(expected_s(question, k) for k in allowed(question))
     assert plan.blocks in allowed(question)
@@ -53,7 +53,7 @@ def test_the_cut_is_the_best_of_all(question):
 
 
 @given(questions())
-def test_never_worse_than_fetching_all_or_nothing(question):
+def test_a_plan_is_never_slower_than_fetching_all_or_nothing(question):
     plan = BestCut().plan(question)
     tiny = 1e-6 * plan.recompute_s + 1e-9
     assert plan.expected_s <= expected_s(question, question.first) + tiny
@@ -68,14 +68,14 @@ def with_tier(question: PlanQuestion, tier: int, **changes: float) -> PlanQuesti
 
 
 @given(questions(), st.integers(0, 3), st.floats(1, 100))
-def test_more_bandwidth_is_never_later(question, tier, times):
+def test_more_bandwidth_never_makes_a_plan_slower(question, tier, times):
     faster = with_tier(question, tier, bytes_per_s=question.estimates[tier].bytes_per_s * times)
     before, after = BestCut().plan(question), BestCut().plan(faster)
     assert after.expected_s <= before.expected_s * (1 + 1e-9) + 1e-9
 
 
 @given(questions(), st.integers(0, 3), st.floats(0, 1e10))
-def test_a_longer_queue_is_never_sooner(question, tier, more):
+def test_a_longer_queue_never_makes_a_plan_faster(question, tier, more):
     queued = question.estimates[tier].queued_bytes + more
     busier = with_tier(question, tier, queued_bytes=queued)
     before, after = BestCut().plan(question), BestCut().plan(busier)
@@ -94,7 +94,7 @@ def test_a_slower_engine_never_fetches_less(question, times):
 
 
 @given(questions(st.floats(0, 10)))
-def test_a_deadline_is_a_share_of_what_is_saved_and_leaves_time_for_what_is_expected(question):
+def test_a_deadline_is_bounded_by_the_time_saved_and_covers_the_expected_fetch(question):
     plan = BestCut().plan(question)
     left_s = expected_s(question, plan.blocks)
     if plan.blocks == question.first:
@@ -120,7 +120,7 @@ def question_of(tiers: list[int], **changes: object) -> PlanQuestion:
     return question._replace(**changes)
 
 
-def test_a_busy_tier_is_left_and_said_to_be_busy():
+def test_blocks_of_a_busy_tier_are_recomputed_and_the_reason_says_busy():
     busy = [TierEstimate(0.0, 8e9), TierEstimate(1e-3, 1e9), TierEstimate(1e-3, 1e9, 3e9)]
     plan = BestCut().plan(question_of([1] * 37 + [2] * 15, estimates=busy))
     assert plan.blocks == 37
@@ -129,7 +129,7 @@ def test_a_busy_tier_is_left_and_said_to_be_busy():
     )
 
 
-def test_the_same_question_with_an_empty_queue_is_fetched_whole():
+def test_all_blocks_are_fetched_if_the_queue_is_empty():
     plan = BestCut().plan(question_of([1] * 37 + [2] * 15))
     assert plan.blocks == 52
     assert plan.reason == "fetch 52 of 52 blocks from disk and pool: 60 ms against 3.35 s"
@@ -141,14 +141,14 @@ def test_times_are_rounded_before_their_unit_is_chosen():
         assert BestCut().plan(nothing).reason.startswith(f"recompute {said}:")
 
 
-def test_a_slow_tier_is_not_asked():
+def test_no_block_is_fetched_from_a_tier_that_is_too_slow():
     slow = [TierEstimate(0.0, 8e9), TierEstimate(1e-3, 1e6), TierEstimate(1e-3, 1e9)]
     plan = BestCut().plan(question_of([1] * 10, estimates=slow))
     assert plan == Plan(0, 0.0, plan.recompute_s, plan.recompute_s, 0.0, plan.reason)
     assert plan.reason == "recompute 0.66 s, fetch none of 10 blocks held: disk too slow"
 
 
-def test_what_the_engine_has_is_not_fetched_again():
+def test_blocks_that_the_engine_already_has_are_not_fetched():
     plan = BestCut().plan(question_of([1] * 10, have_tokens=300))
     assert plan.reason.startswith("fetch 6 of 6 blocks from disk")
     assert BestCut().plan(question_of([1] * 10, have_tokens=640)).blocks == 10
@@ -162,7 +162,7 @@ def test_a_prompt_that_ends_with_a_block_computes_one_token():
     assert plan.expected_s == pytest.approx(0.011 + 4 * (1 << 20) / 8e9)
 
 
-def test_while_computing_has_no_cost_everything_in_time_is_fetched():
+def test_all_blocks_that_arrive_in_time_are_fetched_if_the_prefill_cost_is_unknown():
     for changes in ({"cost": None}, {"prompt_tokens": 0}):
         unknown = question_of([0, 0, 1, 1], **changes)
         assert BestCut().plan(unknown) == FetchHeld().plan(unknown)

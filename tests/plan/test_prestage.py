@@ -9,11 +9,11 @@ SECONDS = st.floats(0, 1e6)
 
 
 @given(SECONDS, SECONDS)
-def test_it_begins_early_enough_or_at_once(needed_in_s: float, fetch_s: float) -> None:
+def test_a_prestage_begins_early_enough_or_at_once(needed_in_s: float, fetch_s: float) -> None:
     begin = begin_in_s(needed_in_s, fetch_s)
     assert begin == 0 or begin + fetch_s < needed_in_s
 
 
-def test_what_takes_long_begins_sooner() -> None:
+def test_a_longer_prestage_begins_sooner() -> None:
     assert begin_in_s(60.0, 1.0) == 57.5
     assert begin_in_s(60.0, 10.0) < begin_in_s(60.0, 1.0)

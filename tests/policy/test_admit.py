@@ -25,11 +25,11 @@ def block(number: int, group: object = 0, nbytes: int = MIB) -> AdmissionCandida
     return AdmissionCandidate(name(number), group, nbytes)
 
 
-def test_always_takes_everything():
+def test_always_admit_admits_every_block():
     assert AlwaysAdmit().admit(block(1), 0.0)
 
 
-def test_a_domain_without_budget_left_takes_nothing_of_the_tiers():
+def test_a_domain_without_budget_left_charges_nothing_to_the_tiers_budget():
     own = WriteBudget(AlwaysAdmit(), 24 * 3 * MIB)
     rule = WriteBudget(PerDomain(SecondTouch(1_000), {b"poor": own}), 24 * 10 * MIB)
     for number in range(100):
@@ -41,7 +41,7 @@ def test_a_domain_without_budget_left_takes_nothing_of_the_tiers():
     assert sum(rule.admit(block(n), 0.0) for n in range(50, 100)) == 7
 
 
-def test_a_domain_is_not_charged_for_what_its_tier_does_not_write():
+def test_a_domain_is_not_charged_for_blocks_that_its_tier_does_not_write():
     own = WriteBudget(AlwaysAdmit(), 24 * 3 * MIB)
     rule = WriteBudget(PerDomain(AlwaysAdmit(), {b"poor": own}), 24 * 2 * MIB)
     blocks = [block(n)._replace(domain=b"poor") for n in range(20)]
@@ -49,7 +49,7 @@ def test_a_domain_is_not_charged_for_what_its_tier_does_not_write():
     assert sum(own.admit(each, 0.0) for each in blocks) == 1
 
 
-def test_second_touch_takes_what_was_used_twice():
+def test_second_touch_admits_blocks_used_twice():
     rule = SecondTouch(1_000)
     for number in range(500):
         rule.used(block(number, 0), 0.0)
@@ -60,7 +60,7 @@ def test_second_touch_takes_what_was_used_twice():
     assert sum(rule.admit(block(number), 0.0) for number in range(100, 500)) <= 4
 
 
-def test_second_touch_forgets_in_time():
+def test_second_touch_forgets_old_uses():
     rule = SecondTouch(100)
     rule.used(block(0, 0), 0.0)
     for number in range(1, 301):
@@ -69,7 +69,7 @@ def test_second_touch_forgets_in_time():
     assert not rule.admit(block(0), 0.0)
 
 
-def test_strangers_are_rarely_taken_for_known():
+def test_second_touch_rarely_admits_a_block_used_once():
     rule = SecondTouch(4_096)
     taken = 0
     for number in range(8_192):
@@ -88,11 +88,11 @@ def test_reuse_is_learnt_per_class():
         assert rule.admit(block(1, "chat"), 0.0)
 
 
-def test_a_class_that_nobody_knows_gets_the_benefit_of_the_doubt():
+def test_a_block_of_an_unknown_class_is_admitted():
     assert ReusePrediction().admit(block(1, "new"), 0.0)
 
 
-def test_classes_that_change_are_learnt_anew():
+def test_a_class_whose_reuse_changes_is_learnt_again():
     rule = ReusePrediction(watched=16, sample=1)
     for number in range(5_000):
         rule.used(block(number, "c"), 0.0)
@@ -114,7 +114,7 @@ def test_the_class_that_is_used_longest_ago_is_forgotten_first():
     assert rule._classes["old"] is old
 
 
-def test_classes_without_end_are_bounded():
+def test_the_number_of_remembered_classes_is_bounded():
     rule = ReusePrediction(watched=4, sample=1)
     for number in range(10_000):
         rule.used(block(number, number), 0.0)
@@ -138,25 +138,25 @@ def test_a_days_writes_stay_within_the_budget_and_last_all_day():
     assert rule.share == pytest.approx(20_000 / 86_400, rel=0.3)
 
 
-def test_what_fits_the_budget_passes_whole():
+def test_all_blocks_are_admitted_if_they_fit_the_budget():
     rule = WriteBudget(AlwaysAdmit(), 100_000 * MIB)
     assert all(rule.admit(block(at), float(at)) for at in range(0, 86_000, 10))
 
 
-def test_a_spent_budget_is_whole_again_the_next_day():
+def test_a_spent_write_budget_is_available_again_the_next_day():
     rule = WriteBudget(AlwaysAdmit(), 240 * MIB)
     offers = [(number, 3_600.0 * (number // 50)) for number in range(24 * 50)]
     assert 216 <= sum(rule.admit(block(number), at) for number, at in offers) <= 240
     assert sum(rule.admit(block(number), at + DAY_S) for number, at in offers) >= 150
 
 
-def test_no_minute_spends_more_than_an_hours_worth():
+def test_no_minute_spends_more_than_one_hour_of_the_budget():
     rule = WriteBudget(AlwaysAdmit(), 240 * MIB)
     assert sum(rule.admit(block(number), 0.0) for number in range(500)) == 10
     assert rule.figures()["over_budget"] == 490
 
 
-def test_a_block_larger_than_an_hours_worth_passes_alone():
+def test_one_block_larger_than_one_hour_of_the_budget_is_admitted():
     rule = WriteBudget(AlwaysAdmit(), 4 * MIB)
     assert [rule.admit(block(number), 0.0) for number in range(3)] == [True, False, False]
 

@@ -26,7 +26,7 @@ class TestCostContract(EvictionContract):
         return CostAware()
 
 
-def test_what_is_expected_never_goes_first_and_soon_last():
+def test_blocks_never_expected_again_are_evicted_first_and_soon_expected_ones_last():
     policy = CostAware()
     for at, rows in enumerate(([0, 1], [2, 3], [4, 5], [6, 7])):
         enter(policy, rows, float(at))
@@ -44,7 +44,7 @@ def test_a_hint_that_proved_wrong_ages_like_a_use_at_that_time():
     assert take(policy, 2, 100.0) == [0, 1]
 
 
-def test_a_use_ends_what_was_expected():
+def test_a_use_ends_the_expectation_of_a_block():
     policy = CostAware()
     enter(policy, [0], 0.0)
     enter(policy, [1], 1.0)
@@ -53,7 +53,7 @@ def test_a_use_ends_what_was_expected():
     assert take(policy, 2, 3.0) == [1, 0]
 
 
-def test_a_closed_session_takes_a_shared_prefix_from_nobody():
+def test_a_closed_session_leaves_a_shared_prefix_to_other_sessions():
     policy = CostAware()
     enter(policy, [0, 1], 0.0)
     policy.insert([2], [0], [2], 1.0)
@@ -63,7 +63,7 @@ def test_a_closed_session_takes_a_shared_prefix_from_nobody():
     assert take(policy, 4, 10.0) == [2, 3, 1, 0]
 
 
-def test_what_chains_had_in_common_outlives_the_sessions_that_closed():
+def test_a_shared_prefix_is_kept_longer_than_the_rest_of_closed_sessions():
     policy = CostAware()
     enter(policy, [3], 0.0)
     enter(policy, [0, 1], 1.0)
@@ -74,7 +74,7 @@ def test_what_chains_had_in_common_outlives_the_sessions_that_closed():
     assert take(policy, 2, 10.0) == [3, 0]
 
 
-def test_what_is_used_long_before_it_was_expected_is_not_one_sessions_own():
+def test_a_block_used_long_before_its_expected_time_counts_as_shared():
     policy = CostAware()
     enter(policy, [0], 0.0)
     enter(policy, [1], 0.0)
@@ -84,7 +84,7 @@ def test_what_is_used_long_before_it_was_expected_is_not_one_sessions_own():
     assert take(policy, 2, 6.0) == [1, 0]
 
 
-def test_a_row_that_names_another_block_begins_anew():
+def test_a_reused_row_keeps_no_history_of_its_previous_block():
     policy = CostAware()
     enter(policy, [0], 0.0)
     policy.expect([0], 100.0)
@@ -108,7 +108,7 @@ def test_a_shared_prefix_is_kept_for_the_session_that_returns():
     assert take(policy, 3, 10.0) == [2, 3, 0]
 
 
-def test_what_is_worth_more_stays_longer():
+def test_a_more_valuable_block_stays_longer():
     policy = CostAware()
     policy.weigh_by({0: 8.0, 1: 1.0}.__getitem__)
     enter(policy, [0], 0.0)
@@ -118,7 +118,7 @@ def test_what_is_worth_more_stays_longer():
     assert take(policy, 1, 120.0) == [1], "40 s at 8 are less than 50 s at 1"
 
 
-def test_what_was_used_sooner_than_expected_ages_from_that_use():
+def test_a_block_used_sooner_than_expected_ages_from_that_use():
     policy = CostAware()
     enter(policy, [0], 0.0)
     policy.expect([0], 1_000.0)
@@ -128,7 +128,7 @@ def test_what_was_used_sooner_than_expected_ages_from_that_use():
     assert take(policy, 2, 30.0) == [0, 1]
 
 
-def test_what_is_passed_by_goes_behind_the_others_and_keeps_its_hint() -> None:
+def test_a_skipped_victim_moves_behind_the_others_and_keeps_its_hint() -> None:
     policy = CostAware()
     for row in range(3):
         policy.insert([row], [-1], [row], float(row))

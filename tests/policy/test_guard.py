@@ -51,7 +51,7 @@ def play(tier, numbers, start_s=0.0):
     return tier
 
 
-def test_a_cycle_that_does_not_fit_moves_a_fraction_and_hits_more():
+def test_a_guarded_cycle_that_does_not_fit_writes_less_and_hits_more():
     cycle = [n for _ in range(60) for n in range(4 * BLOCKS)]
     lru, kept = play(Tier(AlwaysAdmit()), cycle), play(Tier(guarded()), cycle)
     assert lru.hits == 0
@@ -67,13 +67,13 @@ def test_a_cycle_that_fits_is_never_kept_out():
     assert (tier.rule.pauses, tier.written) == (0, BLOCKS)
 
 
-def test_what_is_used_once_and_never_again_is_no_thrashing():
+def test_blocks_that_are_used_once_cause_no_pause():
     """It may be a waste of writes: that is for the rule to say."""
     tier = play(Tier(guarded()), range(40 * BLOCKS))
     assert (tier.rule.pauses, tier.written) == (0, 40 * BLOCKS)
 
 
-def test_a_tenth_that_comes_to_use_keeps_the_door_open():
+def test_a_tenth_of_blocks_that_is_reused_loses_no_hits_to_the_guard():
     numbers = []
     for turn in range(3_000):
         numbers += [turn % 1_000, 10_000 + turn, *([10_000 + turn - 20] if turn % 5 == 0 else [])]
@@ -82,7 +82,7 @@ def test_a_tenth_that_comes_to_use_keeps_the_door_open():
     assert tier.hits >= open_door.hits
 
 
-def test_the_door_opens_again_and_pauses_grow_while_it_goes_on():
+def test_pauses_of_the_guard_end_and_grow_while_thrashing_continues():
     rule = guarded()
     cycle = [n for _ in range(200) for n in range(4 * BLOCKS)]
     tier, shut, was = Tier(rule), [], False
@@ -97,7 +97,7 @@ def test_the_door_opens_again_and_pauses_grow_while_it_goes_on():
     assert lengths[-1] > 1.5 * lengths[0]
 
 
-def test_after_the_cycle_is_over_all_is_as_before():
+def test_the_guard_admits_everything_again_after_thrashing_ends():
     rule = guarded()
     tier = play(Tier(rule), [n for _ in range(60) for n in range(4 * BLOCKS)])
     assert rule.pauses
@@ -108,7 +108,7 @@ def test_after_the_cycle_is_over_all_is_as_before():
     assert tier.hits - hits == 20 * BLOCKS // 2
 
 
-def test_the_rule_behind_it_is_asked_told_and_shown():
+def test_the_guard_passes_uses_and_requests_to_the_rule_behind_it():
     rule = guarded(SecondTouch(1_000))
     block = AdmissionCandidate(name(1), 0, MIB)
     rule.used(block, 0.0)
@@ -118,7 +118,7 @@ def test_the_rule_behind_it_is_asked_told_and_shown():
     assert rule.figures() == {"paused": 0.0, "pauses": 0.0, "kept_out": 0.0}
 
 
-def test_what_another_rule_refuses_after_it_is_not_watched():
+def test_blocks_refused_by_a_later_rule_cause_no_pause():
     rule = PerDomain(guarded(), {b"": SecondTouch(1_000)})
     for number in range(4 * BLOCKS):
         block = AdmissionCandidate(name(number), 0, MIB, uses=2)
@@ -134,7 +134,7 @@ events = st.lists(
 
 
 @given(events)
-def test_whatever_happens_it_lets_in_no_more_than_the_rule_and_shuts_for_a_reason(happened):
+def test_the_guard_pauses_only_after_enough_unused_evictions(happened):
     rule = ThrashGuard(AlwaysAdmit(), 16 * MIB, sample=1)
     watched, wasted = {}, 0
     for at, (what, number, uses) in enumerate(happened):
@@ -157,6 +157,6 @@ def test_whatever_happens_it_lets_in_no_more_than_the_rule_and_shuts_for_a_reaso
 
 
 @given(st.lists(st.integers(0, BLOCKS - 1), max_size=2_000))
-def test_whatever_fits_is_served_as_if_there_were_no_guard(numbers):
+def test_a_workload_that_fits_is_served_as_without_a_guard(numbers):
     with_guard, without = play(Tier(guarded()), numbers), play(Tier(AlwaysAdmit()), numbers)
     assert (with_guard.hits, with_guard.written) == (without.hits, without.written)

@@ -45,7 +45,7 @@ def test_victims_the_caller_keeps_stay_in_the_order() -> None:
     assert take(policy, 4) == [0, 1, 2, 3]
 
 
-def test_a_recycled_row_leaves_although_its_old_children_are_still_here() -> None:
+def test_a_reused_row_can_be_evicted_before_the_children_of_its_old_block() -> None:
     policy = LeafLru()
     enter(policy, [0, 1])
     policy.remove(0)
@@ -58,7 +58,9 @@ uses = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0,
 
 
 @given(uses)
-def test_is_exactly_lru_of_leaves(steps: list[tuple[int, int, int]]) -> None:
+def test_the_policy_evicts_exactly_the_least_recently_used_leaf(
+    steps: list[tuple[int, int, int]],
+) -> None:
     """The plain definition: a use stamps every block of its chain; the oldest leaf goes."""
     policy, parents, used = LeafLru(), {}, {}
     for tick, (row, candidate, evict) in enumerate(steps):

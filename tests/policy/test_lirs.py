@@ -34,7 +34,7 @@ def test_a_scan_leaves_the_low_set_alone():
     assert gone == list(range(100, 150))
 
 
-def test_what_comes_back_soon_enters_the_low_set():
+def test_a_block_that_returns_soon_enters_the_low_set():
     policy = full(100)
     policy.insert([100], [-1], ["soon"], 0.0)
     assert take(policy, 1) == [100]

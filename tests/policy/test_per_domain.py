@@ -29,7 +29,7 @@ class TestApart(EvictionContract):
         return PerDomainEviction(LeafLru, one_domain, [b"one"])
 
 
-def test_a_domain_is_asked_for_its_own() -> None:
+def test_the_victims_of_a_domain_are_its_own_blocks() -> None:
     apart = PerDomainEviction(LeafLru, lambda row: bytes([row % 3]), [])
     for row in range(300):
         apart.insert([row], [-1], [row], float(row))
@@ -38,7 +38,7 @@ def test_a_domain_is_asked_for_its_own() -> None:
     assert sorted(apart.victims(300.0)) == list(range(300))
 
 
-def test_a_domain_that_is_not_known_leaves_nothing_behind() -> None:
+def test_an_unconfigured_domain_is_removed_with_its_last_block() -> None:
     apart = PerDomainEviction(LeafLru, lambda row: bytes([row]), [bytes([0])])
     for row in range(3):
         apart.insert([row], [-1], [row], 0.0)
@@ -75,7 +75,7 @@ def test_each_domain_is_ordered_as_if_it_were_alone(ops: list[tuple[str, int]]) 
         assert list(apart.victims_of(bytes([domain]), 0.0)) == list(policy.victims(0.0))
 
 
-def test_what_is_forgotten_leaves_its_number_to_others() -> None:
+def test_the_number_of_a_forgotten_row_is_reused() -> None:
     apart = PerDomainEviction(LeafLru, one_domain, [b"one"])
     for row in range(1_000):
         apart.insert([row], [-1], [row], 0.0)
@@ -84,7 +84,7 @@ def test_what_is_forgotten_leaves_its_number_to_others() -> None:
     assert len(apart._orders[b"one"].rows) == 1
 
 
-def test_worth_is_asked_of_the_rows_of_the_index() -> None:
+def test_block_values_are_requested_by_the_row_numbers_of_the_index() -> None:
     apart = PerDomainEviction(POLICIES["cost_aware"], lambda row: bytes([row % 2]), [])
     asked: list[int] = []
 

@@ -49,7 +49,7 @@ def cycles(rule, blocks=100, of=400, rounds=30):
     return tier
 
 
-def test_of_a_cycle_that_does_not_fit_it_keeps_the_part_that_does():
+def test_a_cycle_that_does_not_fit_is_partly_kept_and_hit():
     lru, kept = cycles(AlwaysAdmit()), cycles(ReuseInterval(100 * MIB, sample=1))
     assert lru.hits == 0
     assert kept.hits > 0.15 * 30 * 400, "a quarter would fit, all the time"
@@ -61,7 +61,7 @@ def test_a_cycle_that_fits_is_taken_whole():
     assert (tier.hits, tier.written) == (29 * 100, 100)
 
 
-def test_room_goes_to_the_class_that_comes_back_soonest():
+def test_space_goes_to_the_class_with_the_shortest_reuse_interval():
     rule = ReuseInterval(60 * MIB, sample=1)
     tier, slow, now_s = Tier(60, rule), count(), 0.0
     for turn in range(4_000):
@@ -76,7 +76,7 @@ def test_room_goes_to_the_class_that_comes_back_soonest():
     assert figures["residency_s"] > 20.0
 
 
-def test_what_never_comes_back_gives_way_to_what_does():
+def test_a_class_without_reuse_gets_less_space_than_a_reused_class():
     rule, now_s = ReuseInterval(60 * MIB, sample=1), 0.0
     tier, fresh = Tier(60, rule), count()
     for turn in range(4_000):
@@ -88,7 +88,7 @@ def test_what_never_comes_back_gives_way_to_what_does():
     assert tier.hits > 0.8 * 4_000
 
 
-def test_what_a_faster_tier_had_is_no_reason_to_keep_it_here():
+def test_reuse_served_by_a_faster_tier_earns_no_space():
     rule = ReuseInterval(66 * MIB, sample=1)
     tier = Tier(66, rule)
     for turn in range(4_000):
@@ -99,7 +99,7 @@ def test_what_a_faster_tier_had_is_no_reason_to_keep_it_here():
     assert rule.setting.shares["hot"] < 0.2
 
 
-def test_a_tier_that_is_no_faster_is_tried_now_and_then():
+def test_a_tier_that_saves_no_time_gets_only_a_few_trial_blocks():
     rule = ReuseInterval(1_000 * MIB, lambda nbytes: -1e-9 * nbytes, sample=1)
     for turn in range(4_000):
         rule.used(AdmissionCandidate(name(turn % 100), 0, MIB), turn * 0.1)
@@ -111,7 +111,7 @@ def test_a_tier_that_is_no_faster_is_tried_now_and_then():
     assert rule.figures()["break_even_s"] == 0.0
 
 
-def test_a_byte_that_saves_more_waits_longer():
+def test_a_class_that_saves_more_per_byte_is_admitted_first():
     """Where the tier below is slow to answer, small blocks are worth more a byte."""
     rule = ReuseInterval(70 * MIB, lambda nbytes: 1e-3 + nbytes / 1e9, sample=1)
     for turn in range(4_000):
@@ -125,7 +125,7 @@ def test_a_byte_that_saves_more_waits_longer():
     assert rule.setting.shares["large"] < 0.7
 
 
-def test_what_nobody_knows_yet_gets_the_benefit_of_the_doubt():
+def test_blocks_are_admitted_until_reuse_has_been_measured():
     rule = ReuseInterval(MIB)
     assert all(rule.admit(AdmissionCandidate(name(n), "new", MIB), float(n)) for n in range(100))
     assert rule.figures() == {}
@@ -141,7 +141,7 @@ def test_the_class_that_is_used_longest_ago_is_forgotten_first():
     assert rule._classes["old"] is old
 
 
-def test_names_and_classes_without_end_are_bounded():
+def test_the_numbers_of_remembered_names_and_classes_are_bounded():
     rule = ReuseInterval(MIB, watched=64, sample=1)
     for number in range(3_000):
         rule.used(AdmissionCandidate(name(number), number, MIB), number * 1e-3)
@@ -166,7 +166,7 @@ classes = st.lists(
 
 
 @given(classes, st.floats(1.0, 1e13))
-def test_no_more_is_let_in_than_there_is_room_for(served, capacity):
+def test_admission_shares_never_exceed_the_capacity(served, capacity):
     setting = _fill(capacity, 1.0, served)
     held = sum(setting.shares[each.group] * each.bytes_per_s * each.spent_s for each in served)
     assert held <= capacity * (1 + 1e-9)
@@ -177,13 +177,13 @@ def test_no_more_is_let_in_than_there_is_room_for(served, capacity):
 
 
 @given(classes, st.floats(1.0, 1e12))
-def test_more_room_never_saves_less(served, capacity):
+def test_more_capacity_never_saves_less_time(served, capacity):
     saved = [_fill(room, 1.0, served).saved for room in (capacity, 2 * capacity)]
     assert saved[1] >= saved[0] * (1 - 1e-9)
 
 
 @given(classes, st.floats(1.0, 1e12))
-def test_nobody_is_let_in_before_one_that_saves_more_for_its_room(served, capacity):
+def test_classes_are_admitted_in_order_of_time_saved_per_space(served, capacity):
     setting = _fill(capacity, 1.0, served)
     gains = sorted(
         (each for each in served if each.worth > 0 and each.part > 0),
@@ -195,7 +195,7 @@ def test_nobody_is_let_in_before_one_that_saves_more_for_its_room(served, capaci
 
 
 @given(st.lists(classes, min_size=3, max_size=3), st.floats(1.0, 1e12))
-def test_the_best_setting_saves_as_much_as_any(by_residency, capacity):
+def test_the_chosen_setting_saves_as_much_as_the_best_candidate(by_residency, capacity):
     best = _best(capacity, [by_residency[n % 3] for n in range(BUCKETS)])
     ways = [_fill(capacity, 1.0, served).saved for served in by_residency]
     if max(ways) > 0:

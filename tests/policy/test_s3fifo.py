@@ -17,7 +17,7 @@ class TestS3FifoContract(EvictionContract):
         return S3Fifo()
 
 
-def test_a_scan_passes_by_what_was_used_twice():
+def test_a_scan_does_not_evict_blocks_used_twice():
     policy = S3Fifo()
     for row in range(20):
         policy.insert([row], [-1], [row], 0.0)
@@ -27,7 +27,7 @@ def test_a_scan_passes_by_what_was_used_twice():
     assert take(policy, 17) == [row for row in range(19) if row not in (3, 7)]
 
 
-def test_a_name_that_left_lately_enters_the_main_queue():
+def test_a_block_evicted_recently_enters_the_main_queue():
     policy = S3Fifo()
     for row in range(20):
         policy.insert([row], [-1], [f"name {row}"], 0.0)
@@ -36,7 +36,7 @@ def test_a_name_that_left_lately_enters_the_main_queue():
     assert take(policy, 18) == list(range(1, 19))
 
 
-def test_a_block_that_waited_for_its_children_follows_the_last_of_them():
+def test_a_parent_is_evicted_directly_after_its_last_child():
     policy = S3Fifo()
     policy.insert([0], [-1], [0], 0.0)
     policy.insert([5], [-1], [5], 0.0)

@@ -6,7 +6,7 @@ from holdfast.policy.tree import PrefixTree
 
 
 @pytest.mark.parametrize(("rows", "parents"), [([0, 1], [-1]), ([0], [-1, 0]), ([], [0])])
-def test_rows_and_parents_are_as_many_as_each_other(rows, parents):
+def test_rows_and_parents_of_different_numbers_are_refused(rows, parents):
     tree = PrefixTree()
     with pytest.raises(ValueError, match="give a parent per row"):
         tree.add(rows, parents)
@@ -14,7 +14,7 @@ def test_rows_and_parents_are_as_many_as_each_other(rows, parents):
     assert not tree.here
 
 
-def test_a_row_of_which_others_are_children_leaves_a_hole():
+def test_removing_a_row_with_children_leaves_a_hole():
     tree = PrefixTree()
     tree.add([0, 1, 2], [-1, 0, 1])
     assert tree.take(1) == 0

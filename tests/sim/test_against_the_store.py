@@ -99,7 +99,7 @@ def served_by_a_store(trace, store):
 
 @pytest.mark.parametrize("policy", ["leaf_lru", "cost_aware"])
 @pytest.mark.parametrize("blocks", [32, 48, 80])
-def test_a_replay_hits_what_a_store_hits(shipped, policy, blocks):
+def test_a_replay_has_the_hits_of_a_real_store(shipped, policy, blocks):
     trace = first(shipped("taubench_gpt4o_airline_blk256B.jsonl.gz"), REQUESTS)
     one = ReplayedStore(blocks, POLICIES[policy])
     hits = [sum(sources.values()) for sources in served_by_a_store(trace, one)]
@@ -121,7 +121,7 @@ def test_a_replay_hits_what_a_store_hits(shipped, policy, blocks):
         (CONVERSATION, 400, 400, {"cxl": 3_000, "disk": 8_000}),
     ],
 )
-def test_a_simulation_fetches_from_each_tier_what_a_store_does(
+def test_a_simulation_fetches_the_same_blocks_per_tier_as_a_real_store(
     shipped, policy, name, requests, host, lower
 ):
     """Promotion, demotion and eviction of three tiers, whose own orders are FIFO and LRU."""

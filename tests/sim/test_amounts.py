@@ -32,7 +32,7 @@ def test_large_figures_have_no_exponent():
     ]
 
 
-def test_durations_are_told_in_the_unit_that_suits_them():
+def test_durations_are_written_in_hours_days_months_or_years():
     hours = (0.2, 1.4, 1.6, 47.9, 48.0, 24 * 89, 24 * 100, 24 * 729, 24 * 365 * 2.5)
     assert [duration_text(each) for each in hours] == [
         "1 hour",

@@ -32,7 +32,7 @@ def replayed(trace: Trace, capacity: int) -> tuple[int, int]:
 
 
 @given(data=st.data())
-def test_every_capacity_equals_its_replay(any_trace, data) -> None:
+def test_the_bound_at_every_capacity_equals_a_plain_replay(any_trace, data) -> None:
     trace = data.draw(any_trace)
     sizes = list(range(trace.unique + 1))
     inputs = int(trace.input_tokens.sum()) or 1
@@ -43,7 +43,7 @@ def test_every_capacity_equals_its_replay(any_trace, data) -> None:
 
 
 @given(data=st.data())
-def test_it_lies_between_lru_and_a_store_without_end(any_trace, data) -> None:
+def test_the_bound_lies_between_lru_and_an_unbounded_store(any_trace, data) -> None:
     trace = data.draw(any_trace)
     lru = curve(trace)
     for bound in belady(trace, list(range(trace.unique + 1))):
@@ -68,7 +68,7 @@ def best(trace: Trace, capacity: int) -> int:
 
 
 @given(data=st.data(), capacity=st.integers(0, 3))
-def test_no_choice_of_what_stays_hits_more_blocks(any_trace, data, capacity) -> None:
+def test_no_eviction_choice_hits_more_blocks_than_the_bound(any_trace, data, capacity) -> None:
     trace = data.draw(any_trace)
     assume(trace.unique <= 12)
     (bound,) = belady(trace, [capacity])
@@ -84,11 +84,11 @@ def test_no_choice_of_what_stays_hits_more_blocks(any_trace, data, capacity) -> 
         ("claudecode", {12_500: 0.635, 25_000: 0.824, 50_000: 0.931, 100_000: 0.960}),
     ],
 )
-def test_shipped_traces(shipped, trace, hits) -> None:
+def test_the_bounds_of_shipped_traces_have_their_known_hit_ratios(shipped, trace, hits) -> None:
     found = belady(shipped(trace), list(hits))
     assert {bound.capacity_blocks: round(bound.token_hit, 3) for bound in found} == hits
 
 
-def test_a_capacity_below_nothing_is_refused(made) -> None:
+def test_a_negative_capacity_is_refused(made) -> None:
     with pytest.raises(ValueError, match="give 0 or more"):
         belady(made([[0]], [0], [0]), [-1])

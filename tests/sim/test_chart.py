@@ -39,13 +39,13 @@ def test_points_lie_where_the_ticks_say(log):
             assert float(up[1]) - 4 == pytest.approx(b, abs=0.2)
 
 
-def test_what_a_logarithm_can_not_show_is_left_out():
+def test_points_at_zero_are_left_out_of_a_logarithmic_chart():
     text = chart("t", Axis("x", log=True), Axis("y"), [Series("a", [(0, 1), (1, 1)], "points")])
     assert len(dots(text)) == 1
     assert "<svg" in chart("nothing", Axis("x"), Axis("y"), [Series("a", [])])
 
 
-def test_a_picture_stands_alone():
+def test_a_chart_is_a_self_contained_svg():
     series = [Series("a <b> & c", [(1, 1), (1.01, 3), (2, 2)], "line", ["x < y", "near"])]
     text = chart("<t>", Axis("&"), Axis('"'), series)
     assert ET.fromstring(text).tag == f"{SVG}svg"

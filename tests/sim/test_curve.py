@@ -35,14 +35,14 @@ def replayed(trace: Trace, capacity: int, order: ReuseOrder) -> tuple[int, int]:
 
 
 @given(data=st.data(), order=st.sampled_from(ReuseOrder))
-def test_every_capacity_equals_its_replay(any_trace, data, order) -> None:
+def test_the_curve_at_every_capacity_equals_a_plain_replay(any_trace, data, order) -> None:
     trace = data.draw(any_trace)
     found = curve(trace, order=order)
     hits = list(zip(found.hit_blocks.tolist(), found.hit_tokens.tolist(), strict=True))
     assert hits == [replayed(trace, size, order) for size in range(trace.unique + 1)]
 
 
-def test_the_fewest_blocks_for_a_share_of_the_most(made) -> None:
+def test_capacity_for_returns_the_fewest_blocks_for_a_share_of_the_most_hits(made) -> None:
     found = curve(made([[0, 1], [0, 1], [2], [0]], [0] * 4, [1] * 4))
     assert found.hit_tokens.tolist() == [0, 4, 12, 12]
     assert found.token_hit(found.capacity_for(1.0)) == found.token_hit(10**9)
@@ -73,7 +73,7 @@ def test_synthetic_equals_an_independent_survey(shipped) -> None:
     assert hits == pytest.approx([0.034, 0.155, 0.260, 0.443, 0.589], abs=0.005)
 
 
-def test_token_hits_of_conversation(shipped) -> None:
+def test_the_conversation_curve_has_its_known_token_hit_ratios(shipped) -> None:
     conversation = shipped("conversation")
     runs = reuse(conversation)
     found = curve(conversation, runs)
@@ -91,7 +91,7 @@ def test_leaf_first_and_head_first_differ_most_on_shared_prompts(shipped) -> Non
     assert round(curve(airline, order=ReuseOrder.HEAD_FIRST).token_hit(30), 4) == 0.1445
 
 
-def test_a_day_of_agent_sessions(shipped) -> None:
+def test_the_curve_of_a_day_of_agent_sessions_has_its_known_values(shipped) -> None:
     """42 million block accesses, composed over eight hours."""
     found = curve(shipped("claudecode"))
     sizes = {5_000: 0.1224, 12_500: 0.3293, 25_000: 0.6609, 50_000: 0.8844, 400_000: 0.9617}

@@ -20,7 +20,7 @@ def priced(made, ran):
     return run
 
 
-def test_hours_that_the_run_does_not_have_are_not_billed_in_silence(priced):
+def test_the_assumptions_say_if_a_run_needs_more_gpu_hours_than_it_has(priced):
     run = priced(0, {"kind": "host", "capacity_tokens": 400})
     said = [line for line in assumptions(run) if "of the engines there are" in line]
     assert [line.startswith("without the ladder, ") for line in said] == [False, True]
@@ -31,7 +31,7 @@ def test_hours_that_the_run_does_not_have_are_not_billed_in_silence(priced):
     assert gpu_dollars == pytest.approx(price * 18 / 3_600)
 
 
-def test_a_run_within_its_hours_has_no_such_line(priced):
+def test_the_assumptions_omit_gpu_hours_if_the_engines_have_time(priced):
     assert not [line for line in assumptions(priced(10, DISK)) if "there are" in line]
 
 
@@ -65,7 +65,7 @@ def test_two_tiers_of_one_kind_are_paid_together(made, ran):
     assert both.more["disk_dollars"] > max(paid(one).more["disk_dollars"] for one in (DISK, qlc))
 
 
-def test_writes_of_less_than_a_day_are_said_to_be_overstated(priced):
+def test_the_assumptions_say_that_writes_per_day_of_short_runs_are_overstated(priced):
     [said] = [line for line in assumptions(priced(1_799, DISK)) if line.startswith("writes per")]
     assert said.startswith("writes per day are extrapolated from 1.0 hours, which over")
     whole_day = priced(43_200, DISK)

@@ -113,18 +113,18 @@ def test_each_claim_has_its_verdict_and_says_why():
 
 
 @pytest.mark.parametrize(("claim", "figure", "value", "tolerance"), FIGURES)
-def test_each_figure_comes_out(claim, figure, value, tolerance):
+def test_each_figure_of_a_claim_has_its_independent_value(claim, figure, value, tolerance):
     assert find_claim(claim).work_out().figures[figure] == pytest.approx(value, abs=tolerance)
 
 
-def test_an_unknown_claim_is_answered_with_those_that_come_close():
+def test_an_unknown_claim_is_refused_with_similar_names():
     with pytest.raises(ConfigError, match=r"'ttft'.*ttft-20x"):
         find_claim("ttft")
     with pytest.raises(ConfigError, match=r"context-70b, .*wear"):
         find_claim("zzzzzz")
 
 
-def test_the_formulas_behave_as_they_must():
+def test_the_claim_formulas_have_the_right_limits_and_monotonicity():
     assert tokens_per_dollar_gain(0, 1, 20, 0) == 0
     assert tokens_per_dollar_gain(0.5, 1, 1, 0) == 0
     assert tokens_per_dollar_gain(0.5, 1, 20, 0.5) < tokens_per_dollar_gain(0.5, 1, 20, 0.1)

@@ -16,7 +16,7 @@ def crowded(made, ran):
     return ran(trace, {"engine": ENGINE, "tiers": TIERS, "token_bytes": 1_000})
 
 
-def test_more_work_than_the_engines_have_time_for_is_told_apart(crowded):
+def test_engine_use_above_100_percent_is_split_into_prefill_and_decode(crowded):
     found = {figure.what: figure for figure in time_figures(crowded)}
     busy = found["sim.gpu.busy"]
     assert crowded.span_s == 5.0  # the third is computed after 3 s and answered 2 s later
@@ -28,7 +28,7 @@ def test_more_work_than_the_engines_have_time_for_is_told_apart(crowded):
     assert found["sim.gpu.decode"].value == pytest.approx(6.0)
 
 
-def test_wear_is_of_whole_drives_and_beside_it_of_the_capacity(made, ran):
+def test_wear_is_stated_per_drive_bought_and_per_capacity(made, ran):
     trace = made([[0, 1], [2, 3]], [0, 0], [0, 86_399])
     tier = {"kind": "disk", "medium": "nvme-tlc", "units": 2, "capacity": 16_384}
     found = ran(trace, {"engine": ENGINE, "tiers": [tier], "token_bytes": 1_000})
@@ -43,7 +43,7 @@ def test_wear_is_of_whole_drives_and_beside_it_of_the_capacity(made, ran):
     assert (wear.more["rated"], wear.more["measured_s"]) == (1.0, 86_400.0)
 
 
-def test_wear_of_a_tier_that_names_no_medium_is_of_its_capacity(crowded):
+def test_wear_of_a_tier_without_a_medium_is_stated_per_capacity(crowded):
     [wear] = wear_figures(crowded)
     assert wear.unit == "of its capacity"
     assert wear.value == wear.more["of_capacity"]

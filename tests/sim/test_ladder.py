@@ -43,7 +43,7 @@ def test_a_ladder_takes_its_figures_from_the_profile():
     assert found.prefill.seconds(2_048) == pytest.approx(0.02 + 2_048 * 141e9 / 3.956e15, rel=0.02)
 
 
-def test_what_the_file_says_goes_before_the_profile():
+def test_a_ladder_file_overrides_the_profile():
     tier = {"kind": "disk", "medium": "nvme-tlc", "read_bytes_per_s": "1e9", "capacity_tokens": 640}
     found = resolve(
         parse_ladder({"engine": {"prefill": {"b": 1e-4}}, "tiers": [tier]}), shipped(), 64
@@ -140,13 +140,13 @@ def test_a_wrong_ladder_is_refused(data, says):
         ),
     ],
 )
-def test_a_tier_that_can_not_be_is_refused(tier, says):
+def test_an_impossible_tier_is_refused(tier, says):
     ladder = parse_ladder({"tiers": [tier], "token_bytes": 1_000, "engine": {"prefill": {}}})
     with pytest.raises(ConfigError, match=says):
         resolve(ladder, shipped(), 64)
 
 
-def test_what_model_and_gpu_do_not_say_is_asked_for():
+def test_a_missing_token_size_prefill_cost_or_gpu_is_refused_with_a_remedy():
     bare = parse_ladder({"tiers": [HOST]})
     with pytest.raises(ConfigError, match="token_bytes: is missing; add it, or name a model"):
         resolve(bare, shipped(), 64)
@@ -157,7 +157,7 @@ def test_what_model_and_gpu_do_not_say_is_asked_for():
         resolve(wrong, shipped(), 64, load_model("Qwen3-8B"))
 
 
-def test_a_file_that_is_no_yaml_is_named(tmp_path):
+def test_a_missing_or_malformed_ladder_file_is_refused_by_name(tmp_path):
     file = tmp_path / "ladder.yaml"
     with pytest.raises(ConfigError, match=r"ladder\.yaml: cannot be read: No such"):
         read_ladder(str(file))
@@ -221,7 +221,7 @@ def test_the_commands_of_the_pages_can_be_typed(page):
         resolve(read_ladder(str(find_ladder(args.ladder))), shipped(), trace.block_tokens, model)
 
 
-def test_a_ladder_that_is_neither_a_file_nor_shipped_is_refused_with_those_that_are():
+def test_an_unknown_ladder_is_refused_with_the_shipped_ladder_names():
     with pytest.raises(
         ConfigError, match=r"^--ladder: tall: neither .* cxl, four-tiers, host-and-"
     ):

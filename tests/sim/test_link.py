@@ -49,7 +49,7 @@ def test_a_cancelled_transfer_gives_its_share_back():
     assert link.cancel(5.0, 1) == 0.0
 
 
-def test_queued_bytes_are_what_is_left():
+def test_queued_bytes_are_the_bytes_not_yet_transferred():
     link = SharedLink(10.0)
     assert link.queued_bytes(0.0) == 0.0
     link.start(0.0, 30.0, 1)

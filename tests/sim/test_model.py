@@ -91,7 +91,7 @@ PUBLISHED = {
 }
 
 
-def test_every_shipped_model_has_its_row():
+def test_every_shipped_model_has_an_expected_value():
     assert len(known_models()) == 25
     assert {load_model(name).name for name in PER_TOKEN} == set(known_models())
 
@@ -104,7 +104,7 @@ def test_bytes_per_token_are_exact(name):
 
 
 @pytest.mark.parametrize("name", PER_TOKEN)
-def test_what_does_not_grow_with_the_context(name):
+def test_window_and_state_sizes_are_exact(name):
     shape = load_model(name)
     window = WINDOW_MB.get(name, 0)
     assert shape.window_bytes() / 1e6 == pytest.approx(window, rel=0.01)
@@ -149,7 +149,7 @@ BREAK_EVEN = {
 
 
 @pytest.mark.parametrize("name", BREAK_EVEN)
-def test_break_even_bandwidth(name):
+def test_the_break_even_bandwidth_matches_the_published_table(name):
     """Within 5 %; gpt-oss with the active parameters of its card, which leave the embedding out."""
     shape = load_model(name)
     if name == "gpt-oss-120b":
@@ -181,7 +181,7 @@ def test_prefill_in_two_parts_costs_what_it_costs_in_one(name, first, second):
 
 
 @given(st.integers(1, 3000), st.integers(0, 3000))
-def test_pairs_are_counted_one_by_one(new, context):
+def test_the_closed_form_of_attention_pairs_equals_a_plain_count(new, context):
     window = Attention(kind="window", layers=1, elements=1, span=700)
     chunk = Attention(kind="chunk", layers=1, elements=1, span=700)
     sparse = Attention(kind="full", layers=1, elements=1, top_k=512)
@@ -211,14 +211,14 @@ def test_a_model_has_short_names(name):
     assert load_model(name).name == "meta-llama/Meta-Llama-3.1-70B"
 
 
-def test_an_unknown_name_is_answered_with_those_that_come_close():
+def test_an_unknown_model_is_refused_with_similar_names():
     with pytest.raises(ConfigError, match=r"Llama-3\.3-70B.*Meta-Llama-3\.1-70B"):
         load_model("Llama-3.3-70B")
     with pytest.raises(ConfigError, match=r"close: .*Kimi-K2.*Kimi-K3"):
         load_model("kimi")
 
 
-def test_any_config_of_a_known_shape_will_do(tmp_path):
+def test_a_model_can_be_read_from_a_config_file_or_its_folder(tmp_path):
     small = {
         "num_hidden_layers": 4,
         "hidden_size": 256,
@@ -254,7 +254,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("change", "message"), BAD)
-def test_a_config_that_lacks_something_is_refused_by_field(change, message):
+def test_an_incomplete_or_invalid_config_is_refused_with_the_field(change, message):
     base = {
         "num_hidden_layers": 2,
         "hidden_size": 64,

@@ -38,11 +38,11 @@ def test_the_shipped_profile_has_every_tier_and_a_source_for_each_figure():
             assert len(figure.source) > 3
 
 
-def test_without_a_file_it_is_the_shipped_one():
+def test_the_shipped_profile_is_loaded_if_no_file_is_given():
     assert load_profile() is shipped()
 
 
-def test_a_gpu_is_named_with_its_number():
+def test_a_gpu_name_may_end_with_a_count():
     gpu, number = shipped().gpu("h200x8")
     assert (gpu.about, number) == ("H200 SXM, 141 GB", 8)
     assert shipped().gpu("B200")[1] == 1
@@ -72,7 +72,7 @@ def test_a_number_of_gpus_that_no_engine_has_is_refused(number):
 
 
 @pytest.mark.parametrize("name", ["H200x8", "My card 3", "RTX-5.1"])
-def test_a_gpu_of_ones_own_is_found_by_its_whole_name(laid_over, name):
+def test_a_user_defined_gpu_is_found_by_its_whole_name(laid_over, name):
     figures = "flop_per_s memory_bytes host_bytes_per_s network_bytes_per_s"
     lines = ", ".join(f"{figure}: 1e12" for figure in figures.split())
     profile = laid_over(
@@ -174,6 +174,6 @@ def test_a_bad_file_is_refused_with_the_path_of_the_key(laid_over, text, message
         laid_over(text)
 
 
-def test_a_file_that_is_not_there_is_refused():
+def test_a_missing_profile_file_is_refused():
     with pytest.raises(ConfigError, match=r"none\.yaml"):
         load_profile("none.yaml")

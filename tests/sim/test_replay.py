@@ -27,11 +27,13 @@ POLICIES = [LeafLru, CostAware, S3Fifo, Lirs]
         ("taubench_gpt4o", 60, 0.8587),
     ],
 )
-def test_leaf_first_lru_is_what_others_computed(shipped, policy, trace, blocks, hit):
+def test_leaf_first_lru_has_the_hit_ratios_of_independent_computations(
+    shipped, policy, trace, blocks, hit
+):
     assert replay(shipped(trace), blocks, policy()).token_hit == pytest.approx(hit, abs=5e-4)
 
 
-def test_scan_resistance_pays_in_a_tight_store(shipped):
+def test_lirs_and_s3fifo_have_the_hit_ratios_of_libcachesim(shipped):
     """libCacheSim 0.3.5 (object hits, not leaf-first): LIRS .160, S3-FIFO .158."""
     trace = shipped("conversation")
     assert replay(trace, 5_860, Lirs(), run_blocks=1).block_hit == pytest.approx(0.160, abs=0.005)
@@ -52,7 +54,7 @@ def test_lru_equals_the_exact_curve(any_trace, policy, data, capacity, run_block
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(data=st.data(), capacity=st.integers(1, 20))
-def test_no_policy_beats_a_store_without_end(any_trace, policy, data, capacity):
+def test_no_policy_hits_more_than_an_unbounded_store(any_trace, policy, data, capacity):
     trace = data.draw(any_trace)
     hits = replay(trace, capacity, policy(), np.full(trace.requests, NEVER))
     assert hits.hit_blocks <= belady(trace, [trace.unique])[0].block_hit * trace.blocks + 1e-9
@@ -99,11 +101,11 @@ def test_returns_are_the_next_use_of_a_sessions_own_chain(made):
     assert np.isnan(returns(made([[0]], [0], [0]))).all()
 
 
-def test_a_store_that_holds_nothing_is_refused(made):
+def test_a_capacity_of_zero_blocks_is_refused(made):
     with pytest.raises(ValueError, match="capacity_blocks: 0: give 1 or more"):
         replay(made([[0]], [0], [0]), 0, LeafLru())
 
 
-def test_nothing_asked_for_is_nothing_hit(made):
+def test_a_trace_without_blocks_has_no_hits(made):
     assert replay(made([[]], [0], [0]), 1, LeafLru()) == Hits(0, 0, 0, 0)
     assert Hits(0, 0, 0, 0).token_hit == Hits(0, 0, 0, 0).block_hit == 0.0

@@ -43,7 +43,7 @@ AGENTS = {
 }
 
 
-def test_conversation(shipped) -> None:
+def test_the_conversation_trace_has_its_known_retention_figures(shipped) -> None:
     """Hits and means of the other computation; its peaks are up to 1 % lower.
 
     It has 6,335 blocks at 60 s and 21,251 at 300 s, where a plain count in whole milliseconds, and
@@ -55,7 +55,7 @@ def test_conversation(shipped) -> None:
     assert found == CONVERSATION
 
 
-def test_agent_sessions(shipped) -> None:
+def test_the_agent_sessions_have_their_known_retention_figures(shipped) -> None:
     rows = retention(shipped("claudecode"), [float(ttl) for ttl in AGENTS])
     assert {
         row.ttl_s: (round(row.token_hit, 3), round(row.mean_blocks), row.peak_blocks)

@@ -45,13 +45,13 @@ def tier(kind, blocks, **more):
     return {"kind": kind, "capacity_tokens": 4 * blocks, **more}
 
 
-def test_a_tier_may_have_a_policy_of_its_own():
+def test_a_tier_may_have_its_own_eviction_policy():
     fleet = fleet_of([tier("host", 4), tier("disk", 9, policy="s3fifo")], "cost_aware")
     assert isinstance(fleet.tier_states(0)[0].eviction, CostAware)
     assert isinstance(fleet.tier_states(1)[0].eviction, S3Fifo)
 
 
-def test_unknown_policies_are_refused_where_they_stand():
+def test_an_unknown_policy_is_refused_with_its_option_or_key():
     with pytest.raises(ConfigError, match="--policy: 'coin' is not known; use one of: leaf_lru"):
         fleet_of([tier("host", 4)], "coin")
     with pytest.raises(ConfigError, match=r"tiers\.1\.policy: 'coin' is not known"):
@@ -84,7 +84,7 @@ def test_a_disk_that_waits_for_the_second_use_is_written_less():
         assert (disk.declined > 0) == (admit == "second_touch")
 
 
-def test_a_session_that_says_it_returns_stays_and_one_that_closed_goes():
+def test_blocks_of_returning_sessions_stay_and_of_closed_sessions_are_evicted():
     chains = [[0, 1], [2, 3], [4, 5], [0, 1]]
     returns = np.array([3.0, NEVER, NEVER, NEVER])
     for hints, fetched in ((None, 0), (returns, 2)):
@@ -94,7 +94,7 @@ def test_a_session_that_says_it_returns_stays_and_one_that_closed_goes():
         assert found.fetched[3].sum() == fetched
 
 
-def test_a_session_that_waits_already_is_expected_now():
+def test_a_session_whose_return_time_has_passed_is_expected_at_once():
     told = []
 
     class Told(LeafLru):
@@ -146,7 +146,7 @@ def test_a_cycle_larger_than_cxl_is_kept_in_part_by_its_interval():
     assert by_interval.admission.figures()["pauses"] == 0
 
 
-def test_what_comes_up_from_the_disk_enters_cxl_and_what_leaves_it_is_there_still():
+def test_blocks_promoted_from_disk_enter_cxl_and_remain_on_disk():
     chains = [[0, 1, 2, 3], *([n, n + 1, n + 2, n + 3] for n in range(10, 60, 4)), [0, 1, 2, 3]]
     fleet = fleet_of([tier("host", 4), tier("cxl", 8, admit="always"), tier("disk", 1_000)])
     Simulation(trace_of(chains), fleet, SETTING).run()
@@ -154,7 +154,7 @@ def test_what_comes_up_from_the_disk_enters_cxl_and_what_leaves_it_is_there_stil
     assert [column[0] >= 0 for column in memory.index.places] == [True, True, True]
 
 
-def test_what_returns_is_staged_from_disk_ahead_of_its_request():
+def test_prestage_reads_a_returning_context_from_disk_before_its_request():
     chains = [[0, 1], [2, 3], [4, 5], [0, 1]]
     times = np.array([0.0, 1.0, 2.0, 30.0])
     found = {}

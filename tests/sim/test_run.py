@@ -64,7 +64,7 @@ def computed_tokens(trace, found):
 
 @pytest.mark.parametrize("longest", [1, 64])
 @pytest.mark.parametrize("blocks", [1_000, 5_860, 19_532])
-def test_one_tier_hits_what_the_exact_curve_says(longest, blocks):
+def test_one_tier_hits_what_the_exact_curve_gives_on_a_shipped_trace(longest, blocks):
     trace = load(TRACES / "mooncake_synthetic_trace.jsonl.gz")
     fleet = fleet_of([{"kind": "host", "capacity_tokens": 512 * blocks}], block_tokens=512)
     found = Simulation(trace, fleet, HELD._replace(longest_run=longest)).run()
@@ -84,7 +84,7 @@ def grown(draw):
 
 
 @given(grown(), st.integers(1, 30), st.sampled_from([1, 3, 64]))
-def test_one_tier_is_exact_on_any_trace(chains, blocks, longest):
+def test_one_tier_hits_what_the_exact_curve_gives_on_any_trace(chains, blocks, longest):
     trace = trace_of(chains)
     found = Simulation(trace, fleet_of([host(blocks)]), HELD._replace(longest_run=longest)).run()
     assert token_hit(trace, found) == pytest.approx(curve(trace).token_hit(blocks))
@@ -97,7 +97,9 @@ def test_one_tier_is_exact_on_any_trace(chains, blocks, longest):
     st.sampled_from(["behind", "on_eviction"]),
     st.integers(1, 3),
 )
-def test_tiers_never_hold_more_than_they_can_nor_lose_count(chains, sizes, write, workers):
+def test_tiers_never_exceed_their_capacity_and_count_their_blocks_exactly(
+    chains, sizes, write, workers
+):
     kinds = ["device", "host", "disk", "pool"]
     tiers = [
         {"kind": kind, "capacity_tokens": 4 * size, "write": write, "read_bytes_per_s": 1e5}
@@ -119,7 +121,7 @@ def test_tiers_never_hold_more_than_they_can_nor_lose_count(chains, sizes, write
     assert all(abs(worker.engine.backlog_s) < 1e-9 for worker in fleet.workers)
 
 
-def test_the_engine_takes_one_after_another():
+def test_an_engine_prefills_one_request_at_a_time():
     engine = {"prefill": {"a": 1.0, "b": 0.25}}
     trace = trace_of([[0, 1], [2, 3], [4]], times=[0.0, 0.0, 10.0])
     found = Simulation(trace, fleet_of([host(9)], engine), HELD).run()
@@ -134,7 +136,7 @@ def test_two_prefills_at_once_finish_side_by_side():
     assert found.first_s.tolist() == [3.0, 3.0, 5.0]
 
 
-def test_blocks_take_their_time_over_the_link():
+def test_a_fetch_takes_the_latency_and_the_bytes_over_bandwidth():
     engine = {"prefill": {"b": 100.0}}
     fleet = fleet_of([host(99, latency_s=0.5, read_bytes_per_s=4_096.0)], engine)
     trace = trace_of([[0, 1, 2, 3], [0, 1, 2, 3, 4]], times=[0.0, 5_000.0])
@@ -146,7 +148,7 @@ def test_blocks_take_their_time_over_the_link():
     assert found.saved_s[1] == pytest.approx(1_600.0)
 
 
-def test_what_is_not_worth_fetching_is_computed():
+def test_blocks_that_are_not_worth_fetching_are_computed():
     engine = {"prefill": {"b": 1e-6}}
     fleet = fleet_of([host(99, latency_s=5.0)], engine)
     trace = trace_of([[0, 1, 2], [0, 1, 2]], times=[0.0, 9.0])
@@ -177,7 +179,7 @@ def test_a_pool_is_shared_and_a_host_is_not():
         assert found.fetched[1].sum() == fetched
 
 
-def test_what_a_tier_evicts_goes_down_the_ladder():
+def test_blocks_evicted_from_a_tier_are_demoted():
     tiers = [host(2), {"kind": "disk", "capacity_tokens": 40, "write": "on_eviction"}]
     trace = trace_of([[0, 1], [2, 3], [0, 1]])
     fleet = fleet_of(tiers)
@@ -197,7 +199,7 @@ def test_too_many_writes_are_refused():
     assert (tier_state.held, tier_state.refused) == (1, 2)
 
 
-def test_in_a_closed_loop_the_next_request_waits_for_the_answer():
+def test_the_next_request_of_a_session_waits_for_the_answer_in_a_closed_loop():
     engine = {"prefill": {"b": 1.0}, "decode_tokens_per_s": 10.0}
     times, think = [0.0, 4.0, 5.0], [np.nan, 3.0, 3.0]
     trace = trace_of([[0], [0, 1], [5]], times, think=think, session=[0, 0, -1])
@@ -217,7 +219,7 @@ def test_progress_counts_requests_that_wait_for_an_answer():
     assert told == [256, 512]
 
 
-def test_what_an_agent_asks_side_by_side_does_not_wait_for_one_another():
+def test_parallel_requests_of_an_agent_do_not_wait_for_each_other():
     engine = {"prefill": {"b": 1.0}, "decode_tokens_per_s": 10.0}
     times, think = [0.0, 10.0, 11.0], [np.nan, 5.0, 6.0]  # both think from 5 s on, after the first
     trace = trace_of([[0], [0, 1], [0, 2]], times, think=think, session=[0, 0, 0])
@@ -225,7 +227,7 @@ def test_what_an_agent_asks_side_by_side_does_not_wait_for_one_another():
     assert found.arrived_s.tolist() == [0.0, 10.0, 11.0]
 
 
-def test_routers_choose_as_they_say():
+def test_each_router_chooses_workers_by_its_rule():
     engine = {"prefill": {"b": 1.0}}
     chains = [[0, 1], [2], [0, 1, 3]]
     chosen = {}
@@ -254,7 +256,7 @@ def first(trace, requests):
     )
 
 
-def test_what_makes_it_faster_changes_no_figure(shipped):
+def test_the_figures_of_a_full_run_have_their_known_values(shipped):
     """Two workers, three tiers, all of them full: figures as they were before any of it."""
     tiers = [
         {"kind": "device", "capacity_tokens": 4e5},
@@ -289,7 +291,7 @@ class Crowded(Fleet):
 
 @settings(max_examples=40)
 @given(grown(), st.lists(st.integers(2, 40), min_size=3, max_size=3), st.integers(1, 2))
-def test_a_tier_with_room_for_all_needs_no_order(chains, sizes, workers):
+def test_skipping_the_eviction_order_of_a_roomy_tier_changes_no_figure(chains, sizes, workers):
     kinds = ["device", "host", "pool"]
     tiers = [
         {"kind": kind, "capacity_tokens": 4 * size, "read_bytes_per_s": 1e5}
@@ -313,7 +315,7 @@ class Gradual(Fleet):
 
 @settings(max_examples=40)
 @given(grown(), st.lists(st.integers(1, 12), min_size=3, max_size=3), st.sampled_from([1, 3]))
-def test_rows_made_at_once_are_those_made_on_the_way(chains, sizes, longest):
+def test_index_rows_created_in_advance_give_the_same_figures(chains, sizes, longest):
     kinds = ["device", "host", "pool"]
     tiers = [
         {"kind": kind, "capacity_tokens": 4 * size, "read_bytes_per_s": 1e5, "write": write}

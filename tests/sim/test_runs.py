@@ -55,7 +55,7 @@ def grown(draw):
 
 
 @given(grown(), st.integers(1, 5))
-def test_every_request_is_its_runs_end_to_end(chains, longest):
+def test_the_runs_of_a_request_concatenate_to_its_chain(chains, longest):
     trace = trace_of(chains)
     runs = runs_of(trace, longest)
     assert runs.lengths.sum() == trace.unique
@@ -65,7 +65,7 @@ def test_every_request_is_its_runs_end_to_end(chains, longest):
 
 
 @given(grown(), st.integers(1, 5))
-def test_every_run_knows_the_one_in_front(chains, longest):
+def test_the_parent_of_a_run_is_the_run_before_it(chains, longest):
     runs = runs_of(trace_of([*chains, [], chains[0]]), longest)
     parents = runs.parents().tolist()
     for request in range(len(chains) + 2):

@@ -9,7 +9,7 @@ def rounded(quantiles: dict[str, float], *names: str) -> tuple[int, ...]:
     return tuple(round(quantiles[name]) for name in names)
 
 
-def test_conversation(shipped) -> None:
+def test_the_conversation_trace_has_its_known_statistics(shipped) -> None:
     found = statistics(shipped("conversation"))
     assert (found.requests, found.blocks, found.unique_blocks) == (12_031, 288_500, 182_790)
     assert round(found.span_s) == 3_537
@@ -23,7 +23,7 @@ def test_conversation(shipped) -> None:
     assert rounded(found.reuse_s, "p50", "p90", "p99") == (114, 519, 1_578)
 
 
-def test_synthetic(shipped) -> None:
+def test_the_synthetic_trace_has_its_known_statistics(shipped) -> None:
     found = statistics(shipped("synthetic"))
     assert rounded(found.input_tokens, "p50", "p99") == (11_587, 66_458)
     assert round(found.infinite_token_hit, 4) == 0.6512
@@ -32,7 +32,7 @@ def test_synthetic(shipped) -> None:
     assert rounded(found.reuse_s, "p50", "p90", "p99") == (59, 282, 583)
 
 
-def test_agent_sessions(shipped) -> None:
+def test_the_agent_sessions_have_their_known_statistics(shipped) -> None:
     found = statistics(shipped("claudecode"))
     assert (found.requests, found.sessions) == (22_448, 341)
     assert (found.blocks, found.unique_blocks) == (42_434_678, 1_588_461)
@@ -46,20 +46,20 @@ def test_agent_sessions(shipped) -> None:
     assert rounded(found.reuse_s, "p10", "p50", "p90", "p99") == (9, 20, 129, 1_568)
 
 
-def test_estimated_lengths(shipped) -> None:
+def test_a_trace_with_estimated_lengths_has_its_known_statistics(shipped) -> None:
     found = statistics(shipped("airline"))
     assert found.block_tokens == 64
     assert rounded(found.input_tokens, "p50", "p99") == (2_618, 7_136)
     assert round(found.one_hit, 4) == 0.0851
 
 
-def test_arrivals_only(shipped) -> None:
+def test_a_trace_without_block_ids_has_arrival_and_length_statistics(shipped) -> None:
     found = statistics(shipped("2023_conv"))
     assert found.requests == 19_366
     assert rounded(found.input_tokens, "p50", "p99") == (1_020, 4_142)
     assert (found.infinite_token_hit, found.one_hit, found.reuse_s) == (0.0, 1.0, {})
 
 
-def test_nothing_at_all(made) -> None:
+def test_a_trace_without_blocks_has_zero_hit_ratios(made) -> None:
     found = statistics(made([[]], [0], [0]))
     assert (found.infinite_token_hit, found.infinite_request_hit, found.one_hit) == (0, 0, 0)

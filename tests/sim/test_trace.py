@@ -33,7 +33,7 @@ def test_requests_are_sorted_by_arrival_and_start_at_zero() -> None:
     assert (trace.requests, trace.unique, trace.blocks, trace.span_s) == (3, 4, 6, 2.0)
 
 
-def test_parents_are_the_ids_in_front() -> None:
+def test_the_parent_of_an_id_is_the_id_before_it_in_its_chain() -> None:
     trace = made([0, 1, 2, 3], [[5, 6, 7], [], [5, 6, 8], [9]])
     assert trace.parents().tolist() == [-1, 0, 1, 1, -1]
 

@@ -50,7 +50,7 @@ def test_times_and_costs_stand_beside_those_without_the_ladder():
     assert best == "Unlimited capacity would serve 40.0%; this is 75% of it."
 
 
-def test_what_fails_in_operation_is_told():
+def test_the_verdict_names_overload_late_fetches_and_early_wear():
     found = figures(
         0.4,
         4.0,

@@ -27,7 +27,7 @@ def test_a_histogram_counts_each_value_in_the_first_bucket_that_holds_it():
     assert histogram.status() == HistogramStatus([1.0, 2.0], [2, 2, 1], 8.0)
 
 
-def test_tokens_are_the_engines_own_loaded_or_computed():
+def test_each_token_is_counted_as_the_engines_own_loaded_or_computed():
     activity = Activity()
     activity.prompt(PromptCounts(100, 16, {"host": 32, "disk": 16}))
     activity.prompt(PromptCounts(50, 0, {}))
@@ -61,7 +61,7 @@ def planned():
     return log, engine, activity, plan
 
 
-def test_a_followed_plan_saves_what_computing_would_have_taken_longer(planned):
+def test_a_followed_plan_saves_the_difference_to_the_recompute_time(planned):
     log, engine, activity, plan = planned
     number = plan()
     log.fetched(engine, number, 4, 0.1, "ok")

@@ -35,7 +35,7 @@ def below(one):
     return one.tier.usage().records
 
 
-def test_what_was_used_once_is_not_written_and_leaves_for_good(harness):
+def test_a_context_used_once_is_not_written_and_is_lost_when_it_is_evicted(harness):
     one, slots = choosy(harness)
     chain = one.chain(1, 4)
     one.save(chain)
@@ -45,7 +45,7 @@ def test_what_was_used_once_is_not_written_and_leaves_for_good(harness):
     assert one.store.cover(one.namespace, chain.keys).blocks == 0
 
 
-def test_what_was_used_again_is_written_before_it_leaves(harness):
+def test_a_context_used_twice_is_written_before_it_is_evicted(harness):
     one, slots = choosy(harness)
     chain = one.chain(1, 4)
     one.save(chain)
@@ -57,7 +57,7 @@ def test_what_was_used_again_is_written_before_it_leaves(harness):
     assert one.read(chain) == 4
 
 
-def test_what_is_saved_anew_is_known_from_before(harness):
+def test_an_evicted_context_that_is_saved_again_counts_as_used_before(harness):
     one, slots = choosy(harness)
     chain = one.chain(1, 4)
     one.save(chain)
@@ -67,7 +67,7 @@ def test_what_is_saved_anew_is_known_from_before(harness):
     assert below(one) == 4
 
 
-def test_a_durable_context_is_written_whatever_the_rule_says(harness):
+def test_a_durable_context_is_written_even_if_the_admission_rule_refuses_it(harness):
     one, _ = choosy(harness)
     chain = one.chain(1, 4)
     reserved = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
@@ -77,7 +77,7 @@ def test_a_durable_context_is_written_whatever_the_rule_says(harness):
     assert below(one) == 4
 
 
-def test_what_a_tier_has_already_costs_no_budget(harness):
+def test_blocks_that_a_tier_already_holds_charge_no_write_budget(harness):
     budget = Counting()
     rules = {1: TierRules(budgets={domain_id(SECRET): budget})}
     one = harness(MIB, MemoryTier(64 * MIB), rules=rules)
@@ -100,14 +100,14 @@ def test_a_durable_save_charges_no_budget_for_blocks_that_are_not_in_memory(harn
     assert (len(pool.records), below(one), budget.asked) == (4, 0, 0)
 
 
-def test_without_a_rule_everything_is_written(harness):
+def test_every_block_is_written_if_there_is_no_admission_rule(harness):
     one = harness(MIB, MemoryTier(64 * MIB))
     one.save(one.chain(1, 4))
     one.flush()
     assert below(one) == 4
 
 
-def test_a_block_that_another_tier_has_is_still_offered_at_its_second_use() -> None:
+def test_a_block_held_by_another_tier_is_offered_at_its_second_use() -> None:
     disk, pool = MemoryTier(64 * MIB, name="disk"), SharedMemoryTier({})
     options = StoreOptions(rules={1: TierRules(lambda _: SecondTouch(1_000))})
     with Store(4 * MIB, [disk, pool], {"default": SECRET}, options) as store:

@@ -39,7 +39,7 @@ def store_with(rule, cxl_bytes=16 * MIB):
     return store
 
 
-def test_a_use_is_at_hand_where_a_faster_tier_had_it():
+def test_a_rule_learns_of_each_use_whether_a_faster_tier_held_the_block():
     rule = Listening()
     with store_with(rule) as store:
         contexts, chain = Contexts(store, 16 << 10), chain_of("a", 1)
@@ -63,7 +63,7 @@ def test_a_use_is_at_hand_where_a_faster_tier_had_it():
     ]
 
 
-def test_what_a_tier_gives_up_and_what_the_rule_knows_is_passed_on():
+def test_a_rule_learns_of_evictions_and_its_counters_appear_in_status():
     rule = Listening()
     with store_with(rule, 2 * MIB) as store:
         contexts = Contexts(store, 16 << 10)
@@ -77,7 +77,7 @@ def test_what_a_tier_gives_up_and_what_the_rule_knows_is_passed_on():
         assert store.status().admission == [AdmissionStatus("cxl", {"told": 12.0 * 16})]
 
 
-def test_a_rule_that_takes_everything_costs_nothing():
+def test_a_rule_that_admits_everything_adds_no_work_and_no_status():
     with Store(MIB, [MemoryTier(64 * MIB)], {"default": b"s" * 32}) as store:
         assert not store.table.rules.choosy
         assert type(store.table.rules.of[0]) is AlwaysAdmit

@@ -30,14 +30,14 @@ def compute(estimates, number, token_s):
     estimates.computed(EngineId("e", (bytes([number]) * 16).hex()), steps)
 
 
-def test_everything_is_worth_the_same_until_engines_tell(estimates, rows):
+def test_all_blocks_have_the_same_value_until_engines_report_prefill_times(estimates, rows):
     index, (first, second, third) = rows
     worth = BlockValue(index, estimates)
     worth.learn()
     assert worth(first) == worth(second) == worth(third) == 1.0
 
 
-def test_a_dearer_token_is_worth_more_a_byte(estimates, rows):
+def test_a_block_of_a_slower_model_has_a_higher_value_per_byte(estimates, rows):
     index, (small, large, silent) = rows
     worth = BlockValue(index, estimates)
     compute(estimates, 1, 1e-4)
@@ -48,14 +48,14 @@ def test_a_dearer_token_is_worth_more_a_byte(estimates, rows):
     assert worth(small) * worth(large) == pytest.approx(1.0)
 
 
-def test_a_store_weighs_for_a_policy_that_can(harness):
+def test_a_store_passes_block_values_to_a_policy_that_uses_them(harness):
     store = harness().store
     compute(store.estimates, ord("f"), 1e-4)
     store.housekeep()
     assert store.table.eviction._worth is not None
 
 
-def test_a_namespace_whose_blocks_have_no_tokens_saves_nothing_and_harms_nobody(estimates):
+def test_a_namespace_with_zero_tokens_per_block_has_the_mean_block_value(estimates):
     index = Residency(1)
     row = index.add(namespace(1, 100_000)._replace(block_tokens=0), b"k" * 16, b"", 0)
     worth = BlockValue(index, estimates)

@@ -53,7 +53,7 @@ def test_a_closed_store_serves_nothing_and_accepts_nothing() -> None:
     store.close()  # once more is allowed
 
 
-def test_what_a_closed_store_had_handed_out_may_still_be_given_back(harness) -> None:
+def test_leases_and_tickets_can_be_returned_to_a_closed_store(harness) -> None:
     one = harness()
     chain = one.chain(1, 3)
     one.save(chain)
@@ -70,7 +70,7 @@ def test_what_a_closed_store_had_handed_out_may_still_be_given_back(harness) -> 
     assert one.store.fetch_unverified(one.namespace, chain.keys, 1.0).outcome is Outcome.GONE
 
 
-def test_a_call_that_a_close_overtakes_is_answered_like_one_after_it(harness) -> None:
+def test_a_call_that_runs_during_a_close_gets_the_answer_of_a_closed_store(harness) -> None:
     one = harness(calls=OwnThreadCalls())
     chain, other = one.chain(1, 3), one.chain(2, 2)
     one.save(chain)
@@ -89,7 +89,7 @@ def test_a_call_that_a_close_overtakes_is_answered_like_one_after_it(harness) ->
     assert one.store.fetch(one.namespace, chain.keys, 1.0).outcome is Outcome.GONE
 
 
-def test_a_close_beside_threads_that_use_the_store_ends_and_logs_no_fault(tmp_path, caplog) -> None:
+def test_a_close_while_threads_use_the_store_ends_and_logs_no_fault(tmp_path, caplog) -> None:
     wrong, ended = [], []
 
     def use(session, seed: int) -> None:
@@ -135,7 +135,7 @@ class SlowTier(MemoryTier):
         return super().write(batch)
 
 
-def test_a_close_is_bounded_where_a_tier_does_not_answer(harness, monkeypatch) -> None:
+def test_a_close_ends_in_bounded_time_if_a_tier_does_not_answer(harness, monkeypatch) -> None:
     monkeypatch.setattr(module, "CLOSE_STOP_S", 0.2)
     tier = SlowTier()
     one = harness(tier=tier)
@@ -148,7 +148,7 @@ def test_a_close_is_bounded_where_a_tier_does_not_answer(harness, monkeypatch) -
     tier.over.set()
 
 
-def test_a_close_writes_what_waits_for_a_bounded_time(harness, caplog) -> None:
+def test_a_close_writes_queued_blocks_for_a_bounded_time(harness, caplog) -> None:
     tier = SlowTier()
     one = harness(64 * MIB, tier=tier)
     one.save(one.chain(1, 200))
@@ -167,7 +167,7 @@ def test_a_close_writes_what_waits_for_a_bounded_time(harness, caplog) -> None:
 
 
 @pytest.mark.parametrize("fingerprint", [None, "m", b"f" * 16, FINGERPRINT.layout])
-def test_a_fingerprint_of_another_type_is_named(fingerprint) -> None:
+def test_a_fingerprint_of_a_wrong_type_is_refused_by_name(fingerprint) -> None:
     with holdfast.open(host="16 MiB") as store:
         name = type(fingerprint).__name__
         with pytest.raises(BlockError, match=f"fingerprint is of type {name}; pass a holdfast"):
@@ -177,7 +177,7 @@ def test_a_fingerprint_of_another_type_is_named(fingerprint) -> None:
 
 
 @pytest.mark.parametrize("seconds", [None, "1", float("nan"), -1, float("inf"), True, [1]])
-def test_times_of_a_wrong_type_or_size_are_named(seconds) -> None:
+def test_times_of_a_wrong_type_or_size_are_refused_by_name(seconds) -> None:
     with holdfast.open(host="16 MiB") as store:
         session, tokens = store.session(FINGERPRINT), tokens_for(1)
         with pytest.raises(BlockError, match="deadline_s"):
@@ -190,7 +190,7 @@ def test_times_of_a_wrong_type_or_size_are_named(seconds) -> None:
             session.returns("a", seconds)
 
 
-def test_other_arguments_of_a_wrong_type_are_named() -> None:
+def test_other_arguments_of_a_wrong_type_are_refused_by_name() -> None:
     with holdfast.open(host="16 MiB") as store:
         session = store.session(FINGERPRINT)
         with pytest.raises(BlockError, match="retention is 'durable'"):
@@ -217,7 +217,9 @@ for seed in range(40):
 @pytest.mark.parametrize(
     ("end", "status"), [("", 0), ("sys.exit(3)", 3), ("raise ValueError", 1)], ids=repr
 )
-def test_a_process_that_ends_without_close_has_written_what_it_saved(end, status, tmp_path) -> None:
+def test_a_process_that_ends_without_close_has_written_its_saved_blocks(
+    end, status, tmp_path
+) -> None:
     argv = [sys.executable, "-c", SAVES.format(end=end), str(tmp_path)]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == status, ended.stderr
@@ -247,9 +249,7 @@ ThreadPoolExecutor(1).submit(time.sleep, 2)
 @pytest.mark.parametrize(
     ("end", "status"), [("", 0), ("raise ValueError", 1), (SLOW_END, 0)], ids=["", "raise", "slow"]
 )
-def test_a_sealed_store_that_a_process_did_not_close_keeps_what_it_saved(
-    end, status, tmp_path
-) -> None:
+def test_a_sealed_store_that_was_not_closed_keeps_its_saved_blocks(end, status, tmp_path) -> None:
     (tmp_path / "key").touch(0o600)
     (tmp_path / "key").write_bytes(b"k" * 32)
     file = tmp_path / "host.yaml"

@@ -46,7 +46,7 @@ def actions(tmp_path):
     return [json.loads(line)["action"] for line in lines]
 
 
-def test_what_one_node_erases_all_that_share_the_ring_forget(sealed, tmp_path):
+def test_a_domain_erased_by_one_node_is_erased_by_all_nodes_on_its_key_ring(sealed, tmp_path):
     one, other = sealed(), sealed()
     chain = saved(other)
     assert other.read(chain) == 6
@@ -57,7 +57,7 @@ def test_what_one_node_erases_all_that_share_the_ring_forget(sealed, tmp_path):
     assert actions(tmp_path) == ["erase", "erased elsewhere"]
 
 
-def test_no_hint_of_an_erased_domain_is_left(sealed):
+def test_an_erasure_removes_the_hints_of_the_domain(sealed):
     one = sealed()
     chain = saved(one)
     one.store.follow(one.namespace, "chat", chain.keys)
@@ -67,7 +67,9 @@ def test_no_hint_of_an_erased_domain_is_left(sealed):
     assert (hints.sessions, hints.prestaging, hints.pinned_bytes) == (0, 0, 0)
 
 
-def test_a_ring_is_back_even_if_its_changes_cannot_be_applied(sealed, tmp_path, monkeypatch):
+def test_a_key_ring_counts_as_readable_even_if_its_changes_cannot_be_applied(
+    sealed, tmp_path, monkeypatch
+):
     one, backs = sealed(), []
     shared = SharedRing(one.store, lambda: backs.append("back"))
     ring = tmp_path / "ring.json"
@@ -86,7 +88,7 @@ def test_a_ring_is_back_even_if_its_changes_cannot_be_applied(sealed, tmp_path, 
     assert backs == ["back"]
 
 
-def test_a_ring_that_is_away_for_long_ends_serving_until_it_is_back(sealed, tmp_path):
+def test_a_key_ring_that_is_missing_for_long_suspends_serving_until_it_is_back(sealed, tmp_path):
     one = sealed()
     chain = saved(one)
     one.store.shared_ring.follow()
@@ -109,7 +111,7 @@ def test_a_ring_that_is_away_for_long_ends_serving_until_it_is_back(sealed, tmp_
     assert actions(tmp_path) == ["ring", "ring"]
 
 
-def test_while_a_ring_is_away_nothing_that_others_can_open_is_condemned(harness, tmp_path):
+def test_a_node_without_its_key_ring_deletes_no_record_of_a_shared_tier(harness, tmp_path):
     far = {}
     ring = KeyRing(tmp_path / "ring.json")
     ring.enrol("default", b"s" * 32)
@@ -126,9 +128,7 @@ def test_while_a_ring_is_away_nothing_that_others_can_open_is_condemned(harness,
     assert not (tmp_path / "ring.json").exists()
 
 
-def test_what_comes_up_while_its_domain_is_erased_does_not_outlive_it(
-    harness, tmp_path, monkeypatch
-):
+def test_blocks_promoted_during_an_erasure_are_erased_too(harness, tmp_path, monkeypatch):
     ring = KeyRing(tmp_path / "ring.json")
     ring.enrol("default", b"s" * 32)
     one = harness(tier=SharedMemoryTier({}), ring=ring)
@@ -165,7 +165,7 @@ def test_the_listing_names_domains_epochs_and_nothing_secret(sealed, tmp_path):
     assert (b"s" * 32).hex() not in str(listing)
 
 
-def test_an_erasure_says_so_where_a_key_that_it_dropped_was_derived(harness, tmp_path):
+def test_an_erasure_reports_that_a_derived_key_still_exists_elsewhere(harness, tmp_path):
     KeyRing(tmp_path / "ring.json", derives=True).enrol("default", b"s" * 32)
     ring = KeyRing(tmp_path / "ring.json")
     ring.enrol("default", b"s" * 32)
@@ -177,7 +177,7 @@ def test_an_erasure_says_so_where_a_key_that_it_dropped_was_derived(harness, tmp
     assert one.store.erase("default")["everywhere"] is True
 
 
-def test_without_a_place_for_its_ring_a_pools_domain_is_not_erased(harness):
+def test_an_erasure_is_refused_if_the_key_ring_has_no_file(harness):
     ring = KeyRing(None, derives=True)
     ring.enrol("default", b"s" * 32)
     one = harness(tier=MemoryTier(32 * MIB), ring=ring)
@@ -208,7 +208,7 @@ def test_retiring_is_refused_while_blocks_are_sealed_with_an_old_key(sealed):
     assert one.read(chain) == 6, "nothing was changed"
 
 
-def test_what_a_retired_key_sealed_leaves_the_index_and_its_tier_at_once(sealed, tmp_path, caplog):
+def test_blocks_sealed_with_a_retired_key_leave_index_and_tier_at_once(sealed, tmp_path, caplog):
     one = sealed()
     old = saved(one)
     one.store.rotate("default")
@@ -227,7 +227,7 @@ def test_what_a_retired_key_sealed_leaves_the_index_and_its_tier_at_once(sealed,
     assert actions(tmp_path) == ["rotate", "retire"]
 
 
-def test_blocks_in_memory_outlive_the_key_and_are_sealed_again_with_the_newest(sealed):
+def test_blocks_in_memory_outlive_their_key_and_are_sealed_with_the_newest_key(sealed):
     one = sealed()
     chain = saved(one)
     one.store.rotate("default")
@@ -241,7 +241,7 @@ def test_blocks_in_memory_outlive_the_key_and_are_sealed_again_with_the_newest(s
     assert one.store.would_retire("default")["blocks"] == 6, "sealed with the second key"
 
 
-def test_what_another_node_retires_leaves_this_index_too(sealed, tmp_path):
+def test_blocks_of_a_key_retired_by_another_node_leave_this_index(sealed, tmp_path):
     one, other = sealed(), sealed()
     chain = saved(other)
     other.leave_memory()
@@ -254,7 +254,7 @@ def test_what_another_node_retires_leaves_this_index_too(sealed, tmp_path):
     assert actions(tmp_path)[-1] == "retired elsewhere"
 
 
-def test_a_retirement_while_the_ring_was_away_is_noticed(sealed, tmp_path):
+def test_a_key_retired_while_the_key_ring_was_missing_is_noticed(sealed, tmp_path):
     one, other = sealed(), sealed()
     chain = saved(other)
     other.leave_memory()
@@ -271,7 +271,7 @@ def test_a_retirement_while_the_ring_was_away_is_noticed(sealed, tmp_path):
     assert other.store.cover(other.namespace, chain.keys).blocks == 0
 
 
-def test_a_block_that_was_being_written_with_a_key_that_went_is_written_again(sealed, monkeypatch):
+def test_a_block_whose_key_is_retired_during_its_write_is_written_again(sealed, monkeypatch):
     one = sealed()
     one.store.rotate("default")
     write, retired = one.tier.write, []
@@ -290,7 +290,9 @@ def test_a_block_that_was_being_written_with_a_key_that_went_is_written_again(se
     assert one.read(chain) == 6
 
 
-def test_what_a_shared_tier_has_can_not_be_counted_and_is_asked_about_again(harness, tmp_path):
+def test_a_retirement_cannot_count_blocks_of_a_shared_tier_and_clears_their_lookups(
+    harness, tmp_path
+):
     far = {}
     ring = KeyRing(tmp_path / "ring.json")
     ring.enrol("default", b"s" * 32)
@@ -309,7 +311,7 @@ def test_what_a_shared_tier_has_can_not_be_counted_and_is_asked_about_again(harn
     assert one.read(chain) == 6
 
 
-def test_an_erasure_says_what_it_takes_and_counts_it(sealed):
+def test_an_erasure_reports_the_blocks_and_bytes_it_removes(sealed):
     one = sealed()
     saved(one)
     found = one.store.would_erase("default")

@@ -163,7 +163,7 @@ def test_a_save_that_began_before_a_drop_publishes_nothing(harness) -> None:
     assert one.save(chain) == 4
 
 
-def test_a_record_of_another_node_that_was_announced_before_a_drop_is_not_held(harness) -> None:
+def test_a_record_announced_by_a_peer_before_a_drop_is_not_published(harness) -> None:
     one = harness(2 * MIB)
     header = header_of(one.namespace, one.chain(1, 1).keys[0])
     (slot,) = one.store.receive_slots([header])
@@ -207,7 +207,7 @@ def test_a_pin_ends_when_its_context_is_dropped(harness) -> None:
     assert one.store.status().hints.pinned_bytes == 0
 
 
-def test_a_drop_during_recovery_frees_what_recovery_finds_later(harness) -> None:
+def test_a_drop_during_recovery_frees_blocks_that_are_recovered_later(harness) -> None:
     records: dict = {}
     one = harness(2 * MIB, MemoryTier(64 * MIB, records))
     chain, other = one.chain(1, BLOCKS), one.chain(2, 2)
@@ -226,7 +226,7 @@ def test_a_drop_during_recovery_frees_what_recovery_finds_later(harness) -> None
     assert one.store.drop("*") == {"dropped": 2, "complete": True}
 
 
-def test_a_drop_of_another_fingerprint_leaves_what_recovery_finds(harness) -> None:
+def test_a_drop_of_another_fingerprint_leaves_the_recovered_blocks(harness) -> None:
     records: dict = {}
     one = harness(2 * MIB, MemoryTier(64 * MIB, records))
     chain = one.chain(1, BLOCKS)
@@ -239,7 +239,7 @@ def test_a_drop_of_another_fingerprint_leaves_what_recovery_finds(harness) -> No
     assert one.store.cover(one.namespace, chain.keys).blocks == BLOCKS
 
 
-def test_a_drop_during_recovery_holds_although_the_process_ends_before_its_end(
+def test_a_drop_during_recovery_holds_even_if_the_process_ends_before_recovery_does(
     harness, tmp_path
 ) -> None:
     records: dict = {}
@@ -289,7 +289,7 @@ def test_a_drop_holds_after_a_crash(harness, waits) -> None:
     assert crashed.read(other) == waits
 
 
-def test_a_drop_beside_a_write_holds_after_a_crash(harness, tmp_path) -> None:
+def test_a_drop_during_a_write_holds_after_a_crash(harness, tmp_path) -> None:
     """The write frees its place after the drop; until the disk has recorded it, the file tells."""
     medium, file = MemoryExtents.formatted(17 * SECTOR, 8), tmp_path / "drops.json"
     writes = Paused()

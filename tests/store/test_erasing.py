@@ -72,7 +72,7 @@ def write_all(one):
     one.flush_writes()
 
 
-def test_what_waits_to_be_written_is_not_sealed_with_the_key_that_comes_next(sealed, monkeypatch):
+def test_blocks_queued_before_an_erasure_are_not_sealed_with_the_next_key(sealed, monkeypatch):
     far = {}
     one = sealed(SharedMemoryTier(far))
     one.save(one.chain(1, BLOCKS))
@@ -90,7 +90,7 @@ def test_what_waits_to_be_written_is_not_sealed_with_the_key_that_comes_next(sea
     assert len(far) == BLOCKS, "what is saved afterwards is written"
 
 
-def test_what_set_out_while_rows_were_forgotten_is_not_sealed_afterwards(sealed, monkeypatch):
+def test_a_write_that_began_during_an_erasure_is_not_sealed_after_it(sealed, monkeypatch):
     far = {}
     one = sealed(SlowToAnswerTier(far))
     one.save(one.chain(1, BLOCKS))
@@ -110,9 +110,7 @@ def test_what_set_out_while_rows_were_forgotten_is_not_sealed_afterwards(sealed,
     assert far == {}
 
 
-def test_copies_on_shared_tiers_are_named_in_parts_between_which_requests_are_served(
-    sealed, monkeypatch
-):
+def test_an_erasure_releases_the_lock_between_batches_of_shared_copies(sealed, monkeypatch):
     monkeypatch.setattr(block_table, "ROWS_AT_ONCE", 2)
     far, named = {}, Counter()
     one = sealed(SharedMemoryTier(far))
@@ -131,7 +129,7 @@ def test_copies_on_shared_tiers_are_named_in_parts_between_which_requests_are_se
     assert (sum(named.values()), max(named.values())) == (BLOCKS, 2)
 
 
-def test_a_node_that_sees_an_erasure_seals_nothing_until_it_has_forgotten(sealed):
+def test_a_node_seals_nothing_between_seeing_an_erasure_and_applying_it(sealed):
     far = {}
     one, other = sealed(MemoryTier(1 << 20)), sealed(SharedMemoryTier(far))
     old, new = other.chain(1, BLOCKS), other.chain(2, BLOCKS)
@@ -148,7 +146,7 @@ def test_a_node_that_sees_an_erasure_seals_nothing_until_it_has_forgotten(sealed
     assert {key for _, key in far} == set(new.keys)
 
 
-def test_leases_of_what_was_not_forgotten_yet_end_too(sealed, monkeypatch):
+def test_a_lease_granted_during_an_erasure_ends_with_it(sealed, monkeypatch):
     one = sealed(SharedMemoryTier({}))
     chain, lent = one.chain(1, BLOCKS), []
     one.save(chain)
@@ -168,7 +166,7 @@ def test_leases_of_what_was_not_forgotten_yet_end_too(sealed, monkeypatch):
     assert one.nothing_is_left_over()
 
 
-def test_what_was_lent_before_an_erasure_does_not_go_out_after_it(sealed):
+def test_blocks_leased_to_a_peer_before_an_erasure_are_not_sent_after_it(sealed):
     one = sealed(SharedMemoryTier({}))
     one.save(chain := one.chain(1, BLOCKS))
     lent, table = one.store.fetch_unverified(one.namespace, chain.keys, 5.0), one.store.table
@@ -180,7 +178,7 @@ def test_what_was_lent_before_an_erasure_does_not_go_out_after_it(sealed):
     table.unpin(rows)
 
 
-def test_two_erasures_at_once_leave_a_domain_that_goes_on(sealed):
+def test_concurrent_erasures_leave_a_domain_that_accepts_saves(sealed):
     one = sealed(SharedMemoryTier({}))
     threads = [threading.Thread(target=partial(one.store.erase, "default")) for _ in range(3)]
     for thread in threads:
@@ -191,7 +189,7 @@ def test_two_erasures_at_once_leave_a_domain_that_goes_on(sealed):
     assert one.save(one.chain(1, BLOCKS)) == BLOCKS
 
 
-def test_what_is_erased_while_it_is_sealed_for_a_peer_does_not_go_out(sealed, monkeypatch):
+def test_a_block_erased_while_it_is_sealed_for_a_peer_is_not_sent(sealed, monkeypatch):
     one = sealed(SharedMemoryTier({}))
     one.save(chain := one.chain(1, BLOCKS))
     lent, matches = one.store.fetch_unverified(one.namespace, chain.keys, 5.0), seal.matches

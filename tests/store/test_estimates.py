@@ -89,7 +89,7 @@ def judged(one, chain, tokens, have=0):
     return one.store.plan_fetch(one.namespace, chain.keys, PromptTokens(ENGINE, tokens, have, 5.0))
 
 
-def test_an_engine_that_told_nothing_is_given_what_is_held(harness):
+def test_an_engine_that_reported_no_timings_is_given_all_held_blocks(harness):
     one, chain = demoted(harness, 0.0)
     found = judged(one, chain, 330)
     assert (found.held, found.plan.blocks) == (20, 20)
@@ -97,9 +97,7 @@ def test_an_engine_that_told_nothing_is_given_what_is_held(harness):
     assert found.plan.recompute_s == 0
 
 
-def test_a_tier_that_turned_out_slow_is_recomputed_and_probed_until_it_is_fast_again(
-    harness, small_waves
-):
+def test_a_slow_tier_is_avoided_and_probed_until_it_is_fast_again(harness, small_waves):
     one, chain = demoted(harness, SLOW_READ_S)
     teach(one.store.estimates)
     assert judged(one, chain, 330).plan.blocks == 20  # nobody knows better yet
@@ -138,7 +136,7 @@ def turned_out_slow(harness):
     return one, chain
 
 
-def test_a_tier_is_probed_at_once_for_an_engine_that_tells_nothing(harness, small_waves):
+def test_a_slow_tier_is_probed_at_once_for_an_engine_without_timings(harness, small_waves):
     one, chain = turned_out_slow(harness)
     prompt = PromptTokens(EngineId("silent", "f" * 32), 330, 0, limit_s=0.01)
     assert one.store.plan_fetch(one.namespace, chain.keys, prompt).plan.blocks == 0
@@ -147,7 +145,7 @@ def test_a_tier_is_probed_at_once_for_an_engine_that_tells_nothing(harness, smal
     assert one.tier.reads == 21
 
 
-def test_who_asks_waits_for_no_fit_of_what_a_fetch_or_a_probe_has_shown(
+def test_a_plan_request_waits_for_no_fit_of_fetch_or_probe_timings(
     harness, small_waves, monkeypatch
 ):
     one, chain = turned_out_slow(harness)
@@ -170,7 +168,7 @@ def test_who_asks_waits_for_no_fit_of_what_a_fetch_or_a_probe_has_shown(
     assert len(fits) == 1
 
 
-def test_what_the_engine_has_does_not_count_as_fetched(harness):
+def test_blocks_that_the_engine_already_has_are_not_planned_for_fetch(harness):
     one, chain = demoted(harness, 0.0)
     teach(one.store.estimates)
     found = judged(one, chain, 330, have=250)
@@ -178,7 +176,7 @@ def test_what_the_engine_has_does_not_count_as_fetched(harness):
     assert judged(one, chain, 330, have=320).number == 0
 
 
-def test_a_late_fetch_takes_back_what_nobody_has_begun_to_read(harness, small_waves, monkeypatch):
+def test_a_late_fetch_cancels_its_reads_that_have_not_started(harness, small_waves, monkeypatch):
     monkeypatch.setattr(core, "BATCHES_AT_ONCE", 2)
     one, chain = demoted(harness, 0.0)
     one.tier.gate.clear()
@@ -203,7 +201,7 @@ def test_a_late_fetch_takes_back_what_nobody_has_begun_to_read(harness, small_wa
     assert one.read(chain) == 20
 
 
-def test_a_domain_with_credit_expects_nearly_all_of_a_tier_that_others_flood():
+def test_a_domain_with_credit_is_estimated_nearly_all_of_a_flooded_tiers_bandwidth():
     credit = {}
     estimates = Estimates(
         ["host", "disk"],
@@ -227,7 +225,7 @@ OWN = ENGINE._replace(domain="bb" * 16)
 DEARER = PrefillCost(1.0, 1.0, 0.0)
 
 
-def test_what_one_domain_tells_of_a_model_is_not_held_of_anothers():
+def test_timings_of_one_domain_do_not_change_another_domains_estimates():
     estimates = Estimates(["host"], ManualClock())
     teach(estimates, engine=OWN)
     known = estimates.cost(OWN), estimates.token_s(OWN.fingerprint, OWN.domain)
@@ -238,7 +236,7 @@ def test_what_one_domain_tells_of_a_model_is_not_held_of_anothers():
     assert (estimates.cost(OWN), estimates.token_s(OWN.fingerprint, OWN.domain)) == known
 
 
-def test_what_was_kept_without_domains_is_known_until_they_tell_themselves():
+def test_estimates_saved_without_domains_are_used_until_a_domain_reports_its_own():
     estimates = Estimates(["host"], ManualClock())
     teach(estimates)
     old = estimates.as_data()
@@ -252,7 +250,7 @@ def test_what_was_kept_without_domains_is_known_until_they_tell_themselves():
         assert again.cost(RIVAL)[0].b == pytest.approx(COST.b, rel=0.01)
 
 
-def test_who_asks_for_a_cost_does_not_wait_for_the_fit(monkeypatch):
+def test_a_cost_request_does_not_wait_for_the_fit(monkeypatch):
     estimates = Estimates(["host", "disk"], ManualClock())
     estimates.computed(ENGINE, [EngineStep(n, 0, COST.seconds(n)) for n in (256, 512, 1024)])
     monkeypatch.setattr("holdfast.plan.fit._least_squares", lambda *_: pytest.fail("fitted late"))
@@ -261,7 +259,7 @@ def test_who_asks_for_a_cost_does_not_wait_for_the_fit(monkeypatch):
     assert cost.b == pytest.approx(COST.b, rel=0.05)
 
 
-def test_how_long_an_engine_takes_to_load_is_learnt_from_the_plans_it_carried_out(harness):
+def test_an_engines_load_time_is_learnt_from_the_plans_it_followed(harness):
     one, chain = demoted(harness, 0.0)
     size = one.namespace.record_bytes
     for _ in range(6):
@@ -275,7 +273,7 @@ def test_how_long_an_engine_takes_to_load_is_learnt_from_the_plans_it_carried_ou
     assert delivery.seconds(3 * size) == pytest.approx(0.03, rel=0.1)
 
 
-def test_a_plan_is_not_carried_out_where_the_engine_turns_out_to_have_all_that_is_held(harness):
+def test_a_plan_is_not_followed_if_the_engine_already_has_all_held_blocks(harness):
     one, chain = demoted(harness, 0.0)
     first = judged(one, chain, 330)
     again = PromptTokens(ENGINE, 330, 20 * 16, 5.0, instead_of=first.number)
@@ -284,7 +282,7 @@ def test_a_plan_is_not_carried_out_where_the_engine_turns_out_to_have_all_that_i
     assert (plan.plan, plan.not_followed) == (first.number, "engine_had_it")
 
 
-def test_what_was_learnt_outlives_the_store(tmp_path, harness, small_waves):
+def test_estimates_outlive_the_store(tmp_path, harness, small_waves):
     file = tmp_path / "learnt.json"
     one, chain = demoted(harness, SLOW_READ_S, estimates_file=file)
     teach(one.store.estimates)
@@ -312,7 +310,7 @@ def test_what_was_learnt_outlives_the_store(tmp_path, harness, small_waves):
         '{"version": 1, "tiers": [], "engines": 5}',
     ],
 )
-def test_a_file_that_says_something_else_is_a_cold_start(tmp_path, text, caplog):
+def test_a_file_without_valid_estimates_is_a_cold_start(tmp_path, text, caplog):
     file = tmp_path / "learnt.json"
     file.write_text(text)
     estimates = Estimates(["host"], ManualClock())
@@ -326,7 +324,7 @@ def test_a_file_that_says_something_else_is_a_cold_start(tmp_path, text, caplog)
     assert caplog.text.count("measured again") == 1
 
 
-def test_a_store_starts_with_no_file_and_makes_one(tmp_path):
+def test_a_store_without_an_estimates_file_creates_one(tmp_path):
     file = tmp_path / "learnt.json"
     with Store(MIB, [], {"default": b"s" * 32}, StoreOptions(estimates_file=file)) as store:
         store.start()
@@ -335,7 +333,7 @@ def test_a_store_starts_with_no_file_and_makes_one(tmp_path):
     assert file.stat().st_mode & 0o077 == 0
 
 
-def test_how_much_sooner_a_tier_gives_bytes_is_as_measured():
+def test_the_time_saved_by_reading_from_a_tier_matches_the_measurements():
     clock = ManualClock()
     estimates = Estimates(["host", "cxl", "disk"], clock)
     assert estimates.saved_s(1, 2 * MIB) == 2 * estimates.saved_s(1, MIB) > 0, "nothing is known"

@@ -69,13 +69,13 @@ def check_opens(folder: Path, caplog) -> None:
 
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
-def test_saved_estimates_that_make_no_sense_are_ignored(content, folder, caplog) -> None:
+def test_invalid_saved_estimates_are_ignored(content, folder, caplog) -> None:
     (folder / ESTIMATES_FILE).write_bytes(content)
     check_opens(folder, caplog)
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "loop", "device"])
-def test_what_is_no_file_of_saved_estimates_is_ignored(kind, folder, caplog) -> None:
+def test_an_estimates_file_that_is_not_a_regular_file_is_ignored(kind, folder, caplog) -> None:
     file = folder / ESTIMATES_FILE
     match kind:
         case "folder":
@@ -89,7 +89,9 @@ def test_what_is_no_file_of_saved_estimates_is_ignored(kind, folder, caplog) -> 
     check_opens(folder, caplog)
 
 
-def test_a_fifo_where_estimates_are_to_be_written_does_not_stop_a_close(folder, caplog) -> None:
+def test_a_fifo_in_place_of_the_temporary_estimates_file_does_not_block_a_close(
+    folder, caplog
+) -> None:
     os.mkfifo(folder / f".{ESTIMATES_FILE}.new-left")
     with open_in(folder) as store:
         serves(store.session(FINGERPRINT), 2)
@@ -99,13 +101,15 @@ def test_a_fifo_where_estimates_are_to_be_written_does_not_stop_a_close(folder, 
     assert "Traceback" not in caplog.text
 
 
-def test_a_nested_key_ring_is_refused_by_name(tmp_path) -> None:
+def test_a_key_ring_of_deeply_nested_json_is_refused_by_name(tmp_path) -> None:
     (tmp_path / "keyring").write_bytes(NESTED)
     with pytest.raises(FormatError, match="keyring"):
         keyring_file.read(tmp_path / "keyring")
 
 
-def test_a_nested_line_in_the_audit_log_is_a_fault_and_lines_go_on(tmp_path) -> None:
+def test_a_deeply_nested_audit_log_line_is_a_fault_and_new_lines_are_still_written(
+    tmp_path,
+) -> None:
     file = tmp_path / "audit.log"
     file.write_bytes(b'{"n":' + b"[" * 20_000 + b"\n")
     AuditLog(file).record("start")
@@ -123,7 +127,7 @@ def taught() -> Estimates:
     return estimates
 
 
-def test_saved_estimates_that_are_damaged_anywhere_are_taken_or_ignored(tmp_path, caplog) -> None:
+def test_damaged_saved_estimates_are_loaded_or_ignored(tmp_path, caplog) -> None:
     file, rng = tmp_path / ESTIMATES_FILE, random.Random(17)
     EstimatesFile(before := taught(), file).load()
     before.changes += 1
@@ -143,7 +147,7 @@ def test_saved_estimates_that_are_damaged_anywhere_are_taken_or_ignored(tmp_path
     assert 0 < taken < 2_000
 
 
-def test_a_key_ring_that_is_damaged_anywhere_is_taken_or_refused_by_name(tmp_path) -> None:
+def test_a_damaged_key_ring_is_loaded_or_refused_by_name(tmp_path) -> None:
     file, rng = tmp_path / "ring.json", random.Random(17)
     ring = KeyRing(file)
     for name in ("acme", "other"):
@@ -164,7 +168,7 @@ def test_a_key_ring_that_is_damaged_anywhere_is_taken_or_refused_by_name(tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "loop", "device"])
-def test_what_is_no_file_of_a_key_ring_is_refused_by_name(kind, tmp_path) -> None:
+def test_a_key_ring_that_is_not_a_regular_file_is_refused_by_name(kind, tmp_path) -> None:
     (tmp_path / "key").touch(0o600)
     (tmp_path / "key").write_bytes(b"k" * 32)
     ring = tmp_path / "ring.json"
@@ -189,7 +193,7 @@ tiers: [{{kind: host, capacity: 16 MiB}}, {{kind: disk, path: {tmp_path}/tier, c
 
 
 @pytest.mark.parametrize("kind", ["empty", "text", "folder", "fifo", "loop"])
-def test_what_is_no_key_of_the_default_domain_is_refused_by_name(kind, folder) -> None:
+def test_an_invalid_key_file_of_the_default_domain_is_refused_by_name(kind, folder) -> None:
     key = folder / "default.key"
     key.unlink()
     match kind:
@@ -209,7 +213,7 @@ def test_what_is_no_key_of_the_default_domain_is_refused_by_name(kind, folder) -
 
 
 @pytest.mark.parametrize("kind", ["binary", "huge", "fifo", "folder"])
-def test_what_lies_in_place_of_a_lock_file_is_overwritten_or_refused_by_name(kind, folder) -> None:
+def test_an_invalid_lock_file_is_overwritten_or_refused_by_name(kind, folder) -> None:
     lock = folder / "lock"
     lock.unlink()
     match kind:

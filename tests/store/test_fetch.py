@@ -10,14 +10,14 @@ from holdfast.testing.memory import MemoryTier
 MIB = 1 << 20
 
 
-def test_what_was_saved_comes_back(harness) -> None:
+def test_saved_blocks_are_fetched(harness) -> None:
     one = harness()
     chain = one.chain(1, 10)
     assert one.save(chain) == 10
     assert one.read(chain) == 10
 
 
-def test_a_longer_context_gets_its_held_prefix(harness) -> None:
+def test_a_fetch_of_a_longer_context_returns_its_held_prefix(harness) -> None:
     one = harness()
     chain = one.chain(1, 10)
     one.save(chain, 0, 6)
@@ -25,14 +25,14 @@ def test_a_longer_context_gets_its_held_prefix(harness) -> None:
     assert one.read(chain) == 6
 
 
-def test_nothing_held_is_a_miss(harness) -> None:
+def test_a_fetch_of_a_context_that_is_not_held_is_a_miss(harness) -> None:
     one = harness()
     fetched = one.store.fetch(one.namespace, one.chain(1, 3).keys, 1.0)
     assert fetched.places == []
     assert fetched.outcome is Outcome.MISS
 
 
-def test_no_time_means_late_and_nothing_copied(harness) -> None:
+def test_a_fetch_with_a_zero_deadline_is_late_and_copies_nothing(harness) -> None:
     one = harness()
     chain = one.chain(1, 4)
     one.save(chain)
@@ -68,7 +68,7 @@ def test_the_reason_says_how_many_blocks_arrived_if_not_all_did(harness, monkeyp
     assert fetched.reason == "fetch all 4 blocks held; 0 arrived"
 
 
-def test_a_chain_longer_than_the_arena_gives_what_fits(harness) -> None:
+def test_a_fetch_of_a_chain_longer_than_the_arena_returns_the_blocks_that_fit(harness) -> None:
     one = harness(MIB, MemoryTier(64 * MIB))
     chain = one.chain(1, 100)
     for start in range(0, 100, 5):
@@ -92,7 +92,7 @@ def test_a_leased_block_is_never_evicted_while_it_is_read(harness) -> None:
     assert one.store.release(fetched.lease)
 
 
-def test_an_expired_lease_says_so(harness) -> None:
+def test_releasing_an_expired_lease_reports_that_it_has_ended(harness) -> None:
     one = harness()
     chain = one.chain(1, 3)
     one.save(chain)
@@ -133,7 +133,7 @@ def test_two_blocks_swapped_below_are_a_miss(harness) -> None:
     assert one.read(chain) == 1
 
 
-def test_a_leased_slot_found_corrupt_is_not_reused_under_its_reader(harness) -> None:
+def test_a_corrupt_slot_is_not_reused_while_it_is_leased(harness) -> None:
     one = harness(MIB)
     chain = one.chain(1, 3)
     one.save(chain)
@@ -151,7 +151,7 @@ def test_a_leased_slot_found_corrupt_is_not_reused_under_its_reader(harness) -> 
 
 
 @pytest.mark.parametrize("place", ["host", "memory"])
-def test_what_is_lent_stays_until_it_is_released(harness, place) -> None:
+def test_a_lease_for_a_peer_does_not_expire_before_its_release(harness, place) -> None:
     """A peer may take its time; what an engine fetches it must copy within the lease."""
     one = harness(tier=MemoryTier(4 * MIB))
     chain = one.chain(1, 4)
@@ -181,7 +181,7 @@ class RaisingTier(MemoryTier):
         return super().read(batch)
 
 
-def test_a_tier_that_raises_errors_is_a_miss_and_nobodys_error(harness) -> None:
+def test_an_exception_of_a_tier_is_a_miss_and_reaches_no_caller(harness) -> None:
     one = harness(2 * MIB, RaisingTier(64 * MIB))
     chain = one.chain(1, 20)
     one.save(chain)
@@ -196,7 +196,7 @@ def test_a_tier_that_raises_errors_is_a_miss_and_nobodys_error(harness) -> None:
     assert one.read(chain) == 20
 
 
-def test_a_fetch_that_the_end_overtakes_finds_nothing_below_and_loses_no_slot(harness) -> None:
+def test_a_fetch_that_runs_during_a_close_reads_no_lower_tier_and_leaks_no_slot(harness) -> None:
     one = harness(2 * MIB, MemoryTier(64 * MIB))
     chain, here = one.chain(1, 20), one.chain(2, 3)
     one.save(chain)

@@ -56,7 +56,7 @@ def store(tmp_path):
         yield opened
 
 
-def test_a_child_is_told_that_the_store_is_its_parents(store) -> None:
+def test_a_forked_child_is_refused_because_the_store_belongs_to_its_parent(store) -> None:
     session, parent = store.session(FINGERPRINT), os.getpid()
     serves(session, 1)
 
@@ -79,7 +79,7 @@ def test_a_child_is_told_that_the_store_is_its_parents(store) -> None:
     assert session.cover(tokens_for(2)) == 0
 
 
-def test_children_that_save_change_nothing_of_their_parent(store) -> None:
+def test_saves_in_forked_children_do_not_change_the_parents_store(store) -> None:
     session = store.session(FINGERPRINT)
     serves(session, 1)
 
@@ -101,7 +101,7 @@ def test_children_that_save_change_nothing_of_their_parent(store) -> None:
         assert (found == blocks_for(seed)).all()
 
 
-def test_a_fork_while_other_threads_use_the_store_leaves_no_child_waiting(store) -> None:
+def test_a_child_forked_while_threads_use_the_store_does_not_hang(store) -> None:
     session, over = store.session(FINGERPRINT), threading.Event()
 
     def use(seed: int) -> None:
@@ -125,7 +125,7 @@ def test_a_fork_while_other_threads_use_the_store_leaves_no_child_waiting(store)
             user.join()
 
 
-def test_workers_of_multiprocessing_that_fork_are_told_so(store) -> None:
+def test_forked_multiprocessing_workers_are_refused_with_the_reason(store) -> None:
     session = store.session(FINGERPRINT)
     serves(session, 1)
 
@@ -212,7 +212,7 @@ def use_inherited(seed: int) -> tuple[int, str, str, str, bool]:
     return landed.blocks, landed.outcome, landed.reason, refused, bool((found == 7).all())
 
 
-def test_workers_of_a_forked_pool_are_told_and_their_parent_goes_on(store) -> None:
+def test_forked_pool_workers_are_refused_and_the_parents_store_still_serves(store) -> None:
     session, parent = store.session(FINGERPRINT), os.getpid()
     for seed in range(20):
         serves(session, seed)
@@ -234,7 +234,7 @@ def test_workers_of_a_forked_pool_are_told_and_their_parent_goes_on(store) -> No
         assert (found == blocks_for(seed)).all()
 
 
-def test_the_folder_is_free_once_its_owner_closed_while_forked_processes_run(tmp_path) -> None:
+def test_a_closed_stores_folder_is_unlocked_while_forked_processes_run(tmp_path) -> None:
     folder, over = str(tmp_path / "tier"), FORK.Event()
     with holdfast.open(host="16 MiB", disk="32 MiB", path=folder) as store:
         serves(store.session(FINGERPRINT), 1)
@@ -253,7 +253,7 @@ def test_the_folder_is_free_once_its_owner_closed_while_forked_processes_run(tmp
     assert [child.exitcode for child in children] == [0, 0]
 
 
-def test_a_process_forked_by_multiprocessing_opens_a_store_of_its_own(store, tmp_path) -> None:
+def test_a_process_forked_by_multiprocessing_can_open_its_own_store(store, tmp_path) -> None:
     session = store.session(FINGERPRINT)
     serves(session, 1)
 

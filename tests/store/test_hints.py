@@ -53,7 +53,7 @@ def until_up(one, chain):
         time.sleep(0.01)
 
 
-def test_a_sessions_blocks_are_expected_as_it_says(laddered) -> None:
+def test_returns_and_closed_hints_set_the_expected_use_of_a_sessions_blocks(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 6)
     one.save(chain)
     one.store.follow(one.namespace, "chat-1", chain.keys)
@@ -62,7 +62,7 @@ def test_a_sessions_blocks_are_expected_as_it_says(laddered) -> None:
     assert one.expected == [(6, one.clock.now() + 30.0), (6, NEVER)]
 
 
-def test_a_session_that_is_not_known_is_no_harm(laddered) -> None:
+def test_hints_for_an_unknown_session_have_no_effect(laddered) -> None:
     one, domain = laddered, laddered.namespace.domain
     assert one.store.closed(domain, "nobody") == 0
     assert one.store.returns(domain, "nobody", 1.0) == 0
@@ -72,7 +72,7 @@ def test_a_session_that_is_not_known_is_no_harm(laddered) -> None:
     assert one.expected in ([], [(0, NEVER)])
 
 
-def test_a_beginning_of_what_is_known_does_not_shorten_it(laddered) -> None:
+def test_following_a_prefix_does_not_shorten_a_sessions_chain(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 6)
     one.save(chain)
     one.store.follow(one.namespace, "chat-1", chain.keys)
@@ -80,7 +80,7 @@ def test_a_beginning_of_what_is_known_does_not_shorten_it(laddered) -> None:
     assert one.store.closed(one.namespace.domain, "chat-1") == 6
 
 
-def test_what_returns_is_up_in_time_and_not_before(laddered) -> None:
+def test_a_returning_sessions_blocks_are_promoted_just_before_it_returns(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 8)
     one.save(chain)
     below_only(one, chain)
@@ -96,7 +96,7 @@ def test_what_returns_is_up_in_time_and_not_before(laddered) -> None:
     assert one.read(chain) == 8
 
 
-def test_what_goes_down_after_the_hint_is_up_in_time_too(laddered) -> None:
+def test_blocks_demoted_after_a_returns_hint_are_promoted_in_time(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 8)
     one.save(chain)
     one.store.follow(one.namespace, "chat-1", chain.keys)
@@ -107,7 +107,7 @@ def test_what_goes_down_after_the_hint_is_up_in_time_too(laddered) -> None:
     until_up(one, chain)
 
 
-def test_prestage_brings_up_what_is_held_and_counts_it(laddered) -> None:
+def test_prestage_promotes_the_held_blocks_and_returns_their_number(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 8)
     one.save(chain, 0, 5)
     below_only(one, one.chain(1, 5))
@@ -117,7 +117,7 @@ def test_prestage_brings_up_what_is_held_and_counts_it(laddered) -> None:
     assert one.store.prestage(one.namespace, one.chain(2, 3).keys, 0.0) == 0
 
 
-def test_a_domains_many_prestages_do_not_hold_up_anothers(laddered, monkeypatch) -> None:
+def test_many_prestages_of_one_domain_do_not_delay_another_domains(laddered, monkeypatch) -> None:
     one, begun, go_on = laddered, SimpleQueue(), threading.Event()
     monkeypatch.setattr(hints, "_promote", lambda _, staging: begun.put(staging.chain.namespace))
     one.store.background.submit(WorkItem(b""), go_on.wait)
@@ -130,7 +130,9 @@ def test_a_domains_many_prestages_do_not_hold_up_anothers(laddered, monkeypatch)
     assert order == [one.namespace, other, one.namespace, one.namespace]
 
 
-def test_a_prestage_under_way_does_not_keep_a_program_from_ending(laddered, monkeypatch) -> None:
+def test_a_prestage_in_progress_does_not_delay_the_exit_of_the_program(
+    laddered, monkeypatch
+) -> None:
     one, begun = laddered, SimpleQueue()
     monkeypatch.setattr(hints, "_promote", lambda *_: begun.put(threading.current_thread()))
     one.store.pending_hints.wait(0.0, PendingPrestage(NamedChain(one.namespace, b""), 0.0))
@@ -138,7 +140,7 @@ def test_a_prestage_under_way_does_not_keep_a_program_from_ending(laddered, monk
     assert begun.get(timeout=60).daemon
 
 
-def test_a_prestage_for_which_no_thread_can_be_started_is_not_counted_as_begun(
+def test_a_prestage_whose_thread_cannot_start_is_not_counted_as_running(
     laddered, monkeypatch
 ) -> None:
     one, begun = laddered, threading.Event()
@@ -157,7 +159,9 @@ def test_a_prestage_for_which_no_thread_can_be_started_is_not_counted_as_begun(
 
 
 @pytest.mark.parametrize("in_memory_blocks", [0, 3, 8])
-def test_a_prestage_is_no_use_and_a_pin_is_one(laddered, monkeypatch, in_memory_blocks) -> None:
+def test_a_pin_counts_as_a_use_of_its_blocks_and_a_prestage_does_not(
+    laddered, monkeypatch, in_memory_blocks
+) -> None:
     one, chain, touched, expected = laddered, laddered.chain(1, 8), [], []
     one.save(chain)
     below_only(one, chain)
@@ -174,7 +178,7 @@ def test_a_prestage_is_no_use_and_a_pin_is_one(laddered, monkeypatch, in_memory_
     assert touched == [8]
 
 
-def test_pins_stay_whatever_else_is_saved_and_end(laddered) -> None:
+def test_pinned_blocks_are_not_evicted_until_the_pin_ends(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 8)
     one.save(chain)
     below_only(one, chain)
@@ -192,7 +196,7 @@ def test_pins_stay_whatever_else_is_saved_and_end(laddered) -> None:
     assert in_memory(one, chain) == 0
 
 
-def test_pins_take_half_of_memory_at_most(laddered) -> None:
+def test_pins_hold_at_most_half_of_host_memory(laddered) -> None:
     one = laddered
     pinned = 0
     for seed in range(40):
@@ -204,7 +208,7 @@ def test_pins_take_half_of_memory_at_most(laddered) -> None:
     assert one.save(one.chain(99, 8)) == 8, "there is room for others"
 
 
-def test_two_pins_at_once_are_not_given_the_same_room(laddered, monkeypatch) -> None:
+def test_concurrent_pins_together_hold_at_most_half_of_host_memory(laddered, monkeypatch) -> None:
     one, fetch_unverified, pinned = laddered, hints.fetch_unverified, []
     half = one.store.host_bytes // 2 // one.namespace.record_bytes
     chains = [one.chain(seed, half) for seed in (1, 2)]
@@ -224,7 +228,7 @@ def test_two_pins_at_once_are_not_given_the_same_room(laddered, monkeypatch) -> 
     assert one.store.status().hints.pinned_bytes == half * one.namespace.record_bytes
 
 
-def test_ephemeral_contexts_never_leave_memory_and_go_first(laddered) -> None:
+def test_ephemeral_contexts_are_not_written_below_and_are_evicted_first(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 8)
     one.save(chain, retention=Retention.EPHEMERAL)
     assert one.expected == [(8, NEVER)]
@@ -235,7 +239,7 @@ def test_ephemeral_contexts_never_leave_memory_and_go_first(laddered) -> None:
     assert one.tier.usage().records == 8
 
 
-def test_durable_contexts_are_written_at_once_where_others_wait(harness) -> None:
+def test_durable_contexts_are_written_at_once_without_write_behind(harness) -> None:
     one = expecting(harness(4 * MIB, MemoryTier(64 * MIB), writes_behind=False))
     one.save(one.chain(1, 4))
     one.save(one.chain(2, 4), retention=Retention.DURABLE)
@@ -274,7 +278,7 @@ def test_hints_out_of_bounds_are_refused_by_name(laddered, say, words) -> None:
         say(laddered.store, laddered.namespace)
 
 
-def test_the_queue_of_contexts_to_bring_up_is_bounded(laddered) -> None:
+def test_the_number_of_pending_prestages_is_bounded(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 1)
     one.save(chain)
     below_only(one, chain)
@@ -283,7 +287,7 @@ def test_the_queue_of_contexts_to_bring_up_is_bounded(laddered) -> None:
     assert one.store.status().hints.prestaging == WAITING_MAX
 
 
-def test_a_context_that_is_pinned_again_with_every_turn_counts_once(laddered) -> None:
+def test_a_context_pinned_again_at_every_turn_is_counted_once(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 24)
     one.save(chain)
     one.flush_writes()

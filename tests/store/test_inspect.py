@@ -50,7 +50,7 @@ def test_the_listing_looks_at_each_copy_once_however_many_namespaces_there_are(
         assert len(looked_at) == 2 * namespaces
 
 
-def test_status_tells_fill_recovery_and_faults(harness) -> None:
+def test_status_reports_fill_recovery_and_faults(harness) -> None:
     one = harness(MIB)
     one.save(one.chain(1, 3))
     status = one.store.status()
@@ -70,7 +70,7 @@ def test_drop_forgets_one_fingerprint_only(harness) -> None:
     assert one.store.listing() == []
 
 
-def test_dropping_what_is_read_leaves_it_to_its_reader(harness) -> None:
+def test_a_drop_does_not_change_blocks_that_a_reader_has_leased(harness) -> None:
     one = harness(MIB)
     chain = one.chain(1, 3)
     one.save(chain)

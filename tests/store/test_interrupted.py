@@ -382,7 +382,7 @@ def test_an_open_that_is_interrupted_leaves_nothing_and_a_second_one_works(confi
     assert times >= OPENS // 4
 
 
-def test_a_close_with_much_to_write_is_interrupted_and_loses_nothing(configured, caplog) -> None:
+def test_an_interrupted_close_with_many_queued_blocks_loses_none(configured, caplog) -> None:
     rng, times, points = random.Random(17), 0, 24
     store = holdfast.open(configured)
     store.session(FINGERPRINT).save(tokens_for(0, LARGE), blocks_for(0, LARGE))

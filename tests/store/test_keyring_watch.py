@@ -69,7 +69,7 @@ def until_back(store):
         store.shared_ring.follow()
 
 
-def test_a_ring_that_hangs_ends_serving_and_leases_all_the_same(harness, path, hanging):
+def test_a_key_ring_read_that_hangs_ends_serving_and_leases(harness, path, hanging):
     one = harness(tier=MemoryTier(32 * MIB), ring=ring_at(path))
     chain = one.chain(1, BLOCKS)
     one.save(chain)
@@ -90,7 +90,7 @@ def test_a_ring_that_hangs_ends_serving_and_leases_all_the_same(harness, path, h
     assert one.save(one.chain(2, BLOCKS)) == BLOCKS
 
 
-def test_a_change_that_hangs_keeps_nobody_from_suspending(path, hanging):
+def test_a_key_ring_change_that_hangs_does_not_delay_a_suspension(path, hanging):
     ring = ring_at(path)
     hung = hanging()
     change = threading.Thread(target=ring.rotate, args=("default",), daemon=True)
@@ -105,7 +105,7 @@ def test_a_change_that_hangs_keeps_nobody_from_suspending(path, hanging):
     assert [ring.current(domain).epoch for domain in ring.enrolled()] == [2]
 
 
-def test_a_look_that_went_well_counts_from_when_it_began(path, hanging):
+def test_a_successful_key_ring_read_counts_from_its_start(path, hanging):
     clock = ManualClock()
     watch = KeyRingWatch(ring_at(path), clock)
     hung = hanging()
@@ -123,7 +123,7 @@ def test_a_look_that_went_well_counts_from_when_it_began(path, hanging):
     assert watch.why == ""
 
 
-def test_why_a_ring_can_not_be_read_is_told(path, monkeypatch):
+def test_the_watch_reports_why_the_key_ring_cannot_be_read(path, monkeypatch):
     monkeypatch.setattr("holdfast.keys.keyring_watch.LOOK_WAIT_S", 60.0)
     clock = ManualClock()
     watch = KeyRingWatch(ring_at(path), clock)
@@ -134,7 +134,7 @@ def test_why_a_ring_can_not_be_read_is_told(path, monkeypatch):
     assert "No such file" in watch.why
 
 
-def test_while_a_ring_hangs_nobody_begins_another_look(path, hanging):
+def test_at_most_one_key_ring_read_is_in_progress(path, hanging):
     watch = KeyRingWatch(ring_at(path), ManualClock())
     hung = hanging()
     assert all(in_time(watch.look_briefly) for _ in range(3))
@@ -142,7 +142,7 @@ def test_while_a_ring_hangs_nobody_begins_another_look(path, hanging):
     hung.back.set()
 
 
-def test_a_thread_that_can_not_be_had_is_a_look_that_went_wrong(path, monkeypatch):
+def test_a_key_ring_read_whose_thread_cannot_start_is_reported(path, monkeypatch):
     monkeypatch.setattr("holdfast.keys.keyring_watch.LOOK_WAIT_S", 60.0)
     watch = KeyRingWatch(ring_at(path), ManualClock())
     start = threading.Thread.start

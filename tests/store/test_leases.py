@@ -80,7 +80,7 @@ def test_the_end_of_a_domain_ends_its_leases_and_reservations_only(leases, pins)
     assert leases.take_reservation(kept) is not None
 
 
-def test_numbers_are_random_and_count_as_issued(leases):
+def test_lease_numbers_are_random_and_counted(leases):
     numbers = {leases.lease([1], 10.0) for _ in range(100)}
     assert len(numbers) == leases.issued == 100
     assert max(numbers) - min(numbers) > 1 << 32

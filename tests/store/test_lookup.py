@@ -55,7 +55,7 @@ def other_saved(harness):
     return by_key, other, chain
 
 
-def test_what_one_store_saved_another_finds_and_fetches(other_saved) -> None:
+def test_a_context_saved_by_one_store_is_found_and_fetched_by_another(other_saved) -> None:
     _, other, chain = other_saved
     assert other.store.cover(other.namespace, chain.keys).blocks == 0
     assert other.store.look(other.namespace, chain.keys).sources == {"pool": 10}
@@ -78,7 +78,7 @@ def test_blocks_are_written_to_the_place_of_their_segment(harness) -> None:
     assert len(by_key) == 10
 
 
-def test_hearsay_that_is_wrong_is_a_miss_and_forgotten(other_saved) -> None:
+def test_a_stale_remote_lookup_is_a_miss_and_is_forgotten(other_saved) -> None:
     by_key, other, chain = other_saved
     other.store.look(other.namespace, chain.keys)
     del by_key[other.namespace, chain.keys[6]]
@@ -86,7 +86,7 @@ def test_hearsay_that_is_wrong_is_a_miss_and_forgotten(other_saved) -> None:
     assert other.store.cover(other.namespace, chain.keys).blocks == 6
 
 
-def test_a_damaged_record_is_condemned_by_its_first_reader_and_written_anew(other_saved) -> None:
+def test_a_damaged_record_is_deleted_by_its_first_reader_and_written_again(other_saved) -> None:
     by_key, other, chain = other_saved
     place, record = by_key[other.namespace, chain.keys[6]]
     by_key[other.namespace, chain.keys[6]] = (
@@ -101,7 +101,7 @@ def test_a_damaged_record_is_condemned_by_its_first_reader_and_written_anew(othe
     assert by_key[other.namespace, chain.keys[6]] == (place, record)
 
 
-def test_only_so_much_hearsay_is_kept(other_saved, monkeypatch) -> None:
+def test_the_number_of_cached_remote_lookups_is_bounded(other_saved, monkeypatch) -> None:
     monkeypatch.setattr(remote_lookups, "MAX_CACHED_LOOKUPS", 5)
     _, other, chain = other_saved
     other.store.look(other.namespace, chain.keys)
@@ -109,7 +109,9 @@ def test_only_so_much_hearsay_is_kept(other_saved, monkeypatch) -> None:
     assert other.store.cover(other.namespace, chain.keys).blocks == 5
 
 
-def test_what_two_shared_tiers_have_is_forgotten_block_by_block(harness, monkeypatch) -> None:
+def test_lookups_cached_for_two_shared_tiers_are_forgotten_block_by_block(
+    harness, monkeypatch
+) -> None:
     monkeypatch.setattr(remote_lookups, "MAX_CACHED_LOOKUPS", 5)
     one = harness(MIB, SharedMemoryTier({}, "pool"), SharedMemoryTier({}, "valkey"))
     one.save(one.chain(1, 8))
@@ -120,7 +122,9 @@ def test_what_two_shared_tiers_have_is_forgotten_block_by_block(harness, monkeyp
     assert one.store.status().blocks == 5
 
 
-def test_what_was_written_elsewhere_and_left_memory_is_hearsay_too(harness, monkeypatch) -> None:
+def test_blocks_written_to_a_shared_tier_and_evicted_count_as_remote_lookups(
+    harness, monkeypatch
+) -> None:
     monkeypatch.setattr(remote_lookups, "MAX_CACHED_LOOKUPS", 20)
     by_key = {}
     one = harness(MIB, SharedMemoryTier(by_key, "pool"))
@@ -136,7 +140,9 @@ def test_what_was_written_elsewhere_and_left_memory_is_hearsay_too(harness, monk
     assert one.read(one.chain(0, 10)) == 10
 
 
-def test_a_tier_that_fails_as_none_should_costs_nothing_that_is_here(harness, caplog) -> None:
+def test_a_lookup_with_an_unexpected_tier_error_still_covers_blocks_held_here(
+    harness, caplog
+) -> None:
     class Broken(SharedMemoryTier):
         def held(self, *_):
             raise ZeroDivisionError
@@ -149,7 +155,7 @@ def test_a_tier_that_fails_as_none_should_costs_nothing_that_is_here(harness, ca
     assert one.save(chain) == 2
 
 
-def test_a_store_that_shares_nothing_asks_nobody(harness) -> None:
+def test_a_store_without_a_shared_tier_sends_no_lookup(harness) -> None:
     one = harness(MIB)
     chain = one.chain(1, 3)
     one.save(chain, 0, 2)
@@ -157,7 +163,7 @@ def test_a_store_that_shares_nothing_asks_nobody(harness) -> None:
     assert one.store.look(one.namespace, chain.keys).blocks == 2
 
 
-def test_however_many_are_asked_it_is_one_deadline(harness, monkeypatch) -> None:
+def test_lookups_of_several_tiers_share_one_deadline(harness, monkeypatch) -> None:
     monkeypatch.setattr(lookup, "time", clock := Clock())
     tiers = [Timed(clock, f"pool {number}") for number in range(3)]
     one = harness(MIB, *tiers)
@@ -168,7 +174,7 @@ def test_however_many_are_asked_it_is_one_deadline(harness, monkeypatch) -> None
     assert clock.now_s <= LOOK_S
 
 
-def test_who_waits_for_another_waits_no_longer_either(harness) -> None:
+def test_a_lookup_that_waits_for_another_in_flight_ends_at_its_own_deadline(harness) -> None:
     one = harness(MIB, SharedMemoryTier({}, "pool"))
     chain = one.chain(1, 3)
     assert one.store.table.inflight_lookups.begin((1, one.namespace, chain.keys[0]), 0.0) is None
@@ -203,7 +209,7 @@ def looked_at_once(other, monkeypatch, first, second):
     return results, len(asked)
 
 
-def test_who_waits_for_a_shorter_chains_answer_asks_about_the_rest(other_saved, monkeypatch):
+def test_a_lookup_that_waited_for_a_shorter_chain_asks_about_the_rest(other_saved, monkeypatch):
     _, other, chain = other_saved
     results, asked = looked_at_once(other, monkeypatch, chain.keys[:4], chain.keys)
     assert results["first"].blocks == 4
@@ -211,7 +217,7 @@ def test_who_waits_for_a_shorter_chains_answer_asks_about_the_rest(other_saved, 
     assert asked == 2
 
 
-def test_who_waits_for_an_equal_chains_answer_asks_nothing(other_saved, monkeypatch):
+def test_a_lookup_that_waited_for_an_equal_chain_asks_nothing(other_saved, monkeypatch):
     _, other, chain = other_saved
     longer = other.chain(1, 14).keys
     assert longer[:10] == chain.keys
@@ -220,7 +226,7 @@ def test_who_waits_for_an_equal_chains_answer_asks_nothing(other_saved, monkeypa
     assert asked == 1
 
 
-def test_a_question_about_no_prompt_is_answered_and_its_plan_is_not_logged(harness) -> None:
+def test_a_plan_request_for_an_empty_prompt_is_answered_and_not_logged(harness) -> None:
     one = harness(MIB, SharedMemoryTier({}, "pool"))
     chain = one.chain(1, 3)
     one.save(chain)
@@ -229,7 +235,7 @@ def test_a_question_about_no_prompt_is_answered_and_its_plan_is_not_logged(harne
     assert one.store.plans().plans == []
 
 
-def test_a_pool_where_nobody_is_is_not_asked_and_not_planned_with(harness) -> None:
+def test_an_unreachable_pool_is_not_asked_and_not_in_the_plan(harness) -> None:
     one = harness(MIB, tier := Timed(Clock(), "pool"))
     other = harness(MIB, again := Timed(Clock(), "pool"))
     again.records = tier.records

@@ -8,7 +8,7 @@ from holdfast.store.pending_hints import PendingHints
 NAMESPACE = Namespace(b"f" * 16, b"d" * 16, 4096, 16)
 
 
-def test_the_session_used_longest_ago_goes_first(monkeypatch) -> None:
+def test_the_least_recently_used_session_is_forgotten_first(monkeypatch) -> None:
     monkeypatch.setattr(pending_hints, "KEYS_BYTES_MAX", 64)
     known = PendingHints()
     for name in ("a", "b", "a", "c"):
@@ -20,7 +20,7 @@ def test_the_session_used_longest_ago_goes_first(monkeypatch) -> None:
     assert known.status(0.0) == HintStatus(sessions=1)
 
 
-def test_due_chains_come_in_the_order_of_their_times() -> None:
+def test_due_prestages_are_returned_in_order_of_time() -> None:
     known = PendingHints()
     chains = [
         pending_hints.PendingPrestage(pending_hints.NamedChain(NAMESPACE, bytes([i]) * 16), 9.0)
@@ -40,7 +40,7 @@ def test_pins_count_until_they_end() -> None:
     assert [known.pinned_bytes(at_s) for at_s in (0.0, 10.0, 20.0)] == [110, 10, 0]
 
 
-def test_so_much_waits_and_so_many_are_begun_at_once(monkeypatch) -> None:
+def test_pending_and_running_prestages_are_bounded(monkeypatch) -> None:
     monkeypatch.setattr(pending_hints, "KEYS_BYTES_MAX", 160)
     monkeypatch.setattr(pending_hints, "BEGUN_MAX", 2)
     known = PendingHints()
@@ -57,7 +57,7 @@ def test_so_much_waits_and_so_many_are_begun_at_once(monkeypatch) -> None:
     assert known.due(2.0) == [later], "another domain's does not wait for them"
 
 
-def test_what_is_about_to_be_pinned_counts_until_it_is() -> None:
+def test_claimed_bytes_count_as_pinned_until_the_pin_is_made() -> None:
     known = PendingHints()
     known.claim(100)
     known.claim(50)
@@ -68,7 +68,7 @@ def test_what_is_about_to_be_pinned_counts_until_it_is() -> None:
     assert known.pinned_bytes(15.0) == 30
 
 
-def test_pins_of_a_chains_beginnings_are_found_by_their_last_blocks() -> None:
+def test_pins_of_a_chains_prefixes_are_found() -> None:
     known, keys = PendingHints(), [bytes([i]) * 16 for i in range(6)]
     pins = {keys[i]: pending_hints.PinnedChain(9.0, 10 * i, i) for i in (1, 3, 5)}
     for last, pin in pins.items():
@@ -79,7 +79,7 @@ def test_pins_of_a_chains_beginnings_are_found_by_their_last_blocks() -> None:
     assert known.pinned_bytes(0.0) == 80
 
 
-def test_what_is_known_of_an_erased_domain_is_forgotten() -> None:
+def test_hints_of_an_erased_domain_are_forgotten() -> None:
     known, other = PendingHints(), NAMESPACE._replace(domain=b"other")
     for namespace in (NAMESPACE, other):
         chain = pending_hints.NamedChain(namespace, b"k" * 16)

@@ -34,7 +34,7 @@ def record(first_token_s=0.1, engine=ENGINE):
     return PlanRecord(engine, 100, 0, 3, plan, MIB)
 
 
-def test_nobody_ends_or_replaces_a_plan_of_another_domain(log):
+def test_a_domain_cannot_end_or_replace_a_plan_of_another_domain(log):
     number = log.add(record(engine=OWN))
     log.fetched(RIVAL, number, 1, 9.0, "late")
     log.ended(RIVAL, PlanEnding(number, 9.0, 9.0))
@@ -44,7 +44,7 @@ def test_nobody_ends_or_replaces_a_plan_of_another_domain(log):
     assert kept.actual == PlanTimes(None, None)
 
 
-def test_plans_keep_what_was_expected_and_what_came(log):
+def test_a_plan_record_keeps_expected_and_actual_times(log):
     number = log.add(record())
     log.fetched(ENGINE, number, 3, 0.03, "ok")
     delivery = log.ended(ENGINE, PlanEnding(number, 0.04, 0.11))
@@ -57,7 +57,7 @@ def test_plans_keep_what_was_expected_and_what_came(log):
     assert msgspec.json.encode(answer)
 
 
-def test_a_plan_made_again_takes_the_place_of_the_first_and_old_ones_go(log):
+def test_a_repeated_plan_replaces_the_first_and_the_oldest_plans_are_dropped(log):
     first = log.add(record())
     second = log.add(record(), instead_of=first)
     assert [plan.plan for plan in log.status().plans] == [second]
@@ -76,7 +76,7 @@ def told(log, number):
 
 
 @pytest.mark.parametrize("why", list(NotFollowed))
-def test_a_plan_that_was_not_carried_out_counts_for_nothing(log, why):
+def test_a_plan_that_was_not_followed_does_not_count_in_the_accuracy(log, why):
     number = log.add(record(8.68))
     log.fetched(ENGINE, number, 3, 0.02, "ok")
     log.not_followed(ENGINE, number, why, 0.3)
@@ -85,14 +85,14 @@ def test_a_plan_that_was_not_carried_out_counts_for_nothing(log, why):
     assert msgspec.json.encode(log.status())
 
 
-def test_a_plan_that_was_not_carried_out_tells_nothing_of_loading(log):
+def test_a_plan_that_was_not_followed_yields_no_load_time(log):
     number = log.add(record(8.68))
     log.fetched(ENGINE, number, 3, 0.02, "ok")
     log.not_followed(ENGINE, number, NotFollowed.PREEMPTED, 0.3)
     assert log.ended(ENGINE, PlanEnding(number, 0.05, 0.3)) is None
 
 
-def test_a_plan_to_fetch_that_nothing_was_fetched_for_was_not_carried_out(log):
+def test_a_plan_to_fetch_without_a_fetch_counts_as_not_followed(log):
     number = log.add(record(8.68))
     assert log.ended(ENGINE, PlanEnding(number, 0.05, 0.3)) is None
     assert told(log, number) == ("not_fetched", 0.3, 0)
@@ -107,7 +107,7 @@ def test_a_plan_to_compute_needs_no_fetch(log):
     assert told(log, number) == (None, 0.1, 1)
 
 
-def test_plans_of_an_engine_that_is_gone_are_not_carried_out_unless_it_comes_back(log):
+def test_plans_of_a_lost_engine_count_as_not_followed_unless_it_reports_again(log):
     numbers = [log.add(record()) for _ in range(3)]
     for number in numbers:
         log.fetched(ENGINE, number, 3, 0.02, "ok")
@@ -120,7 +120,7 @@ def test_plans_of_an_engine_that_is_gone_are_not_carried_out_unless_it_comes_bac
     assert told(log, numbers[1]) == (None, 0.1, 2)
 
 
-def test_nobody_says_of_another_domains_plan_that_it_was_not_carried_out(log):
+def test_a_domain_cannot_mark_another_domains_plan_as_not_followed(log):
     number = log.add(record(engine=OWN))
     log.not_followed(RIVAL, number, NotFollowed.HAD, 0.3)
     log.engine_gone(RIVAL, [number])
@@ -135,7 +135,7 @@ def carried_out(expected_s, actual_s, outcome="ok", not_followed=None):
     )  # fmt: skip
 
 
-def test_late_plans_are_counted_among_those_that_ended_with_an_expectation():
+def test_late_plans_are_counted_among_ended_plans_that_had_an_estimate():
     running, unexpected = carried_out(0.1, None), carried_out(0.0, 0.4, "late")
     assert plan_accuracy([running, unexpected]) == PlanAccuracy()
     ended = [carried_out(0.1, 0.11), carried_out(0.1, 0.2, "late")]
@@ -143,7 +143,7 @@ def test_late_plans_are_counted_among_those_that_ended_with_an_expectation():
     assert (found.ended, found.within_25_percent, found.late) == (2, 1, 1)
 
 
-def test_plans_that_were_not_carried_out_are_counted_by_themselves():
+def test_plans_that_were_not_followed_are_counted_separately():
     followed = [carried_out(0.1, 0.11), carried_out(0.1, 0.2, "late")]
     others = [
         carried_out(8.68, 0.3, "", NotFollowed.HAD),

@@ -39,7 +39,7 @@ class States:
         self.leases = SimpleNamespace(issued=0, reservations=0)
 
 
-def test_every_arena_is_brought_in_though_one_fails_now_and_then(caplog):
+def test_every_arena_is_prefaulted_even_if_some_calls_fail(caplog):
     hosts = Host(3), Host(5)
     prefault = ArenaPrefault(States(*hosts))
     prefault.start()
@@ -49,7 +49,7 @@ def test_every_arena_is_brought_in_though_one_fails_now_and_then(caplog):
     assert "cannot be faulted in ahead" in caplog.text
 
 
-def test_what_was_never_started_can_be_closed():
+def test_a_prefault_that_was_never_started_can_be_closed():
     ArenaPrefault(States()).close()
 
 
@@ -86,7 +86,7 @@ def looked(monkeypatch):
     return run
 
 
-def test_memory_is_brought_in_beside_a_step_only_where_hardly_any_is_ready(looked):
+def test_memory_is_prefaulted_during_a_save_only_if_it_is_scarce(looked):
     """A ticket is open from the beginning of a step to its end; then the next one's."""
     none, one = {}, {1: "ticket"}
     steps = (0, none), (1, one), (1, one), (1, none), (2, one), (2, none)
@@ -95,12 +95,12 @@ def test_memory_is_brought_in_beside_a_step_only_where_hardly_any_is_ready(looke
     assert looked(*rest) == [AHEAD_CHUNKS, *[SCARCE_CHUNKS] * 2, *[AHEAD_CHUNKS] * 2]
 
 
-def test_nor_beside_fetches_that_follow_each_other(looked):
+def test_memory_is_prefaulted_between_successive_fetches_only_if_it_is_scarce(looked):
     leases = (0, {}), (1, {}), (2, {}), (2, {})
     assert looked(*leases) == [AHEAD_CHUNKS, SCARCE_CHUNKS, SCARCE_CHUNKS, AHEAD_CHUNKS]
 
 
-def test_nor_in_the_pause_of_an_engine_that_computes_its_answers(looked, monkeypatch):
+def test_memory_is_prefaulted_soon_after_a_fetch_only_if_it_is_scarce(looked, monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(module, "_REST_S", 3.0)

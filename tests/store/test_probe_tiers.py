@@ -35,7 +35,7 @@ def test_a_tier_is_unmeasured_from_its_first_blocks_to_its_first_read(harness):
     assert one.clock.now() == before, "once is enough"
 
 
-def test_a_tier_is_probed_whose_blocks_are_behind_many_that_it_lacks(harness):
+def test_a_probe_finds_a_tiers_blocks_behind_many_index_rows_without_a_copy(harness):
     one = harness(2 * MIB, Timed(8 * MIB))
     one.tier.clock = one.clock
     with one.store.table.lock:

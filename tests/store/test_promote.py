@@ -69,7 +69,7 @@ def fetching(one, keys, deadline_s: float = 60.0) -> tuple[threading.Thread, lis
     return work, fetched
 
 
-def test_many_readers_of_one_context_share_one_climb(harness) -> None:
+def test_many_readers_of_one_context_share_one_promotion(harness) -> None:
     tier = CountingTier(64 * MIB)
     one = harness(2 * MIB, tier)
     chain = one.chain(1, 16)
@@ -88,7 +88,7 @@ def test_many_readers_of_one_context_share_one_climb(harness) -> None:
     assert tier.reads == 16
 
 
-def test_a_key_that_is_asked_for_twice_climbs_once_and_leaves_nothing_behind(harness) -> None:
+def test_a_key_that_occurs_twice_in_a_fetch_is_promoted_once_and_leaks_nothing(harness) -> None:
     one = harness(tier=CountingTier(4 * MIB))
     chain = one.chain(1, 3)
     one.save(chain)
@@ -111,7 +111,7 @@ def test_a_key_that_is_asked_for_twice_climbs_once_and_leaves_nothing_behind(har
     assert (len(one.store.table.index), one.store.table.usage.used[HOST].total()) == (0, 0)
 
 
-def test_what_one_fetch_gives_up_another_still_gets(harness, monkeypatch) -> None:
+def test_a_read_that_one_fetch_gives_up_still_serves_another_fetch(harness, monkeypatch) -> None:
     monkeypatch.setattr(promote, "BATCH_BYTES", 1)
     slow = HeldTier(4 * MIB)
     one = harness(2 * MIB, slow)
@@ -141,7 +141,7 @@ def test_what_one_fetch_gives_up_another_still_gets(harness, monkeypatch) -> Non
     assert one.nothing_is_left_over()
 
 
-def test_what_a_peer_puts_while_a_fetch_waits_is_not_taken_for_what_climbed(harness) -> None:
+def test_a_block_put_by_a_peer_during_a_fetch_is_not_taken_for_the_promoted_block(harness) -> None:
     fast, slow = MemoryTier(4 * MIB), HeldTier(4 * MIB)
     one = harness(2 * MIB, fast, slow)
     keys = one.chain(1, 2).keys
@@ -170,7 +170,9 @@ def test_what_a_peer_puts_while_a_fetch_waits_is_not_taken_for_what_climbed(harn
     assert one.store.fetch(one.namespace, keys, 5.0).outcome is Outcome.CORRUPT
 
 
-def test_what_was_verified_in_one_slot_says_nothing_of_another(harness, monkeypatch) -> None:
+def test_a_verification_of_one_slot_does_not_count_for_a_block_put_in_another(
+    harness, monkeypatch
+) -> None:
     slow = HeldTier(4 * MIB)
     one = harness(2 * MIB, slow)
     keys = one.chain(1, 2).keys
@@ -189,10 +191,13 @@ def test_what_was_verified_in_one_slot_says_nothing_of_another(harness, monkeypa
     work.join(60)
     assert fetched[0].places == []
     assert one.store.release(fetched[0].lease)
+    one.flush()  # the writer pins the block that was put
     assert one.nothing_is_left_over()
 
 
-def test_the_time_of_a_read_ends_before_the_report_of_a_bad_record(harness, monkeypatch) -> None:
+def test_the_measured_read_time_ends_before_a_corrupt_record_is_deleted(
+    harness, monkeypatch
+) -> None:
     ns, delete_corrupt, reported = itertools.count(), SharedMemoryTier.delete_corrupt, []
 
     def noted(tier, batch):
@@ -213,7 +218,7 @@ def test_the_time_of_a_read_ends_before_the_report_of_a_bad_record(harness, monk
     assert (read.began_ns, read.ended_ns) == (0, 1)
 
 
-def test_a_block_put_by_a_peer_is_served_once_it_was_hashed(harness) -> None:
+def test_a_block_put_by_a_peer_is_served_after_it_is_verified(harness) -> None:
     one = harness()
     header = header_of(one.namespace, one.chain(1, 1).keys[0])
     berths = one.store.receive_slots([header])
@@ -226,7 +231,7 @@ def test_a_block_put_by_a_peer_is_served_once_it_was_hashed(harness) -> None:
     assert one.store.table.unverified.isdisjoint(one.store.table.index.rows())
 
 
-def test_a_fetch_overtakes_what_is_brought_up_for_later(harness, monkeypatch) -> None:
+def test_a_fetch_overtakes_prefetches(harness, monkeypatch) -> None:
     monkeypatch.setattr(promote, "BATCH_BYTES", 1)
     slow = HeldTier(4 * MIB)
     one = harness(2 * MIB, slow)
@@ -254,7 +259,7 @@ def test_a_fetch_overtakes_what_is_brought_up_for_later(harness, monkeypatch) ->
     assert one.nothing_is_left_over()
 
 
-def test_what_is_for_later_holds_no_end_up(harness, monkeypatch) -> None:
+def test_prefetches_do_not_delay_a_close(harness, monkeypatch) -> None:
     monkeypatch.setattr(promote, "BATCH_BYTES", 1)
     slow = HeldTier(4 * MIB)
     one = harness(2 * MIB, slow)
@@ -275,7 +280,7 @@ def test_what_is_for_later_holds_no_end_up(harness, monkeypatch) -> None:
     assert slow.reads <= BATCHES_AT_ONCE + 1
 
 
-def test_a_pin_is_whole_although_a_fetch_hurried_its_beginning(harness, monkeypatch) -> None:
+def test_a_pin_is_complete_even_if_a_fetch_overtook_part_of_its_reads(harness, monkeypatch) -> None:
     monkeypatch.setattr(promote, "BATCH_BYTES", 1)
     slow = HeldTier(4 * MIB)
     one = harness(4 * MIB, slow)
@@ -299,7 +304,7 @@ def test_a_pin_is_whole_although_a_fetch_hurried_its_beginning(harness, monkeypa
     assert (len(landed[0].places), pinned) == (10, [20])
 
 
-def test_a_wave_is_taken_back_once(harness, monkeypatch) -> None:
+def test_cancelling_read_batches_twice_frees_their_slots_once(harness, monkeypatch) -> None:
     monkeypatch.setattr(promote, "BATCH_BYTES", 1)
     slow = HeldTier(4 * MIB)
     one = harness(2 * MIB, slow)

@@ -74,7 +74,7 @@ def made():
         store.close()
 
 
-def test_a_reader_gets_a_copy_under_its_own_names(made):
+def test_a_reader_gets_a_copy_of_public_blocks_under_its_own_keys(made):
     store, acme, rival, public = made()
     named, common = acme.names(1, 6), public.names(1, 6)
     public.save(common[:4], common[:4])
@@ -86,7 +86,7 @@ def test_a_reader_gets_a_copy_under_its_own_names(made):
     assert rival.cover(rival.names(1, 6)) == 0, "what acme read tells rival nothing"
 
 
-def test_a_copy_that_breaks_off_leaves_no_slot_behind(made, monkeypatch):
+def test_a_public_copy_that_fails_leaks_no_slot(made, monkeypatch):
     store, acme, _, public = made()
     named, common = acme.names(1, 4), public.names(1, 4)
     public.save(common, common)
@@ -99,7 +99,7 @@ def test_a_copy_that_breaks_off_leaves_no_slot_behind(made, monkeypatch):
     assert store.copy_public(acme.namespace, named, common) == 4
 
 
-def test_what_a_reader_has_is_not_copied_again(made):
+def test_blocks_that_a_reader_already_holds_are_not_copied_again(made):
     store, acme, _, public = made()
     named, common = acme.names(1, 6), public.names(1, 6)
     public.save(common, common)
@@ -108,7 +108,7 @@ def test_what_a_reader_has_is_not_copied_again(made):
     assert acme.read(named, common) == 6
 
 
-def test_what_users_save_never_gets_into_it(made):
+def test_blocks_saved_by_users_never_enter_the_public_domain(made):
     store, acme, rival, public = made()
     named, common = acme.names(2, 4), public.names(2, 4)
     acme.save(named, common)
@@ -116,7 +116,7 @@ def test_what_users_save_never_gets_into_it(made):
     assert not store.has_public_copies(rival.namespace, rival.names(2, 4), common)
 
 
-def test_a_flood_does_not_move_it(made):
+def test_a_flood_of_saves_does_not_evict_the_public_domain(made):
     store, acme, _, public = made()
     common = public.names(1, 8)
     public.save(common, common)
@@ -127,7 +127,7 @@ def test_a_flood_does_not_move_it(made):
     assert store.copy_public(acme.namespace, acme.names(1, 8), common) == 8
 
 
-def test_it_takes_its_part_of_memory_and_no_more(made):
+def test_the_public_domain_uses_at_most_its_share_of_memory(made):
     store, acme, _, public = made()
     for seed in range(200):
         names = public.names(seed, 4)
@@ -147,7 +147,7 @@ def test_it_takes_its_part_of_memory_and_no_more(made):
     ],
     ids=["write_behind", "write_on_eviction", "second_touch"],
 )
-def test_after_a_restart_it_is_in_memory_before_anybody_asks(made, options):
+def test_the_public_domain_is_in_memory_after_a_restart_before_it_is_requested(made, options):
     records = {}
     store, _, _, public = made(MemoryTier(64 * MIB, records), **options)
     common = public.names(1, 8)
@@ -170,7 +170,7 @@ def flush(store):
         time.sleep(0.01)
 
 
-def test_what_users_write_does_not_keep_it_from_coming_back_after_a_restart(made):
+def test_the_public_domain_is_recovered_after_a_restart_despite_users_writes(made):
     records = {}
     store, acme, _, public = made(MemoryTier(MIB, records))
     common = public.names(1, 8)
@@ -187,7 +187,7 @@ def test_what_users_write_does_not_keep_it_from_coming_back_after_a_restart(made
     assert public_domain.warm(store) == 8
 
 
-def test_a_tier_that_is_too_small_for_it_is_not_written_for_ever(made):
+def test_a_tier_too_small_for_the_public_domain_is_not_written_endlessly(made):
     tier = MemoryTier(100 << 10)
     store, _, _, public = made(tier)
     common = public.names(1, 8)
@@ -201,7 +201,7 @@ def test_a_tier_that_is_too_small_for_it_is_not_written_for_ever(made):
     assert public.cover(common) == 8
 
 
-def test_when_its_keys_are_back_it_is_in_memory_before_anybody_asks(tmp_path, monkeypatch):
+def test_the_public_domain_is_back_in_memory_once_its_key_ring_is_back(tmp_path, monkeypatch):
     monkeypatch.setattr("holdfast.store.store._HOUSEKEEPING_S", 0.02)
     clock, path = ManualClock(), tmp_path / "ring.json"
     ring = KeyRing(path)
@@ -229,7 +229,7 @@ def await_that(condition):
         time.sleep(0.01)
 
 
-def test_a_copy_is_not_written_below_a_second_time(made):
+def test_a_users_copy_of_a_public_block_is_not_written_to_a_lower_tier(made):
     tier = MemoryTier(64 * MIB)
     store, acme, _, public = made(tier)
     common = public.names(1, 8)
@@ -242,7 +242,7 @@ def test_a_copy_is_not_written_below_a_second_time(made):
     assert tier.usage().records == 8
 
 
-def test_no_peer_writes_in_it_what_is_not_sealed(made):
+def test_an_unsealed_record_from_a_peer_is_refused_in_the_public_domain(made):
     store, acme, _, public = made(serves_peers=True)
     common, own = public.names(1, 3), acme.names(1, 3)
     for namespace, keys, stored in (
@@ -259,7 +259,7 @@ def test_no_peer_writes_in_it_what_is_not_sealed(made):
     assert not store.has_public_copies(acme.namespace, acme.names(2, 3), common)
 
 
-def test_what_a_peer_sends_sealed_with_its_key_is_the_publishers(made, tmp_path):
+def test_a_record_from_a_peer_sealed_with_the_public_key_is_accepted(made, tmp_path):
     ring = KeyRing(tmp_path / "ring.json")
     ring.enrol("commons", KEYS["commons"])
     records = {}

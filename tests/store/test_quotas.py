@@ -92,7 +92,7 @@ class Two:
             return counts, [+used for used in self.table.usage.used]
 
 
-def test_a_domain_that_gets_no_memory_leaves_no_entry():
+def test_a_domain_that_gets_no_memory_has_no_usage_entry():
     usage = DomainUsage(1)
     usage.add(0, b"stranger", 0)
     assert not usage.used[0]
@@ -115,7 +115,7 @@ def two():
         one.store.close()
 
 
-def test_a_flood_leaves_a_share_to_those_who_come_later(two):
+def test_a_domain_that_comes_later_gets_its_share_of_memory_from_a_flood(two):
     one = two(quotas={})
     for seed in range(30):
         one.save("flood", seed, 16)
@@ -128,7 +128,7 @@ def test_a_flood_leaves_a_share_to_those_who_come_later(two):
     assert sum(one.read("victim", keys) for keys in kept) == 80
 
 
-def test_without_quotas_and_shares_memory_goes_to_what_was_used_last(two):
+def test_memory_goes_to_the_most_recently_used_blocks_without_quotas(two):
     one = two()
     one.save("victim", 1, 8)
     for seed in range(40):
@@ -137,7 +137,7 @@ def test_without_quotas_and_shares_memory_goes_to_what_was_used_last(two):
     assert one.used("victim") == 0
 
 
-def test_what_is_reserved_is_never_taken_and_lent_until_it_is_wanted(two):
+def test_reserved_memory_is_lent_until_its_domain_needs_it_and_then_kept(two):
     one = two(quotas={"victim": {0: Quota(reserved_bytes=MIB)}, "flood": {0: Quota(share=100.0)}})
     for seed in range(30):
         one.save("flood", seed, 16)
@@ -151,7 +151,7 @@ def test_what_is_reserved_is_never_taken_and_lent_until_it_is_wanted(two):
         assert one.used("victim") >= min(held, MIB - SIZE)
 
 
-def test_at_its_most_a_domain_replaces_its_own(two):
+def test_a_domain_at_its_quota_replaces_its_own_blocks(two):
     one = two(quotas={"flood": {0: Quota(most_bytes=MIB)}})
     victim, _ = one.save("victim", 1, 16)
     for seed in range(20):
@@ -170,7 +170,7 @@ def test_a_context_larger_than_the_quota_is_saved_and_read_as_far_as_it_fits(two
     assert one.read("flood", keys) == MIB // SIZE
 
 
-def test_slots_on_their_way_count(two):
+def test_reserved_slots_count_towards_the_quota(two):
     one = two(quotas={"flood": {0: Quota(most_bytes=MIB)}})
     namespace = one.namespace("flood")
     keys = [bytes([i]) * 16 for i in range(100)]
@@ -181,7 +181,7 @@ def test_slots_on_their_way_count(two):
     assert one.used("flood") == 0
 
 
-def test_memory_moves_between_domains_a_run_at_a_time_and_no_more(two):
+def test_memory_moves_between_domains_one_run_at_a_time(two):
     """Blocks used in no order: whichever leave first, one run is emptied, not most of them."""
     one = two(quotas={})
     chains = [one.save("flood", seed, 1)[0] for seed in range(400)]
@@ -198,7 +198,7 @@ def test_memory_moves_between_domains_a_run_at_a_time_and_no_more(two):
     assert before - one.used("flood") <= run
 
 
-def test_a_size_that_is_new_gets_memory_without_most_of_the_rest_going(two):
+def test_a_new_record_size_gets_memory_by_evicting_one_run_of_blocks(two):
     one = two()
     for seed in range(400):
         one.save("flood", seed, 1)
@@ -208,7 +208,7 @@ def test_a_size_that_is_new_gets_memory_without_most_of_the_rest_going(two):
     assert before - one.used("flood") <= HOST_BYTES // 16
 
 
-def test_what_is_leased_stays_whoever_asks(two):
+def test_leased_blocks_are_not_evicted_for_another_domain(two):
     one = two(quotas={})
     keys, _ = one.save("flood", 1, 180)
     fetched = one.store.fetch(one.namespace("flood"), keys, 5.0)
@@ -218,7 +218,7 @@ def test_what_is_leased_stays_whoever_asks(two):
     one.store.release(fetched.lease)
 
 
-def test_a_quota_below_gives_up_its_own_oldest(two):
+def test_a_domain_at_its_quota_on_a_lower_tier_loses_its_own_oldest_blocks(two):
     tier = MemoryTier(64 * MIB)
     one = two(tier=tier, quotas={"flood": {1: Quota(most_bytes=MIB)}})
     victim, _ = one.save("victim", 1, 8)
@@ -237,7 +237,7 @@ def test_a_quota_below_gives_up_its_own_oldest(two):
     assert one.read("victim", victim) == 8
 
 
-def test_a_domain_with_more_memory_than_disk_does_not_write_round_and_round(two):
+def test_a_domain_with_a_larger_memory_than_disk_quota_does_not_rewrite_endlessly(two):
     tier = MemoryTier(64 * MIB)
     one = two(tier=tier, quotas={"flood": {0: Quota(most_bytes=2 * MIB), 1: Quota(0, MIB)}})
     for seed in range(40):
@@ -249,7 +249,7 @@ def test_a_domain_with_more_memory_than_disk_does_not_write_round_and_round(two)
     assert tier._next <= 40 * 9 + 20
 
 
-def test_the_line_of_a_quota_does_not_grow_with_what_left_by_itself(two):
+def test_the_write_order_of_a_quota_contains_no_blocks_that_the_tier_evicted(two):
     one = two(tier=MemoryTier(MIB), quotas={"flood": {1: Quota(most_bytes=2 * MIB)}})
     for seed in range(60):
         one.save("flood", seed, 8)
@@ -258,7 +258,7 @@ def test_the_line_of_a_quota_does_not_grow_with_what_left_by_itself(two):
     assert len(written) * SIZE == one.used("flood", 1)
 
 
-def test_a_write_budget_is_a_domain_s_own_and_durable_does_not_get_around_it(two):
+def test_a_write_budget_holds_per_domain_and_for_durable_saves_too(two):
     budgets = {domain_id(KEYS["flood"]): WriteBudget(AlwaysAdmit(), 24 * 10 * SIZE)}
     rules = TierRules(lambda _: PerDomain(AlwaysAdmit(), budgets), budgets)
     one = two(tier=MemoryTier(64 * MIB), rules={1: rules})
@@ -270,13 +270,13 @@ def test_a_write_budget_is_a_domain_s_own_and_durable_does_not_get_around_it(two
     assert one.used("victim", 1) == 16 * SIZE
 
 
-def test_pins_take_nothing_that_others_reserved(two):
+def test_pins_take_no_memory_that_another_domain_reserved(two):
     one = two(quotas={"victim": {0: Quota(reserved_bytes=3 * MIB)}})
     keys, _ = one.save("flood", 1, 150)
     assert one.store.pin(one.namespace("flood"), keys, 60.0) == MIB // 2 // SIZE
 
 
-def test_status_tells_fill_and_quotas(two):
+def test_status_reports_fill_and_quotas(two):
     one = two(quotas={"flood": {0: Quota(MIB, 2 * MIB, 3.0)}})
     one.save("flood", 1, 4)
     found = {entry.domain: entry for entry in one.store.status().domains}
@@ -293,7 +293,7 @@ def test_status_tells_fill_and_quotas(two):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_happens_counts_are_exact_and_quotas_hold(two, seed):
+def test_counts_are_exact_and_quotas_hold_after_random_operations(two, seed):
     """Saves, reads, aborts, drops and erasures in any order; the fixture recounts."""
     quotas = {
         "flood": {0: Quota(most_bytes=2 * MIB), 1: Quota(most_bytes=3 * MIB)},
@@ -326,7 +326,7 @@ def test_whatever_happens_counts_are_exact_and_quotas_hold(two, seed):
     one.flush()
 
 
-def test_waves_are_short_where_another_domain_reads_too(two, monkeypatch):
+def test_read_batches_are_small_while_another_domain_reads_the_tier(two, monkeypatch):
     """On a slow tier what is under way of one would be what the other waits for."""
     one = two(tier=MemoryTier(64 * MIB))
     kept = {name: one.save(name, 1, 30)[0] for name in ("flood", "victim")}
@@ -371,7 +371,7 @@ def hoard(two, name, blocks=16):
             return slots * namespace.record_bytes
 
 
-def test_slots_that_nobody_fills_take_nothing_of_anothers_reservation(two):
+def test_unfilled_slots_take_no_memory_that_another_domain_reserved(two):
     one = two(quotas={"victim": {0: Quota(2 * MIB)}})
     held = hoard(one, "flood")
     assert MIB - 2 * SIZE < held <= MIB, "half of what nobody reserved"
@@ -382,7 +382,7 @@ def test_slots_that_nobody_fills_take_nothing_of_anothers_reservation(two):
     assert hoard(one, "victim") <= 3 * MIB, "its own reservation, and half of the rest"
 
 
-def test_what_is_committed_or_given_back_counts_no_more(two):
+def test_committed_and_aborted_slots_no_longer_count_as_unfilled(two):
     one = two(quotas={"victim": {0: Quota(2 * MIB)}})
     namespace, keys = one.namespace("flood"), [bytes([i]) * 16 for i in range(20)]
     for end in (one.store.commit, one.store.abort):
@@ -397,7 +397,7 @@ def test_what_is_committed_or_given_back_counts_no_more(two):
     assert hoard(one, "flood") == SIZE
 
 
-def test_a_block_may_be_saved_where_all_memory_is_reserved_or_it_is_large(two):
+def test_a_block_can_be_saved_if_all_memory_is_reserved_or_the_block_is_large(two):
     one = two(quotas={"victim": {0: Quota(HOST_BYTES)}})
     assert 0 < hoard(one, "flood") <= HOST_BYTES // 16
     other = two(host_bytes=4 * MIB)

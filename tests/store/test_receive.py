@@ -44,7 +44,7 @@ def put(store, headers=HEADERS):
     return store.publish_received(berths)
 
 
-def test_nobody_sees_a_record_before_it_is_adopted(store):
+def test_a_received_record_is_invisible_until_it_is_published(store):
     berths = store.receive_slots(HEADERS)
     receive(berths)
     assert store.held(NAMESPACE, KEYS) == bytes(6)
@@ -52,7 +52,7 @@ def test_nobody_sees_a_record_before_it_is_adopted(store):
     assert store.held(NAMESPACE, KEYS) == b"\1" * 6
 
 
-def test_lent_records_are_the_ones_adopted(store):
+def test_records_leased_to_a_peer_are_the_published_ones(store):
     put(store)
     lent = store.fetch_unverified(NAMESPACE, KEYS, 5)
     assert len(lent.places) == 6
@@ -61,7 +61,7 @@ def test_lent_records_are_the_ones_adopted(store):
     assert store.release(lent.lease)
 
 
-def test_what_is_lent_is_not_checked_and_what_is_fetched_is(store):
+def test_a_fetch_verifies_records_and_a_lease_for_a_peer_does_not(store):
     put(store)
     lent = store.fetch_unverified(NAMESPACE, KEYS, 5)
     store.record(NAMESPACE, lent.places[1])[5000] ^= 1
@@ -74,7 +74,7 @@ def test_what_is_lent_is_not_checked_and_what_is_fetched_is(store):
     store.release(fetched.lease)
 
 
-def test_abandoned_slots_are_free_again(store):
+def test_discarded_slots_of_received_records_are_free_again(store):
     before = store.table.host(NAMESPACE).usage()
     berths = store.receive_slots(HEADERS)
     assert store.table.host(NAMESPACE).usage().records == 6
@@ -91,7 +91,7 @@ def test_two_senders_of_one_record_leave_one_copy(store):
     assert store.table.host(NAMESPACE).usage().records == 6
 
 
-def test_what_is_held_on_a_lower_tier_needs_no_slot(store):
+def test_a_record_held_on_a_lower_tier_needs_no_slot(store):
     put(store)
     while store.status().waiting_to_write:
         store.mover.wake()
@@ -109,7 +109,7 @@ def test_a_key_of_another_namespace_is_another_block(store):
     assert store.held(other, KEYS) == b"\1" + bytes(5)
 
 
-def test_two_namespaces_that_put_one_key_at_once_both_hold_it(store):
+def test_one_key_put_in_two_namespaces_at_once_is_held_in_both(store):
     other = namespace_of(20_000, seed=1)
     first, second = (
         store.receive_slots(HEADERS[:1]),
@@ -124,7 +124,7 @@ def test_two_namespaces_that_put_one_key_at_once_both_hold_it(store):
 
 @pytest.mark.parametrize("said", [True, False])
 @pytest.mark.parametrize("at", [0, 5, 15, 20, 100, 127])
-def test_a_record_that_does_not_begin_as_announced_is_not_published(store, at, said):
+def test_a_record_whose_header_differs_from_the_announced_one_is_not_published(store, at, said):
     berths = store.receive_slots(HEADERS[:2])
     damaged = record_of(NAMESPACE, KEYS[0])
     damaged[at] ^= 0x10
@@ -137,7 +137,7 @@ def test_a_record_that_does_not_begin_as_announced_is_not_published(store, at, s
 
 @pytest.mark.parametrize("written", ["written below first", "still being written"])
 @pytest.mark.parametrize("at", [128, 10_000, 20_127, 20_128, 20_143])
-def test_a_damaged_payload_is_held_unproven_and_goes_with_its_first_reader(store, at, written):
+def test_a_damaged_payload_is_held_unverified_until_its_first_reader_removes_it(store, at, written):
     berths = store.receive_slots(HEADERS[:2])
     damaged = record_of(NAMESPACE, KEYS[0])
     damaged[at] ^= 0x10
@@ -154,7 +154,7 @@ def test_a_damaged_payload_is_held_unproven_and_goes_with_its_first_reader(store
     store.release(fetched.lease)
 
 
-def test_a_sealed_record_is_taken_without_being_opened(store):
+def test_a_sealed_record_of_another_node_is_published_without_being_opened(store):
     header = HEADERS[0]._replace(seal=1, epoch=3, nonce=b"n" * 12)
     [receive_slots] = store.receive_slots([header])
     write_header(receive_slots.slot, header)
@@ -162,7 +162,7 @@ def test_a_sealed_record_is_taken_without_being_opened(store):
     assert store.held(NAMESPACE, KEYS[:1]) == b"\1"
 
 
-def test_a_doubted_record_that_is_replaced_is_no_failed_check(store):
+def test_replacing_an_unverified_record_counts_no_failed_check(store):
     header = HEADERS[0]._replace(seal=1, epoch=3, nonce=b"n" * 12)
     for epoch, held in ((3, False), (3, False), (2, True)):
         [receive_slots] = store.receive_slots([header._replace(epoch=epoch)])
@@ -182,7 +182,7 @@ def test_an_impossible_size_evicts_nothing(store):
     assert store.held(NAMESPACE, KEYS) == b"\1" * 6
 
 
-def test_a_full_store_takes_what_fits_and_says_so(store):
+def test_a_full_store_accepts_the_records_that_fit_and_refuses_the_rest_as_full(store):
     namespace = namespace_of(MIB - 4096)
     assert record_bytes(namespace.payload_bytes) == MIB
     headers = [header_of(namespace, key_of(i)) for i in range(6)]
@@ -192,7 +192,7 @@ def test_a_full_store_takes_what_fits_and_says_so(store):
     assert store.publish_received(berths) == [Outcome.OK] * 4 + [Outcome.FULL] * 2
 
 
-def test_leased_blocks_outlive_what_comes_after(store):
+def test_pinned_blocks_are_not_evicted_for_received_records(store):
     namespace = namespace_of(MIB - 4096)
     put(store, [header_of(namespace, key_of(0))])
     assert store.pin(namespace, [key_of(0), key_of(1)], 60) == 1
@@ -210,7 +210,7 @@ def test_forgotten_blocks_are_gone_from_every_tier(store):
     assert store.forget(NAMESPACE._replace(domain=b"d" * 16), KEYS) == 0
 
 
-def test_a_store_that_takes_nothing_foreign_has_no_place_for_it():
+def test_a_store_that_serves_no_peers_refuses_records_of_unknown_domains():
     with Store(MIB, [], {"default": b"s" * 32}) as store:
         told = rf"domain {NAMESPACE.domain.hex()}: there is no key of it here, .*under `domains`"
         with pytest.raises(RefusedError, match=told):
@@ -220,7 +220,7 @@ def test_a_store_that_takes_nothing_foreign_has_no_place_for_it():
         assert store.held(own, KEYS[:2]) == b"\1\0"
 
 
-def test_a_message_with_one_namespace_that_is_refused_takes_no_slot():
+def test_a_message_with_one_refused_namespace_takes_no_slot():
     with Store(MIB, [], {"default": b"s" * 32}) as store:
         own = Namespace(NAMESPACE.fingerprint, store.domain("default")[1], 20_000, 128)
         with pytest.raises(RefusedError):
@@ -228,7 +228,7 @@ def test_a_message_with_one_namespace_that_is_refused_takes_no_slot():
         assert store.table.host(own).usage().records == 0
 
 
-def test_a_full_memory_makes_room_for_a_whole_message_at_once():
+def test_a_full_memory_evicts_the_oldest_blocks_for_a_whole_message():
     with Store(4 * MIB, [], {"default": b"s" * 32}, PEERS) as store:
         store.start()
         old = [header_of(NAMESPACE, key_of(100 + i)) for i in range(300)]
@@ -247,7 +247,7 @@ def test_a_full_memory_makes_room_for_a_whole_message_at_once():
         assert left[oldest + 50 :] == held[oldest + 50 :], "those of the oldest message went"
 
 
-def test_records_of_another_size_make_room_too():
+def test_received_records_of_another_size_evict_old_blocks():
     with Store(4 * MIB, [], {"default": b"s" * 32}, PEERS) as store:
         store.start()
         put(store, [header_of(NAMESPACE, key_of(100 + i)) for i in range(300)])
@@ -257,7 +257,7 @@ def test_records_of_another_size_make_room_too():
         assert store.held(large, keys) == b"\1" * 4
 
 
-def test_what_is_at_hand_or_nowhere_is_lent_without_a_plan(store, monkeypatch):
+def test_a_lease_for_a_peer_needs_no_plan_if_blocks_are_in_memory_or_not_held(store, monkeypatch):
     put(store)
     monkeypatch.setattr(store, "planner", None)  # whoever asks it fails
     lent = store.fetch_unverified(NAMESPACE, KEYS, 5)
@@ -282,7 +282,7 @@ def test_a_record_that_is_in_a_message_twice_takes_one_slot(store):
     store.release(lent.lease)
 
 
-def test_a_lease_on_nothing_is_none(harness) -> None:
+def test_a_pin_of_a_context_that_is_not_held_creates_no_lease(harness) -> None:
     one = harness()
     assert one.store.pin(one.namespace, one.chain(1, 2).keys, 60.0) == 0
     assert not one.store.table.leases

@@ -22,7 +22,7 @@ REGION_BYTES = 17 * SECTOR
 """Three of the harness's records of five sectors fit."""
 
 
-def test_a_new_store_serves_what_the_last_one_wrote_below(harness) -> None:
+def test_a_new_store_serves_the_blocks_that_the_last_store_wrote(harness) -> None:
     records = {}
     one = harness(MIB, MemoryTier(64 * MIB, records))
     chain = one.chain(1, 20)
@@ -86,7 +86,7 @@ def test_the_newest_copy_of_a_block_wins(harness) -> None:
     assert other.read(chain) == 1
 
 
-def test_what_was_written_since_does_not_go_for_its_own_sake(harness) -> None:
+def test_recovery_does_not_free_a_record_written_since_the_start(harness) -> None:
     """A tier need not know which of its records are older than the process."""
 
     class Forgetful(StuckTier):
@@ -107,7 +107,7 @@ def test_what_was_written_since_does_not_go_for_its_own_sake(harness) -> None:
     assert one.read(chain) == 5
 
 
-def test_a_region_reused_behind_the_scan_takes_its_blocks_out_of_the_index(harness) -> None:
+def test_reusing_a_scanned_region_removes_its_recovered_blocks_from_the_index(harness) -> None:
     medium, _ = filled_disk(harness, 12)
     tier = PausedDisk(medium, before=3)
     other = harness(MIB, tier)
@@ -125,7 +125,7 @@ def test_a_region_reused_behind_the_scan_takes_its_blocks_out_of_the_index(harne
     assert not table.faults
 
 
-def test_a_copy_written_since_stays_and_the_survivor_goes(harness) -> None:
+def test_a_copy_written_during_recovery_stays_and_the_recovered_one_is_freed(harness) -> None:
     medium, chains = filled_disk(harness, 9)
     torn = medium.image.find(chains[0].keys[0]) + 200
     medium.image[torn : torn + 64] = bytes(64)  # as after a power cut: only reads can tell
@@ -145,7 +145,9 @@ def test_a_copy_written_since_stays_and_the_survivor_goes(harness) -> None:
     assert not other.store.table.faults
 
 
-def test_a_tier_that_cannot_be_scanned_is_logged_and_left(harness, caplog) -> None:
+def test_a_tier_that_cannot_be_scanned_is_logged_and_the_store_still_serves(
+    harness, caplog
+) -> None:
     class Broken(MemoryTier):
         def survivors(self):
             raise OSError("no such device")
@@ -159,7 +161,7 @@ def test_a_tier_that_cannot_be_scanned_is_logged_and_left(harness, caplog) -> No
     assert one.read(chain) == 3
 
 
-def test_a_store_that_closes_waits_for_no_long_recovery(harness) -> None:
+def test_a_close_does_not_wait_for_a_long_recovery(harness) -> None:
     class Endless(MemoryTier):
         yielded = 0
 
@@ -233,7 +235,7 @@ def save_in_turn(one, chains) -> None:
         one.flush()
 
 
-def test_an_old_copy_that_is_found_while_a_new_one_is_written_is_freed(harness) -> None:
+def test_a_recovered_copy_is_freed_when_a_new_copy_is_published(harness) -> None:
     records = {}
     one = harness(MIB, MemoryTier(64 * MIB, records))
     one.save(one.chain(1, 1))

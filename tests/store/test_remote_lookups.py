@@ -30,7 +30,7 @@ class CountingTier(SharedMemoryTier):
         return super().read(batch)
 
 
-def test_a_thousand_misses_of_one_segment_are_two_reads_at_most(harness) -> None:
+def test_a_thousand_concurrent_misses_of_one_segment_cause_at_most_two_reads(harness) -> None:
     far = {}
     writer = harness(4 * MIB, CountingTier(far))
     chain = writer.chain(1, 32)
@@ -50,7 +50,7 @@ def test_a_thousand_misses_of_one_segment_are_two_reads_at_most(harness) -> None
     assert max(reader.tier.reads.values()) <= 2
 
 
-def test_a_thousand_who_ask_for_nothing_ask_now_and_then(harness) -> None:
+def test_repeated_lookups_of_a_missing_context_are_limited_in_rate(harness) -> None:
     one = harness(4 * MIB, CountingTier({}))
     chain = one.chain(1, 4)
     for _ in range(1_000):
@@ -61,7 +61,7 @@ def test_a_thousand_who_ask_for_nothing_ask_now_and_then(harness) -> None:
     assert one.tier.questions == 2
 
 
-def test_what_was_not_there_is_forgotten_in_the_end() -> None:
+def test_the_number_of_remembered_misses_is_bounded() -> None:
     asking = InflightLookups()
     for number in range(MISSES_MAX + 10):
         assert asking.begin((1, str(number).encode()), 0.0) is None
@@ -71,7 +71,7 @@ def test_what_was_not_there_is_forgotten_in_the_end() -> None:
     assert asking.begin((2, b"100"), 0.0) is None, "another tier may have it"
 
 
-def test_a_missing_answer_is_remembered_as_one() -> None:
+def test_a_lookup_that_was_not_answered_is_remembered_as_such() -> None:
     asking = InflightLookups()
     assert asking.begin((1, b"k"), 0.0) is None
     waiting = asking.begin((1, b"k"), 0.0)
@@ -84,7 +84,7 @@ def test_a_missing_answer_is_remembered_as_one() -> None:
     assert asking.begin((1, b"k"), MISS_S).result() is Outcome.OK, "now it is a no"
 
 
-def test_who_asks_along_waits_for_the_answer() -> None:
+def test_a_second_lookup_of_the_same_key_waits_for_the_first() -> None:
     asking = InflightLookups()
     assert asking.begin((1, b"k"), 0.0) is None
     waiting = asking.begin((1, b"k"), 0.0)

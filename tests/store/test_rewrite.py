@@ -51,7 +51,7 @@ class Slow(MemoryTier):
         return super().write(batch)
 
 
-def test_what_was_lost_and_is_still_in_memory_is_written_again(harness):
+def test_records_lost_by_a_shared_tier_and_still_in_memory_are_written_again(harness):
     by_key, tier = {}, None
     one = harness(MIB, tier := Shifting(by_key))
     assert isinstance(tier, Rebalancing)
@@ -71,7 +71,7 @@ def test_what_was_lost_and_is_still_in_memory_is_written_again(harness):
     assert tier.usage().written_bytes == sum(len(r) for _, r in kept.values()) * 3 // 2
 
 
-def test_the_only_copy_is_not_given_up_for_one_that_is_lost(harness):
+def test_the_only_copy_in_memory_is_kept_if_the_shared_copy_is_lost(harness):
     one = harness(MIB, tier := Shifting({}))
     chain = one.chain(1, 5)
     one.save(chain)
@@ -86,7 +86,7 @@ def test_the_only_copy_is_not_given_up_for_one_that_is_lost(harness):
     assert one.read(chain) == 5
 
 
-def test_hearsay_of_what_is_lost_is_forgotten(harness):
+def test_remote_lookups_of_lost_records_are_forgotten(harness):
     by_key = {}
     one, other = (
         harness(MIB, SharedMemoryTier(by_key, "pool")),
@@ -102,7 +102,7 @@ def test_hearsay_of_what_is_lost_is_forgotten(harness):
     assert len(other.store.table.index) == 0
 
 
-def test_strays_are_written_again_once_they_have_landed(harness):
+def test_misplaced_records_are_written_again_after_they_are_fetched(harness):
     by_key = {}
     one, other = (
         harness(MIB, SharedMemoryTier(by_key, "pool")),
@@ -122,7 +122,7 @@ def test_strays_are_written_again_once_they_have_landed(harness):
     assert other.read(chain) == 5
 
 
-def test_for_a_pool_where_nobody_is_nothing_is_made_ready_and_all_is_written_once_it_heals(harness):
+def test_writes_to_an_unreachable_pool_are_deferred_until_it_is_back(harness):
     by_key = {}
     one = harness(MIB, tier := Shifting(by_key))
     tier.there = False
@@ -144,7 +144,7 @@ def test_for_a_pool_where_nobody_is_nothing_is_made_ready_and_all_is_written_onc
     assert table.queues._deferred == [set()]
 
 
-def test_the_batch_that_finds_nobody_there_is_written_once_somebody_is(harness):
+def test_a_batch_that_no_member_took_is_written_when_the_pool_is_back(harness):
     by_key = {}
     one = harness(MIB, tier := Shifting(by_key))
     tier.answers = False
@@ -161,7 +161,7 @@ def test_the_batch_that_finds_nobody_there_is_written_once_somebody_is(harness):
     assert {key for _, key in by_key} == set(chain.keys)
 
 
-def test_what_left_memory_meanwhile_is_not_waited_for(harness):
+def test_blocks_evicted_during_an_outage_are_not_deferred_any_more(harness):
     one = harness(MIB, tier := Shifting({}))
     tier.there = False
     for seed in range(30):
@@ -173,7 +173,7 @@ def test_what_left_memory_meanwhile_is_not_waited_for(harness):
     assert table.queues._deferred[0] <= here
 
 
-def test_what_waits_for_the_disk_stays_in_memory_though_the_pool_is_away(harness):
+def test_blocks_queued_for_the_disk_stay_in_memory_during_a_pool_outage(harness):
     one = harness(MIB, disk := Slow(4 * MIB), tier := Shifting({}))
     tier.there = False
     chain = one.chain(1, 2)

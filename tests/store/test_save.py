@@ -51,7 +51,7 @@ def test_a_ticket_commits_once(harness) -> None:
     assert one.store.commit(reserved.ticket) == 0
 
 
-def test_aborted_slots_rest_before_anybody_gets_them(harness) -> None:
+def test_aborted_slots_are_not_reused_before_their_rest_time(harness) -> None:
     one = harness(MIB)
     slots = one.store.table.host(one.namespace).slots(one.namespace.record_bytes)
     chain = one.chain(1, slots)
@@ -67,7 +67,7 @@ def test_aborted_slots_rest_before_anybody_gets_them(harness) -> None:
     assert one.save(other) == 1
 
 
-def test_a_full_arena_without_a_tier_below_forgets_the_oldest(harness) -> None:
+def test_a_full_arena_without_a_lower_tier_evicts_the_oldest_blocks(harness) -> None:
     one = harness(MIB)
     old, new = one.chain(1, 40), one.chain(2, 40)
     one.save(old)
@@ -76,7 +76,7 @@ def test_a_full_arena_without_a_tier_below_forgets_the_oldest(harness) -> None:
     assert one.read(old) < 40
 
 
-def test_blocks_no_tier_below_takes_may_be_forgotten(harness) -> None:
+def test_blocks_that_no_lower_tier_accepts_can_be_evicted(harness) -> None:
     one = harness(MIB, MemoryTier(0))
     for seed in range(5):
         one.save(one.chain(seed, 40))
@@ -86,7 +86,7 @@ def test_blocks_no_tier_below_takes_may_be_forgotten(harness) -> None:
     assert one.read(newest) == 40
 
 
-def test_padding_never_carries_the_last_owners_bytes(harness) -> None:
+def test_padding_contains_no_bytes_of_the_slots_previous_block(harness) -> None:
     one = harness(MIB)
     arena = one.store.arena(one.namespace.domain).view
     arena[:] = b"\xaa" * len(arena)
@@ -99,7 +99,7 @@ def test_padding_never_carries_the_last_owners_bytes(harness) -> None:
     assert bytes(arena[end : place + one.namespace.record_bytes]).count(0xAA) == 0
 
 
-def test_a_key_that_another_namespace_committed_is_saved_all_the_same(harness) -> None:
+def test_a_key_committed_in_another_namespace_can_be_saved_in_its_own(harness) -> None:
     one = harness()
     chain, other = one.chain(1, 3), one.namespace._replace(fingerprint=b"l" * 16)
     early = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
@@ -131,7 +131,7 @@ def test_blocks_that_claim_to_be_each_others_parents_can_leave_memory(harness) -
     assert one.read(honest) == 4
 
 
-def test_what_a_chain_builds_upon_does_not_go_to_make_room_for_it(harness) -> None:
+def test_a_save_evicts_no_block_of_its_own_chain(harness) -> None:
     made = harness(64 << 10)
     slots = made.store.table.host(made.namespace).slots(made.namespace.record_bytes)
     chain = made.chain(1, slots + 2)
@@ -154,7 +154,7 @@ def test_a_key_that_is_in_a_ticket_twice_takes_one_slot(harness) -> None:
     assert one.store.table.usage.used[0][one.namespace.domain] == 2 * one.namespace.record_bytes
 
 
-def test_what_is_pinned_keeps_nobody_from_the_rest_of_memory(harness, monkeypatch) -> None:
+def test_pinned_blocks_do_not_block_the_eviction_of_other_blocks(harness, monkeypatch) -> None:
     monkeypatch.setattr(evict, "_MAX_EXAMINED", 4)
     one = harness(4 * MIB)
     for seed in range(20):  # more than are looked at, and all of them older than the rest
@@ -166,7 +166,7 @@ def test_what_is_pinned_keeps_nobody_from_the_rest_of_memory(harness, monkeypatc
     assert all(one.read(one.chain(seed, 1)) for seed in range(20))
 
 
-def test_what_is_in_use_is_not_met_first_each_time(harness, monkeypatch) -> None:
+def test_leased_blocks_are_moved_behind_other_eviction_candidates(harness, monkeypatch) -> None:
     monkeypatch.setattr(evict, "_MAX_LEASED_SKIPPED", 8)
     one = harness(4 * MIB)
     leased = [one.chain(seed, 1) for seed in range(20)]
@@ -180,7 +180,7 @@ def test_what_is_in_use_is_not_met_first_each_time(harness, monkeypatch) -> None
 
 
 @pytest.mark.parametrize("longer", [Retention.SESSION, Retention.DURABLE])
-def test_a_block_that_two_save_at_once_gets_the_longer_retention(harness, longer) -> None:
+def test_a_block_saved_twice_at_once_gets_the_longer_retention(harness, longer) -> None:
     one = harness(2 * MIB, MemoryTier(64 * MIB))
     chain = one.chain(1, 4)
     both = [one.store.reserve(one.namespace, chain.keys, chain.parent(0), 0) for _ in range(2)]
@@ -194,7 +194,7 @@ def test_a_block_that_two_save_at_once_gets_the_longer_retention(harness, longer
 
 @pytest.mark.parametrize("writes_behind", [True, False])
 @pytest.mark.parametrize("longer", [Retention.SESSION, Retention.DURABLE])
-def test_an_ephemeral_block_that_is_saved_again_for_longer_is_to_be_written(
+def test_an_ephemeral_block_saved_with_longer_retention_is_admitted_to_lower_tiers(
     harness, longer, writes_behind
 ) -> None:
     one = harness(2 * MIB, MemoryTier(64 * MIB), writes_behind=writes_behind)

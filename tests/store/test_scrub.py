@@ -33,7 +33,7 @@ def test_verify_finds_a_bad_copy_and_keeps_the_good_one(harness) -> None:
     assert one.store.verify()["bad"] == []
 
 
-def test_it_goes_on_where_it_stopped(harness) -> None:
+def test_a_scrub_continues_where_it_stopped(harness) -> None:
     one = harness()
     one.save(one.chain(1, 5))
     found = one.store.verify(ScrubRequest(seconds=0.0))
@@ -42,7 +42,7 @@ def test_it_goes_on_where_it_stopped(harness) -> None:
     assert (found["checked"], found["next"]) == (2, -1)
 
 
-def test_a_pass_ends_even_if_every_step_takes_longer_than_it_may(harness, monkeypatch) -> None:
+def test_a_scrub_pass_ends_even_if_every_step_exceeds_its_time_limit(harness, monkeypatch) -> None:
     one = harness(MIB, MemoryTier(64 * MIB))
     one.save(one.chain(1, 5))
     one.flush()
@@ -64,7 +64,7 @@ def test_a_pass_ends_even_if_every_step_takes_longer_than_it_may(harness, monkey
     assert (scrubber.passes, scrubber.checked) == (1, 8)
 
 
-def test_the_rate_bounds_it_by_the_clock(harness, monkeypatch) -> None:
+def test_a_scrub_reads_no_faster_than_its_rate(harness, monkeypatch) -> None:
     one = harness()
     one.save(one.chain(1, 9))
     stop, waited = threading.Event(), []
@@ -79,7 +79,7 @@ def test_the_rate_bounds_it_by_the_clock(harness, monkeypatch) -> None:
     assert sum(waited) == pytest.approx(16)  # two seconds a record, none for the last
 
 
-def test_a_step_is_over_in_time_however_slow_the_rate_is_and_says_what_it_owes(
+def test_a_scrub_step_ends_in_time_at_a_slow_rate_and_reports_the_time_it_owes(
     harness, monkeypatch
 ) -> None:
     one = harness()
@@ -105,14 +105,14 @@ def test_the_rate_holds_from_step_to_step_of_a_pass(harness, monkeypatch) -> Non
     assert one.clock.now() - begun == pytest.approx(8)  # a second a record, none for the last
 
 
-def test_one_fingerprint_only(harness) -> None:
+def test_a_scrub_can_be_limited_to_one_fingerprint(harness) -> None:
     one = harness()
     one.save(one.chain(1, 2))
     assert one.store.verify(ScrubRequest("00" * 16))["checked"] == 0
     assert one.store.verify(ScrubRequest(one.namespace.fingerprint.hex()))["checked"] == 2
 
 
-def test_the_background_pass_reads_everything_and_counts(harness) -> None:
+def test_the_background_scrub_reads_and_counts_all_copies(harness) -> None:
     records = {}
     one = harness(MIB, MemoryTier(64 * MIB, records))
     one.save(one.chain(1, 6))
@@ -128,7 +128,7 @@ def test_the_background_pass_reads_everything_and_counts(harness) -> None:
     assert (scrubber.passes, scrubber.corrupt) == (2, 1)
 
 
-def test_a_copy_that_cannot_be_read_counts_as_no_corrupt_one(harness, monkeypatch) -> None:
+def test_a_copy_that_cannot_be_read_does_not_count_as_corrupt(harness, monkeypatch) -> None:
     one = harness(MIB, MemoryTier(64 * MIB))
     one.save(one.chain(1, 3))
     one.flush()
@@ -139,7 +139,7 @@ def test_a_copy_that_cannot_be_read_counts_as_no_corrupt_one(harness, monkeypatc
     assert one.store.table.faults[-1].outcome is Outcome.GONE
 
 
-def test_the_background_leaves_what_others_keep_alone(harness) -> None:
+def test_the_background_scrub_does_not_read_shared_tiers(harness) -> None:
     one = harness(MIB, SharedMemoryTier({}))
     one.save(one.chain(1, 3))
     one.flush()
@@ -149,7 +149,7 @@ def test_the_background_leaves_what_others_keep_alone(harness) -> None:
     assert one.store.verify()["checked"] == 6
 
 
-def test_it_reads_no_faster_than_it_has_to(harness) -> None:
+def test_the_scrub_rate_follows_from_the_bytes_held_and_the_period(harness) -> None:
     one = harness()
     assert Scrubber(one.store, 10.0).pace() == MIB
     one.save(one.chain(1, 100))
@@ -158,7 +158,7 @@ def test_it_reads_no_faster_than_it_has_to(harness) -> None:
     assert Scrubber(one.store, 0.1, 2 * MIB).pace() == 2 * MIB
 
 
-def test_it_begins_where_somebody_says_when_and_stops_with_the_store(harness) -> None:
+def test_the_background_scrub_runs_only_if_configured_and_stops_with_the_store(harness) -> None:
     assert not harness().store.scrubber._thread.is_alive()
     one = harness(scrub_every_s=1e6)
     scrubber = one.store.scrubber
@@ -167,7 +167,7 @@ def test_it_begins_where_somebody_says_when_and_stops_with_the_store(harness) ->
     assert not scrubber._thread.is_alive()
 
 
-def test_a_pass_that_fails_is_not_the_last_one(harness, monkeypatch, caplog) -> None:
+def test_a_failed_scrub_pass_is_followed_by_another(harness, monkeypatch, caplog) -> None:
     one, failed = harness(MIB), threading.Event()
     scrubber = Scrubber(one.store, 0.01)
 

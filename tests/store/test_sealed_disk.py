@@ -83,7 +83,7 @@ def test_blocks_come_back_after_a_crash(opened, tmp_path):
     assert fetch(again) == len(KEYS)
 
 
-def test_no_payload_lies_on_the_disk(opened, tmp_path):
+def test_no_plain_payload_or_secret_is_on_the_disk(opened, tmp_path):
     save(opened(tmp_path / "disk"))
     image = (tmp_path / "disk" / "blocks.holdfast").read_bytes()
     for key in KEYS:
@@ -94,7 +94,7 @@ def test_no_payload_lies_on_the_disk(opened, tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_disk_that_rotted_serves_what_is_right(opened, tmp_path, seed):
+def test_a_damaged_disk_serves_only_intact_blocks(opened, tmp_path, seed):
     save(opened(tmp_path / "disk"))
     folder = crashed(tmp_path / "disk", tmp_path / "copy")
     rng, file = random.Random(seed), folder / "blocks.holdfast"
@@ -114,7 +114,7 @@ def test_a_disk_that_rotted_serves_what_is_right(opened, tmp_path, seed):
     assert fetch(again) == len(KEYS)
 
 
-def test_after_erasure_a_copy_of_the_disk_is_worth_nothing(opened, tmp_path):
+def test_a_copy_of_the_disk_serves_nothing_after_an_erasure(opened, tmp_path):
     first = opened(tmp_path / "disk")
     save(first)
     folder = crashed(tmp_path / "disk", tmp_path / "copy")
@@ -124,7 +124,7 @@ def test_after_erasure_a_copy_of_the_disk_is_worth_nothing(opened, tmp_path):
     assert fetch(again) == 0
 
 
-def test_what_was_written_before_sealing_is_overwritten_when_it_is_found(opened, tmp_path):
+def test_unsealed_records_of_a_domain_that_is_now_sealed_are_overwritten(opened, tmp_path):
     folder = tmp_path / "disk"
     config = DiskConfig(path=str(folder), capacity_bytes=32 * MIB)
     with Store(16 * MIB, [DiskTier(config)], {"default": SECRET, "other": b"o" * 32}) as plain:

@@ -101,7 +101,7 @@ def test_a_batch_makes_two_groups_for_each_thread_within_bounds():
 
 
 @given(st.lists(st.integers(1, 40)), st.integers(1, 100))
-def test_every_block_is_in_one_group_and_each_group_ends_with_what_fills_it(sizes, most):
+def test_every_block_is_in_one_group_and_each_full_group_ends_at_its_size_limit(sizes, most):
     loads = [
         _Load(n, 0, TierPut(Place(0), memoryview(bytes(nbytes))), b"", 0)
         for n, nbytes in enumerate(sizes)
@@ -126,7 +126,7 @@ def test_groups_are_written_while_others_are_sealed(sealed):
     check_written_together(sealed(TogetherTier()))
 
 
-def test_the_writer_seals_and_writes_beside_a_busy_pool_that_takes_no_more(sealed, monkeypatch):
+def test_the_writer_seals_groups_itself_if_the_thread_pool_is_busy(sealed, monkeypatch):
     submitted = []
 
     def refused_while_all_are_busy(pool, work, group):
@@ -138,7 +138,7 @@ def test_the_writer_seals_and_writes_beside_a_busy_pool_that_takes_no_more(seale
     check_written_together(sealed(TogetherTier()))
 
 
-def test_groups_are_sealed_by_turns(sealed, monkeypatch):
+def test_groups_are_sealed_one_at_a_time(sealed, monkeypatch):
     under_way, most = [], []
     seal = Sealer.seal
 
@@ -155,7 +155,7 @@ def test_groups_are_sealed_by_turns(sealed, monkeypatch):
     assert most == [1] * BLOCKS
 
 
-def test_a_group_that_can_not_be_written_costs_its_own_blocks_and_no_more(sealed):
+def test_a_group_that_cannot_be_written_loses_only_its_own_blocks(sealed):
     one = sealed(FailsOnceTier(64 * MIB))
     first, second = one.chain(1, BLOCKS), one.chain(2, BLOCKS)
     save(one, first)
@@ -168,7 +168,7 @@ def test_a_group_that_can_not_be_written_costs_its_own_blocks_and_no_more(sealed
     assert one.read(second) == BLOCKS
 
 
-def test_what_a_shared_tier_has_is_neither_sealed_nor_written(sealed, monkeypatch):
+def test_blocks_held_by_a_shared_tier_are_neither_sealed_nor_written(sealed, monkeypatch):
     records, sealings = {}, []
     seal = Sealer.seal
     monkeypatch.setattr(Sealer, "seal", lambda *a: sealings.append(a) or seal(*a))
@@ -188,7 +188,7 @@ def test_what_a_shared_tier_has_is_neither_sealed_nor_written(sealed, monkeypatc
     assert second.read(chain) == BLOCKS
 
 
-def test_of_a_batch_that_is_there_as_a_whole_nothing_is_written(sealed):
+def test_a_batch_that_a_shared_tier_holds_completely_is_not_written(sealed):
     records = {}
     for writes in (BLOCKS, 0):
         one = sealed(AskedTier(records))
@@ -196,7 +196,7 @@ def test_of_a_batch_that_is_there_as_a_whole_nothing_is_written(sealed):
         assert one.tier.writes == writes
 
 
-def test_what_was_dropped_while_a_tier_was_asked_stays_dropped(sealed):
+def test_a_block_dropped_while_a_shared_tier_is_queried_stays_dropped(sealed):
     records = {}
     save(one := sealed(AskedTier(records)), chain := one.chain(1, BLOCKS))
     two = sealed(AskedTier(records))

@@ -116,7 +116,7 @@ def damage(tier, at):
         tier._records[place] = bytes(changed)
 
 
-def test_what_leaves_the_host_is_sealed_and_comes_back(house):
+def test_blocks_are_sealed_when_they_leave_the_host_and_opened_on_return(house):
     one = house()
     assert one.save() == 6
     records = below(one.tier)
@@ -138,7 +138,7 @@ def test_no_nonce_is_used_twice(house):
     assert len(set(nonces)) == len(nonces) == 8
 
 
-def test_a_domain_that_is_not_sealed_stays_as_it_was(house):
+def test_an_unsealed_domain_beside_a_sealed_one_is_written_unsealed(house):
     one = house(ring=ring_of({"globex": SECRETS["globex"]}))
     one.save("acme")
     one.save("globex")
@@ -158,7 +158,7 @@ def test_a_domain_that_is_not_sealed_stays_as_it_was(house):
     ("tier", "parallel"),
     [(lambda: MemoryTier(64 * MIB), LOCAL_SEAL), (lambda: SharedMemoryTier({}), SHARED_SEAL)],
 )
-def test_records_larger_than_the_staging_memory_go_down_too(house, tier, parallel):
+def test_records_larger_than_the_staging_memory_are_written(house, tier, parallel):
     one = house(tier(), nbytes=parallel.group_bytes_max + 5)
     assert one.save(blocks=2) == 2
     one.leave()
@@ -166,7 +166,7 @@ def test_records_larger_than_the_staging_memory_go_down_too(house, tier, paralle
 
 
 @pytest.mark.parametrize("at", [33, 49, 65, 85, 100, 113, 125, 128, 5_000, 128 + PAYLOAD + 3])
-def test_no_damage_is_served_and_the_next_save_repairs_it(house, at):
+def test_a_damaged_record_is_not_served_and_the_next_save_repairs_it(house, at):
     one = house()
     one.save()
     one.leave()
@@ -177,7 +177,7 @@ def test_no_damage_is_served_and_the_next_save_repairs_it(house, at):
     assert one.fetch()[0] >= 1
 
 
-def test_damage_in_the_host_is_not_sealed_and_does_not_pass_for_held(house):
+def test_a_block_damaged_in_memory_is_not_sealed_and_does_not_count_as_held(house):
     one = house(writes_behind=False)
     one.save()
     view = one.store.arena(one.namespace().domain).view
@@ -192,7 +192,7 @@ def test_damage_in_the_host_is_not_sealed_and_does_not_pass_for_held(house):
     assert one.save() == 1, "the next save replaces it"
 
 
-def test_a_plain_record_is_not_believed_in_a_sealed_domain(house):
+def test_an_unsealed_record_is_unreadable_in_a_sealed_domain(house):
     one = house()
     one.save()
     one.leave()
@@ -205,7 +205,7 @@ def test_a_plain_record_is_not_believed_in_a_sealed_domain(house):
     assert one.fetch() == (0, Outcome.UNREADABLE)
 
 
-def test_a_sealed_payload_in_an_unknown_code_is_not_believed(house):
+def test_a_sealed_payload_with_an_unknown_codec_is_corrupt(house):
     one = house()
     one.save()
     one.leave()
@@ -221,7 +221,7 @@ def test_a_sealed_payload_in_an_unknown_code_is_not_believed(house):
     assert one.fetch() == (0, Outcome.CORRUPT)
 
 
-def test_records_of_one_domain_put_in_the_place_of_anothers_are_misses(house):
+def test_a_record_in_the_place_of_another_domains_record_is_a_miss(house):
     one = house()
     one.save("acme")
     one.save("globex")
@@ -233,7 +233,7 @@ def test_records_of_one_domain_put_in_the_place_of_anothers_are_misses(house):
     assert one.fetch("acme")[0] == one.fetch("globex")[0] == 0
 
 
-def test_a_store_with_the_same_ring_reads_what_another_sealed(house):
+def test_a_block_sealed_by_one_store_is_read_by_another_with_the_same_key_ring(house):
     far = {}
     one, other = house(SharedMemoryTier(far)), house(SharedMemoryTier(far))
     one.save()
@@ -241,7 +241,7 @@ def test_a_store_with_the_same_ring_reads_what_another_sealed(house):
     assert other.fetch() == (6, Outcome.OK)
 
 
-def test_a_store_with_another_ring_has_misses_and_changes_nothing_there(house, tmp_path, caplog):
+def test_a_store_with_another_key_ring_has_misses_and_changes_no_record(house, tmp_path, caplog):
     far = {}
     one = house(SharedMemoryTier(far))
     other = house(SharedMemoryTier(far), ring=ring_of(SECRETS, tmp_path / "ring"))
@@ -264,7 +264,7 @@ def test_a_store_with_another_ring_has_misses_and_changes_nothing_there(house, t
     assert "the same `keyring` file" in line
 
 
-def test_the_ring_is_read_once_for_many_records_under_a_key_that_it_lacks(house, monkeypatch):
+def test_the_key_ring_is_read_once_for_many_records_with_an_unknown_key(house, monkeypatch):
     far, readings = {}, []
     one, other = house(SharedMemoryTier(far)), house(SharedMemoryTier(far), ring=ring_of(SECRETS))
     watch = other.store.table.sealing.watch
@@ -282,7 +282,7 @@ def test_the_ring_is_read_once_for_many_records_under_a_key_that_it_lacks(house,
     assert len(readings) == 2
 
 
-def test_a_remote_record_that_was_unreadable_is_asked_for_again_after_a_while(house, tmp_path):
+def test_an_unreadable_remote_record_is_looked_up_again_after_a_pause(house, tmp_path):
     far = {}
     one = house(SharedMemoryTier(far))
     other = house(SharedMemoryTier(far), ring=ring_of(SECRETS, tmp_path / "ring"))
@@ -294,7 +294,7 @@ def test_a_remote_record_that_was_unreadable_is_asked_for_again_after_a_while(ho
     assert other.look() == 6
 
 
-def test_what_another_host_damaged_is_replaced_by_the_next_save_with_the_right_key(house, tmp_path):
+def test_a_damaged_shared_record_is_replaced_by_the_next_save_with_the_right_key(house, tmp_path):
     far = {}
     one, other = house(SharedMemoryTier(far)), house(SharedMemoryTier(far))
     third = house(SharedMemoryTier(far), ring=ring_of(SECRETS, tmp_path / "ring"))
@@ -325,7 +325,7 @@ def test_a_damaged_header_is_deleted_by_a_reader_of_any_ring(house):
     assert far == {}
 
 
-def test_epochs_live_side_by_side_until_they_are_retired(house, tmp_path):
+def test_blocks_of_several_epochs_are_readable_until_their_epoch_is_retired(house, tmp_path):
     one = house(ring=ring_of(SECRETS, tmp_path / "ring"))
     one.save(blocks=3)
     assert one.ring.rotate("acme") == 2
@@ -379,7 +379,7 @@ def test_an_erased_domains_memory_is_cleared(house):
     assert some not in bytes(arena)
 
 
-def test_a_lease_ends_with_its_domain_and_a_ticket_publishes_nothing(house):
+def test_an_erasure_ends_leases_and_a_later_commit_publishes_nothing(house):
     one = house()
     one.save()
     lease = one.store.fetch(one.namespace(), one.chain(), 5).lease
@@ -392,7 +392,7 @@ def test_a_lease_ends_with_its_domain_and_a_ticket_publishes_nothing(house):
     assert one.store.status().tiers[0].used_bytes == 0
 
 
-def test_a_commit_under_way_does_not_outlive_the_domain(house):
+def test_a_commit_in_progress_during_an_erasure_publishes_nothing(house):
     one = house()
     reserved = one.store.reserve(one.namespace(), one.chain(), FINGERPRINT, 0)
     ticket = one.store.table.leases._reservations[reserved.ticket]
@@ -401,7 +401,7 @@ def test_a_commit_under_way_does_not_outlive_the_domain(house):
     assert one.store.commit(reserved.ticket) == 0
 
 
-def test_survivors_that_can_not_be_opened_are_freed(house, tmp_path):
+def test_recovered_records_that_cannot_be_opened_are_freed(house, tmp_path):
     records = {}
     path = tmp_path / "ring"
     one = house(MemoryTier(32 * MIB, records), ring=ring_of(SECRETS, path))
@@ -418,14 +418,14 @@ def test_survivors_that_can_not_be_opened_are_freed(house, tmp_path):
     assert again.fetch("globex") == (6, Outcome.OK)
 
 
-def test_where_nothing_is_sealed_nothing_can_be_erased(house):
+def test_an_erasure_is_refused_if_the_domain_is_not_sealed(house):
     with Store(4 * MIB, [], SECRETS) as store:
         store.start()
         with pytest.raises(RefusedError, match="not sealed"):
             store.erase("acme")
 
 
-def test_records_for_others_are_kept_as_they_come_and_ours_are_opened(house):
+def test_a_target_verifies_received_records_of_its_own_domains_only(house):
     """A target without the key keeps ciphertext; a node with it checks at once."""
     one = house(ring=ring_of(SECRETS, derives=True))
     one.save()

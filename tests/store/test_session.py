@@ -40,7 +40,7 @@ def test_blocks_of_any_dtype_come_back_as_they_were(store) -> None:
     assert (found == blocks).all()
 
 
-def test_a_context_that_goes_on_gets_its_prefix_and_keeps_its_rest(store) -> None:
+def test_a_fetch_of_a_longer_context_fills_its_prefix_and_leaves_the_other_rows(store) -> None:
     session, blocks = store.session(FINGERPRINT), blocks_for(5)
     session.save(list(range(96)), blocks[:3])
     found = np.full_like(blocks, 7)
@@ -51,7 +51,7 @@ def test_a_context_that_goes_on_gets_its_prefix_and_keeps_its_rest(store) -> Non
     assert session.cover(list(range(160))) == 96
 
 
-def test_rows_behind_the_held_prefix_never_change_even_if_the_lease_ends(
+def test_rows_after_the_held_prefix_are_unchanged_even_if_the_lease_ends(
     store, monkeypatch
 ) -> None:
     """The rows of the prefix may have been written when the lease turns out to have ended."""
@@ -66,7 +66,7 @@ def test_rows_behind_the_held_prefix_never_change_even_if_the_lease_ends(
     assert "may have changed" in session.fetch.__doc__
 
 
-def test_another_fingerprint_is_another_namespace(store) -> None:
+def test_contexts_of_another_fingerprint_are_not_covered(store) -> None:
     store.session(FINGERPRINT).save(list(range(64)), blocks_for(2))
     other = holdfast.Fingerprint(
         model="n", layout=LAYOUT, positions="none", adapter="none", kv_quantisation="none"
@@ -74,13 +74,13 @@ def test_another_fingerprint_is_another_namespace(store) -> None:
     assert store.session(other).cover(list(range(64))) == 0
 
 
-def test_too_few_tokens_for_a_block_is_nothing_to_do(store) -> None:
+def test_fewer_tokens_than_a_block_save_nothing_and_are_a_miss(store) -> None:
     session = store.session(FINGERPRINT)
     assert session.save([1, 2, 3], blocks_for(0)) == 0
     assert session.fetch([1, 2, 3], into=blocks_for(0)).outcome is Outcome.MISS
 
 
-def test_rows_that_do_not_fit_are_refused_with_both_numbers(store) -> None:
+def test_rows_of_a_wrong_number_or_size_are_refused_with_both_numbers(store) -> None:
     session = store.session(FINGERPRINT)
     with pytest.raises(BlockError, match="2 blocks given, but the tokens fill 3"):
         session.save(list(range(96)), blocks_for(2))
@@ -91,7 +91,7 @@ def test_rows_that_do_not_fit_are_refused_with_both_numbers(store) -> None:
     assert session.cover(list(range(96))) == 0
 
 
-def test_an_unknown_domain_is_named(store) -> None:
+def test_an_unknown_domain_is_refused_by_name(store) -> None:
     with pytest.raises(ConfigError, match="'acme' is not configured; known: default; ask for"):
         store.session(FINGERPRINT, domain="acme")
 
@@ -115,7 +115,9 @@ def test_a_disk_needs_a_folder() -> None:
         ({"file": "host.yaml", "host": 0}, "a file or sizes, not both"),
     ],
 )
-def test_what_is_given_to_open_is_never_ignored(sizes, words, tmp_path, monkeypatch) -> None:
+def test_invalid_arguments_of_open_are_refused_and_not_ignored(
+    sizes, words, tmp_path, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(ConfigError, match=words):
@@ -132,7 +134,7 @@ def test_deadlines_out_of_range_are_refused_and_nothing_is_leased(store, deadlin
     assert not store.table.leases
 
 
-def test_a_copy_that_breaks_off_keeps_neither_lease_nor_slots(store, monkeypatch) -> None:
+def test_an_interrupted_fetch_leaks_no_lease(store, monkeypatch) -> None:
     session, blocks = store.session(FINGERPRINT), blocks_for(3)
     session.save(list(range(96)), blocks)
 
@@ -145,7 +147,7 @@ def test_a_copy_that_breaks_off_keeps_neither_lease_nor_slots(store, monkeypatch
     assert not store.table.leases
 
 
-def test_blocks_are_saved_from_read_only_memory_and_not_fetched_into_it(store) -> None:
+def test_read_only_memory_can_be_saved_and_is_refused_as_a_fetch_target(store) -> None:
     session, blocks = store.session(FINGERPRINT), blocks_for(3)
     blocks.flags.writeable = False
     assert session.save(list(range(96)), blocks) == 3
@@ -195,7 +197,7 @@ def test_torch_tensors_are_taken_and_filled_in_place(store, dtype) -> None:
     ],
     ids=["masked", "list", "rows", "bytes", "memoryview", "None", "0-d", "object"],
 )
-def test_what_has_no_rows_of_memory_is_refused_by_name(store, blocks, words) -> None:
+def test_objects_without_rows_of_memory_are_refused_by_name(store, blocks, words) -> None:
     session = store.session(FINGERPRINT)
     with pytest.raises(BlockError, match=words):
         session.save(list(range(96)), blocks)
@@ -205,7 +207,7 @@ def test_what_has_no_rows_of_memory_is_refused_by_name(store, blocks, words) -> 
     assert not store.table.leases.reservations
 
 
-def test_bytes_are_no_tokens(store) -> None:
+def test_a_bytes_object_is_refused_as_tokens(store) -> None:
     session = store.session(FINGERPRINT)
     with pytest.raises(BlockError, match="tokens are of type bytes"):
         session.save(bytes([1, 0, 0, 0] * 32), blocks_for(1))
@@ -253,7 +255,7 @@ def over():
         one.close()
 
 
-def test_a_tier_that_ignores_its_limit_costs_the_deadline_only(far, over) -> None:
+def test_a_tier_that_ignores_its_deadline_delays_a_call_to_the_deadline_only(far, over) -> None:
     session, found = over(tier := Silent(far)), blocks_for(3, seed=9)
     session.save(list(range(32)), blocks_for(3)[:1])
     assert session.cover(list(range(96)), deadline_s=0.05) == 32
@@ -268,7 +270,7 @@ def test_a_tier_that_ignores_its_limit_costs_the_deadline_only(far, over) -> Non
     assert (found == blocks_for(3)).all()
 
 
-def test_what_is_known_here_asks_no_shared_tier(over) -> None:
+def test_a_context_held_locally_causes_no_shared_tier_lookup(over) -> None:
     session, blocks = over(tier := Silent({})), blocks_for(3)
     session.save(list(range(96)), blocks)
     assert session.cover(list(range(100))) == 96
@@ -280,13 +282,13 @@ def test_what_is_known_here_asks_no_shared_tier(over) -> None:
     tier.told.set()
 
 
-def test_a_miss_says_that_nothing_is_held(over, far) -> None:
+def test_a_miss_reports_that_nothing_is_held(over, far) -> None:
     session, found = over(SharedMemoryTier(far)), blocks_for(3)
     landed = session.fetch([1] * 96, into=found)
     assert (landed.outcome, landed.reason) == (Outcome.MISS, "nothing is held here")
 
 
-def test_a_later_tier_is_asked_for_what_the_first_lacks(over, far) -> None:
+def test_a_later_tier_is_asked_for_blocks_missing_from_the_first(over, far) -> None:
     session = over(SharedMemoryTier({}, "pool"), SharedMemoryTier(far, "valkey"))
     found = np.zeros_like(blocks_for(3))
     assert session.fetch(list(range(96)), into=found).sources == {"valkey": 3}

@@ -28,7 +28,7 @@ def test_housekeeping_goes_on_after_an_error(harness, monkeypatch) -> None:
         time.sleep(0.005)
 
 
-def test_a_part_of_housekeeping_that_fails_keeps_no_other_part_from_its_work(
+def test_a_failed_housekeeping_task_does_not_stop_the_other_tasks(
     harness, monkeypatch, caplog
 ) -> None:
     def fail() -> None:

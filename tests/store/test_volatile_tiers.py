@@ -82,7 +82,7 @@ def ladder(monkeypatch):
         one.store.close()
 
 
-def test_nothing_leaves_memory_while_it_waits_for_the_disk(ladder):
+def test_blocks_stay_in_memory_until_the_disk_has_written_them(ladder):
     one = ladder(disk=Slow(64 * MIB, name="disk"))
     chains = [chain_of(f"c{n}", 8) for n in range(20)]
     for chain in chains:
@@ -97,7 +97,7 @@ def test_nothing_leaves_memory_while_it_waits_for_the_disk(ladder):
     assert one.on(saved, 2) == len(saved) > 40
 
 
-def test_what_comes_up_from_the_disk_is_copied_to_cxl_again(ladder):
+def test_blocks_promoted_from_the_disk_are_copied_to_cxl(ladder):
     one, chain = ladder(), chain_of("a", 8)
     one.save(chain)
     one.off(chain, 0, 1)
@@ -109,7 +109,7 @@ def test_what_comes_up_from_the_disk_is_copied_to_cxl_again(ladder):
     assert one.cxl.usage().read_bytes == 8 * one.contexts.namespace.record_bytes
 
 
-def test_what_the_disk_declined_is_offered_again_when_it_comes_up_from_cxl(ladder):
+def test_a_block_the_disk_declined_is_offered_again_when_it_is_promoted_from_cxl(ladder):
     one, chain = ladder(rule=SecondTouch(1_000)), chain_of("a", 8)
     one.save(chain)
     assert [one.on(chain, tier) for tier in range(3)] == [8, 8, 0]
@@ -119,7 +119,7 @@ def test_what_the_disk_declined_is_offered_again_when_it_comes_up_from_cxl(ladde
     assert one.on(chain, 2) == 8
 
 
-def test_what_cxl_gives_up_is_still_on_the_disk(ladder):
+def test_blocks_evicted_from_cxl_are_still_on_the_disk(ladder):
     one = ladder(cxl_bytes=2 * MIB)
     chains = [chain_of(f"c{n}", 16) for n in range(16)]
     one.save(*chains)
@@ -194,7 +194,7 @@ def test_a_quota_holds_on_cxl_and_status_shows_it(configured):
         ]
 
 
-def test_verify_reads_cxl_and_drops_what_fails(configured):
+def test_verify_reads_cxl_and_drops_corrupt_copies(configured):
     with open_store(configured()) as store:
         contexts, chain = Contexts(store, BLOCK), chain_of("a", 8)
         contexts.save(chain)

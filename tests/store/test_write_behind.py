@@ -79,7 +79,7 @@ class RaisingTier(MemoryTier):
 
 
 @pytest.mark.parametrize("method", ["reserve", "write"])
-def test_a_tier_that_raises_errors_is_written_to_again(harness, method) -> None:
+def test_a_tier_whose_write_raised_an_exception_is_written_to_again(harness, method) -> None:
     one = harness(2 * MIB, RaisingTier(method))
     for seed in (1, 2):
         one.save(one.chain(seed, 2))
@@ -93,7 +93,7 @@ def test_a_tier_that_raises_errors_is_written_to_again(harness, method) -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_copy_whose_header_is_damaged_is_not_written_and_does_not_end_the_writer(
+def test_a_copy_with_a_damaged_header_is_not_written_and_does_not_stop_the_writer(
     harness, shared
 ) -> None:
     tier = SharedMemoryTier({}) if shared else MemoryTier(64 * MIB)
@@ -122,7 +122,7 @@ class FullTier(MemoryTier):
         return ReservedPlaces([NOWHERE] * len(sizes), [])
 
 
-def test_what_a_tier_refused_is_not_offered_to_it_again_while_another_tier_is_slow(harness):
+def test_a_block_refused_by_one_tier_is_not_offered_again_while_another_is_slow(harness):
     slow = HeldTier()
     one = harness(2 * MIB, FullTier(64 * MIB), slow)
     table, chain = one.store.table, one.chain(2, 4)
@@ -140,7 +140,7 @@ def test_what_a_tier_refused_is_not_offered_to_it_again_while_another_tier_is_sl
     assert slow.usage().records == 6
 
 
-def test_what_left_memory_waits_for_no_tier_that_stands_still(harness) -> None:
+def test_a_block_that_left_memory_is_no_longer_queued_for_a_stuck_tier(harness) -> None:
     slow = HeldTier()
     one = harness(MIB, MemoryTier(64 * MIB), slow)
     table = one.store.table
@@ -189,7 +189,7 @@ def test_a_tier_that_raises_an_error_after_a_write_keeps_no_block_in_memory(harn
     assert len(one.tier.records) == 4
 
 
-def test_what_a_stopped_disk_did_not_take_is_written_when_it_resumes(harness) -> None:
+def test_blocks_queued_while_disk_writes_are_stopped_are_written_on_resume(harness) -> None:
     medium, clock = MemoryExtents.formatted(32 * SECTOR, 16), ManualClock()
     one = harness(4 * MIB, tier_on(medium, clock))
     assert one.store.recovery.wait(60)

@@ -59,7 +59,7 @@ def test_a_tier_that_does_not_admit_a_block_does_not_get_it(index):
     assert (queues.length(1), queues.length(2)) == (1, 2)
 
 
-def test_a_block_that_the_budget_of_its_domain_refuses_is_queued_for_no_tier(index):
+def test_a_block_beyond_its_domains_write_budget_is_queued_for_no_tier(index):
     budget = WriteBudget(AlwaysAdmit(), NAMESPACE.record_bytes * 24)  # one record a minute
     budgets = [{NAMESPACE.domain: budget}, {NAMESPACE.domain: budget}]
     rules = AdmissionRules(index, ManualClock(), [AlwaysAdmit(), AlwaysAdmit()], budgets)
@@ -78,13 +78,13 @@ def test_a_deferred_block_may_be_evicted_until_its_tier_answers(queues):
     assert (queues.deferred(1), queues.pop(1)) == (0, 0)
 
 
-def test_a_deferred_block_that_another_tier_still_takes_stays(queues):
+def test_a_deferred_block_that_is_queued_for_another_tier_stays_in_memory(queues):
     queues.enqueue(0, [2])
     queues.defer(0, 1)
     assert queues.is_admitted(0)
 
 
-def test_a_block_that_is_queued_must_be_saved_whatever_was_said_before(queues):
+def test_queueing_a_block_overrides_an_earlier_refusal(queues):
     queues.do_not_admit([0, 1, 2])
     queues.write_through([0])
     queues.enqueue(1, [2])
@@ -92,7 +92,7 @@ def test_a_block_that_is_queued_must_be_saved_whatever_was_said_before(queues):
     assert all(map(queues.is_admitted, range(3)))
 
 
-def test_a_block_for_memory_only_is_admitted_by_a_save_for_longer_but_no_other_block(queues):
+def test_a_save_with_longer_retention_admits_only_blocks_kept_in_memory_only(queues):
     queues.keep_in_memory_only([0])
     queues.do_not_admit([1])
     assert queues.admit_ephemeral([0, 1, 2]) == [0]
@@ -111,7 +111,7 @@ def test_a_block_that_one_tier_refuses_stays_until_the_other_tier_has_it(queues)
     assert not queues.is_admitted(0)
 
 
-def test_a_block_that_left_memory_waits_for_no_tier(queues):
+def test_a_block_that_left_memory_is_queued_for_no_tier(queues):
     queues.enqueue(0)
     queues.defer(0, 1)
     queues.do_not_admit([0])
@@ -120,7 +120,7 @@ def test_a_block_that_left_memory_waits_for_no_tier(queues):
     assert queues.is_admitted(0)
 
 
-def test_writes_count_while_they_run(queues):
+def test_blocks_being_written_count_as_queued(queues):
     queues.enqueue(0, [1])
     assert queues.pop(1) == 0
     queues.set_writing(1, 1)

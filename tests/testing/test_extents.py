@@ -28,7 +28,7 @@ def test_writes_are_kept_in_order():
     assert into == ONES[:512] + TWOS[:512]
 
 
-def test_it_fails_on_demand_and_past_its_end():
+def test_memory_extents_fail_on_demand_and_past_their_end():
     medium = MemoryExtents(bytes(8192))
     medium.fails = lambda what, offset, nbytes: what == "read" and offset == 4096
     medium.read(0, [memoryview(bytearray(4096))])
@@ -38,7 +38,7 @@ def test_it_fails_on_demand_and_past_its_end():
         medium.write(8192, [memoryview(ONES)])
 
 
-def test_a_flush_holds_and_the_rest_arrives_in_any_part():
+def test_a_crash_image_has_all_flushed_writes_and_any_part_of_later_ones():
     log = [ExtentWrite(0, ONES), ExtentWrite(0, b""), ExtentWrite(0, TWOS), ExtentWrite(4096, TWOS)]
     chosen = random.Random(0)
     images = [crash_image(bytes(8192), log, chosen) for _ in range(300)]

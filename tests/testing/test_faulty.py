@@ -39,7 +39,7 @@ def run(seed, plan, turns=60):
 
 
 @pytest.mark.parametrize("fault", sorted(SILENT))
-def test_silent_damage_never_verifies_as_something_else(fault):
+def test_silently_damaged_records_never_verify(fault):
     tier, written, read = run(1, {fault: 0.5})
     assert tier.injected[fault] > 10
     assert set(written) == {Outcome.OK}
@@ -51,14 +51,14 @@ def test_silent_damage_never_verifies_as_something_else(fault):
     ("fault", "expected"),
     [(InjectedFault.GONE_WRITE, Outcome.GONE), (InjectedFault.FULL_WRITE, Outcome.FULL)],
 )
-def test_a_failed_write_says_so_and_frees_the_place(fault, expected):
+def test_a_failed_write_is_reported_and_frees_its_place(fault, expected):
     tier, written, read = run(1, {fault: 0.5})
     assert written.count(expected) == tier.injected[fault] > 10
     assert set(read) == {Outcome.OK}
     assert tier.usage().records == len(read)
 
 
-def test_a_failed_read_says_so():
+def test_a_failed_read_is_reported():
     tier, _, read = run(1, {InjectedFault.GONE_READ: 0.5})
     assert read.count(Outcome.GONE) == tier.injected[InjectedFault.GONE_READ] > 10
 
@@ -70,7 +70,7 @@ def test_a_delay_changes_nothing_else(fault):
     assert tier.injected[fault] > 10
 
 
-def test_one_seed_is_one_story():
+def test_the_same_seed_gives_the_same_faults():
     plan = dict.fromkeys(EVERY_FAULT, 0.05)
     one, other, third = run(7, plan), run(7, plan), run(8, plan)
     assert one[1:] == other[1:]

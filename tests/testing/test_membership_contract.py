@@ -7,7 +7,7 @@ import pytest
 from holdfast.testing.membership_contract import MembershipContract, ReportedViews
 
 
-def test_a_source_whose_first_list_is_incomplete_is_found_out():
+def test_a_source_whose_first_list_is_incomplete_breaks_the_contract():
     contract, heard = MembershipContract(), ReportedViews()
     source = SimpleNamespace(trouble=lambda: "")
     one, two = contract.member(1), contract.member(2)

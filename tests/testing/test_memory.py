@@ -3,7 +3,7 @@
 from holdfast.testing.memory import MemoryTier
 
 
-def test_its_usage_is_read_while_no_other_thread_writes():
+def test_the_usage_of_a_memory_tier_is_read_under_its_lock():
     tier = MemoryTier(1 << 20)
 
     class Guarded(dict):

@@ -59,7 +59,7 @@ def test_a_policy_with_slots_is_measured_too():
     contract.test_memory_follows_the_rows_and_not_the_calls()
 
 
-def test_a_policy_that_remembers_every_call_is_found_out():
+def test_a_policy_that_remembers_every_call_breaks_the_contract():
     contract = EvictionContract()
     contract.make = Hoarder
     with pytest.raises(AssertionError):

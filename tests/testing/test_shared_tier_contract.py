@@ -245,7 +245,7 @@ class Scribbling(SharedMemoryTier):
         (WithoutNamespaces, "test_one_batch_deletes_in_each_namespace_what_it_names_there"),
     ],
 )
-def test_the_contract_notices(broken, test):
+def test_the_contract_detects_a_broken_shared_tier(broken, test):
     with pytest.raises((AssertionError, ValueError)):
         getattr(TestSharedMemoryTier(), test)(broken({}))
 
@@ -259,7 +259,7 @@ def test_the_contract_notices(broken, test):
         (Fragile, "test_a_dead_remote_side_is_an_outcome_in_time"),
     ],
 )
-def test_the_contract_notices_what_a_dead_remote_side_does(broken, test):
+def test_the_contract_detects_wrong_behaviour_with_a_dead_remote_side(broken, test):
     remote_side = Memory()
     tier = remote_side.tier(broken)
     with pytest.raises((AssertionError, ConnectionError)):

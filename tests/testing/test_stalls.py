@@ -26,7 +26,7 @@ def stand_still(watch, seconds, processors=None):
 
 
 @pytest.mark.parametrize("processors", [1, None])
-def test_it_says_how_long_a_processor_stood_still_within_a_time(stalls, processors):
+def test_a_stall_watch_measures_processor_stalls_within_an_interval(stalls, processors):
     begun_s, ended_s = stand_still(stalls, 0.8, processors)
     stood_s = stalls.within(begun_s, ended_s + 0.2)
     assert 0.6 <= stood_s <= 1.0 + (ended_s - begun_s - 0.8)
@@ -34,7 +34,7 @@ def test_it_says_how_long_a_processor_stood_still_within_a_time(stalls, processo
     assert stalls.within(begun_s - 9.0, begun_s - 8.0) == 0.0
 
 
-def test_one_that_stands_still_until_just_now_is_waited_for(stalls):
+def test_a_stall_that_has_just_ended_is_counted(stalls):
     process = stalls._processes[0]
     pause(process.pid)
     begun_s = time.monotonic()
@@ -45,21 +45,21 @@ def test_one_that_stands_still_until_just_now_is_waited_for(stalls):
     going_on.join()
 
 
-def test_what_took_long_is_told_without_the_time_that_a_processor_stood_still(stalls):
+def test_elapsed_time_is_reported_without_processor_stalls(stalls):
     begun_s, _ = stand_still(stalls, 0.8)
     time.sleep(0.3)
     told_s = stalls.since(begun_s)
     assert time.monotonic() - begun_s - told_s >= 0.6
 
 
-def test_each_processor_is_looked_at(stalls):
+def test_each_processor_is_watched(stalls):
     def looked_at():
         return [os.sched_getaffinity(process.pid) for process in stalls._processes]
 
     assert looked_at() == [{processor} for processor in sorted(os.sched_getaffinity(0))]
 
 
-def test_a_process_that_keeps_its_threads_waiting_is_no_standstill(stalls):
+def test_a_process_that_blocks_its_own_threads_does_not_count_as_a_stall(stalls):
     def stood_s():
         begun_s = time.monotonic()
         while time.monotonic() < begun_s + 2 * LATE_S:
@@ -69,7 +69,7 @@ def test_a_process_that_keeps_its_threads_waiting_is_no_standstill(stalls):
     assert 0.0 in (stood_s() for _ in range(10))  # the machine's own are none of its doing
 
 
-def test_it_ends_with_whoever_watches():
+def test_closing_a_stall_watch_ends_its_processes():
     watch = StallWatch()
     watch.close()
     for process in watch._processes:
@@ -91,7 +91,7 @@ def timed(watch, call, monkeypatch):
     return calls
 
 
-def test_a_late_call_is_wrong_unless_a_processor_stood_still(stalls, monkeypatch):
+def test_a_late_call_is_a_failure_unless_a_processor_stalled(stalls, monkeypatch):
     def failures():
         late = timed(stalls, lambda: time.sleep(SLACK_S + 0.5), monkeypatch)
         return [each[:11] for each in late.failures]

@@ -198,7 +198,7 @@ def broken_promises(make, durable, tmp_path):
     return failed
 
 
-def test_a_sound_tier_breaks_nothing(tmp_path):
+def test_a_correct_tier_breaks_no_promise(tmp_path):
     assert broken_promises(Wrapped, False, tmp_path) == set()
 
 

@@ -40,7 +40,7 @@ class Scene:
         assert self.breaker.phase() is BreakerPhase.HALF_OPEN
 
 
-def test_failures_in_a_row_open_it():
+def test_successive_failures_open_the_breaker():
     scene = Scene()
     scene.ask(CallEnding.ERROR)
     scene.ask(CallEnding.ERROR)
@@ -53,7 +53,7 @@ def test_failures_in_a_row_open_it():
     assert scene.breaker.begin() is None
 
 
-def test_a_target_that_never_answers_opens_it_within_2_s_of_the_first_request():
+def test_a_target_that_never_answers_opens_the_breaker_within_2_s():
     scene = Scene()
     scene.clock.advance(1_000)
     assert scene.breaker.begin() is not None
@@ -66,7 +66,7 @@ def test_a_target_that_never_answers_opens_it_within_2_s_of_the_first_request():
     assert opened_s == pytest.approx(1.5, abs=0.011)
 
 
-def test_a_target_that_never_answers_hedged_requests_opens_it_too():
+def test_a_target_that_never_answers_hedged_requests_opens_the_breaker():
     scene = Scene()
     waited_s = 0.0
     while scene.breaker.phase() is BreakerPhase.CLOSED:
@@ -77,7 +77,7 @@ def test_a_target_that_never_answers_hedged_requests_opens_it_too():
     assert waited_s == pytest.approx(1.5, abs=0.01)
 
 
-def test_time_without_requests_does_not_count():
+def test_time_without_requests_does_not_open_the_breaker():
     scene = Scene()
     scene.ask(CallEnding.CANCELLED, took_s=1.0)
     scene.clock.advance(3_600)
@@ -86,7 +86,7 @@ def test_time_without_requests_does_not_count():
     assert scene.breaker.phase() is BreakerPhase.CLOSED
 
 
-def test_a_long_answer_with_progress_keeps_it_closed_and_a_trickle_opens_it():
+def test_a_long_answer_keeps_the_breaker_closed_and_a_trickle_opens_it():
     steady, trickle = Scene(), Scene()
     answers = [(scene, scene.breaker.begin()) for scene in (steady, trickle)]
     for _ in range(100):
@@ -112,7 +112,7 @@ def test_a_half_open_breaker_permits_one_probe_at_a_time(good):
     assert scene.breaker.phase() is BreakerPhase.CLOSED
 
 
-def test_a_probe_that_fails_or_hangs_opens_it_for_twice_as_long():
+def test_a_probe_that_fails_or_hangs_opens_the_breaker_for_twice_as_long():
     scene = Scene(jitter=0.0)
     scene.half_open()
     scene.ask(CallEnding.ERROR)
@@ -129,7 +129,7 @@ def test_a_probe_that_fails_or_hangs_opens_it_for_twice_as_long():
     assert scene.breaker.phase() is BreakerPhase.HALF_OPEN
 
 
-def test_pauses_have_a_limit_and_start_again_after_a_recovery():
+def test_breaker_pauses_have_a_limit_and_restart_after_a_recovery():
     scene = Scene(jitter=0.0)
     scene.half_open()
     for _ in range(10):
@@ -181,7 +181,7 @@ def test_clients_do_not_probe_at_the_same_time():
         max_size=80,
     ),
 )
-def test_every_history_makes_legal_transitions_only(seed, steps):
+def test_the_breaker_makes_only_legal_transitions_in_every_history(seed, steps):
     scene = Scene(seed)
     tickets = []
     phase = scene.breaker.phase()

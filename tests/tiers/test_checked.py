@@ -172,7 +172,7 @@ STUCK = [each for each in METHODS if each[1] not in ("close", "survivors", "wipe
 @pytest.mark.parametrize(
     ("kind", "method"), STUCK, ids=[f"{kind.__name__}.{name}" for kind, name in STUCK]
 )
-def test_a_method_that_does_not_return_holds_no_call_beyond_its_deadline(kind, method):
+def test_a_tier_method_that_does_not_return_delays_no_call_beyond_its_deadline(kind, method):
     stuck = Stuck()
     inner = kind(64 * MIB) if kind is EveryLocalMethod else kind({})
     tier = MisbehavingTier(inner, method, stuck)
@@ -212,7 +212,7 @@ def test_a_method_that_does_not_return_holds_no_call_beyond_its_deadline(kind, m
     ("kind", "method"),
     [(EveryLocalMethod, "read"), (EveryLocalMethod, "write"), (EverySharedMethod, "ask")],
 )
-def test_faults_open_the_breaker_and_are_shown_and_logged_once(kind, method, caplog):
+def test_faults_of_a_tier_open_its_breaker_and_are_logged_once(kind, method, caplog):
     clock = ManualClock()
     inner = kind(64 * MIB) if kind is EveryLocalMethod else kind({})
     tier = checked(MisbehavingTier(inner, method, lambda _: "ok"), clock)

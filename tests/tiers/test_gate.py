@@ -6,7 +6,7 @@ import threading
 from holdfast.tiers.gate import MediumGate
 
 
-def test_it_admits_work_until_it_is_shut():
+def test_a_gate_admits_work_until_it_is_shut():
     gate = MediumGate()
     with gate.enter() as first, gate.enter() as second:
         assert (first, second) == (True, True)

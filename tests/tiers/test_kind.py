@@ -127,7 +127,7 @@ def test_doctor_shows_an_installed_kind(environment, configured):
         ("{kind: unheard_of}", "mooncake, toy, toy_shared"),
     ],
 )
-def test_bad_options_and_kinds_are_named(environment, configured, section, said):
+def test_invalid_options_and_kinds_are_reported_by_name(environment, configured, section, said):
     done = run(environment, "-m", "holdfast", "doctor", "--config", configured(section))
     assert done.returncode == 1
     assert said in done.stdout

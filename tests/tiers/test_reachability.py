@@ -75,7 +75,7 @@ class WatchedDeadline(Deadline):
 
 
 @pytest.mark.parametrize(("ending", "outcome"), [(succeed, Outcome.OK), (fail, Outcome.GONE)])
-def test_a_call_beside_a_probe_waits_and_has_the_same_outcome(backoff, clock, ending, outcome):
+def test_a_call_during_a_probe_waits_and_has_the_same_outcome(backoff, clock, ending, outcome):
     enter_half_open(backoff, clock)
     begun, end = threading.Event(), threading.Event()
     deadline, outcomes = WatchedDeadline(60), []
@@ -103,7 +103,7 @@ def test_a_call_beside_a_probe_waits_and_has_the_same_outcome(backoff, clock, en
     assert outcomes == [outcome] * 2
 
 
-def test_a_call_beside_a_probe_is_late_at_its_deadline(backoff, clock):
+def test_a_call_during_a_probe_is_late_at_its_deadline(backoff, clock):
     enter_half_open(backoff, clock)
     outcomes = []
 

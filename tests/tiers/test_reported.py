@@ -75,7 +75,7 @@ def test_integers_of_other_types_are_plain_integers(capacity):
         (OSError(5, "disk on \x1b[31mfire"), "OSError: [Errno 5] disk on \\x1b[31mfire"),
     ],
 )
-def test_a_usage_that_cannot_be_shown_is_named_and_fails_nobody(usage, why):
+def test_an_invalid_usage_of_a_tier_is_reported_as_trouble_and_raises_no_error(usage, why):
     told = tier_status(local(usage))
     assert told.trouble.startswith(why)
     assert (told.capacity_bytes, told.used_bytes) == (0, 0)
@@ -112,7 +112,7 @@ def test_a_description_is_reduced_to_plain_values():
         (RuntimeError("no"), "RuntimeError: no"),
     ],
 )
-def test_a_description_that_cannot_be_shown_is_named(told, why):
+def test_an_invalid_description_of_a_tier_is_reported_as_trouble(told, why):
     found = description(shared(told))
     assert found["members"] == []
     assert found["trouble"].startswith(why)
@@ -126,7 +126,7 @@ def test_the_health_of_members_is_read_from_structs_and_mappings():
 
 
 @pytest.mark.parametrize("members", [None, [3], [{"phase": "closed"}], ["a"], ValueError("no")])
-def test_members_that_cannot_be_shown_are_named(members):
+def test_invalid_members_of_a_shared_tier_are_reported_as_trouble(members):
     told = shared_status(shared(members=members))
     assert (told.reachable, told.members) == (True, [])
     assert told.trouble

@@ -6,7 +6,7 @@ from holdfast.tiers.base import TierUsage
 from holdfast.tiers.transfer_counts import TransferCounts
 
 
-def test_what_many_threads_add_is_all_there():
+def test_counts_added_by_many_threads_add_up():
     counts = TransferCounts()
     with ThreadPoolExecutor(4) as threads:
         for _ in range(100):

@@ -63,7 +63,7 @@ def test_half_a_frame_is_no_message(message, missing):
 
 
 @given(st.binary(max_size=4_000))
-def test_garbage_is_refused_or_waited_for_but_never_believed(data):
+def test_garbage_raises_a_protocol_error_or_yields_only_decoded_messages(data):
     reader = request_reader()
     try:
         frames = feed(reader, data)
@@ -135,7 +135,7 @@ def test_many_messages_of_one_receive_come_in_their_order():
     "said",
     [{"type": "cover\nWARNING all is well"}, {"type": "\x1b[2J\n" + "a" * 100_000}],
 )
-def test_what_garbage_says_is_one_short_line_in_a_log(said):
+def test_an_error_about_garbage_is_one_short_printable_line(said):
     body = msgspec.msgpack.encode(said)
     with pytest.raises(ProtocolError) as caught:
         feed(request_reader(), struct.pack("<IIQ", len(body), 1, 0) + body)
@@ -195,14 +195,14 @@ def test_header_is_sixteen_little_endian_bytes():
         ),
     ],
 )
-def test_the_bytes_are_those_of_the_page_on_the_wire(message, golden):
+def test_encoded_messages_equal_the_bytes_in_the_wire_reference(message, golden):
     page = Path(__file__).parents[2] / "docs" / "reference" / "wire.md"
     assert bytes(encode(5, message)).hex() == golden
     assert golden in "".join(page.read_text().split())
 
 
 @pytest.mark.parametrize("kind", get_args(m.Request) + get_args(m.Reply))
-def test_the_page_on_the_wire_names_every_message_and_its_fields(kind):
+def test_the_wire_reference_names_every_message_and_its_fields(kind):
     page = Path(__file__).parents[2] / "docs" / "reference" / "wire.md"
     fields = ", ".join(kind.__struct_fields__)
     said = (

@@ -74,7 +74,7 @@ def slices(request, tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "campaign"), [(campaign.name, campaign) for campaign in CAMPAIGNS]
 )
-def test_nothing_is_ever_served_wrong(name, campaign, slices):
+def test_a_short_run_of_every_campaign_serves_no_wrong_bytes(name, campaign, slices):
     ended, folder = slices[name]
     assert ended_well(ended, name), ended.stdout + ended.stderr
     rows = json.loads((folder / "soak.json").read_text())["rows"]
@@ -102,7 +102,7 @@ def test_a_part_runs_alone(part, faults, tmp_path_factory):
     assert row["tried"] >= 200
 
 
-def test_a_check_that_lets_everything_through_is_found_out(tmp_path, monkeypatch):
+def test_the_flips_campaign_detects_a_check_that_accepts_everything(tmp_path, monkeypatch):
     monkeypatch.setattr(sealing.Sealing, "check_and_open", lambda *_: Outcome.OK)
     monkeypatch.setattr(verify, "verify", lambda *_: Outcome.OK)
     budget = CampaignBudget(tries=30, seed=1, folder=tmp_path)
@@ -115,13 +115,13 @@ def test_a_check_that_lets_everything_through_is_found_out(tmp_path, monkeypatch
     assert "was served wrong" in results[0].failures[0]
 
 
-def test_a_disk_that_trusts_its_footers_is_found_out(tmp_path, monkeypatch):
+def test_disk_campaigns_detect_records_served_without_verification(tmp_path, monkeypatch):
     monkeypatch.setattr(workload.pack, "verify", lambda *_: Outcome.OK)
     budget = CampaignBudget(tries=300, seed=1, folder=tmp_path)
     assert any(result.failed for result in (*reopened.run(budget), *torn.run(budget)))
 
 
-def test_a_user_who_believes_whatever_comes_is_found_out(tmp_path, monkeypatch):
+def test_the_chaos_campaign_detects_a_reader_that_does_not_verify_records(tmp_path, monkeypatch):
     monkeypatch.setattr(payloads.pack, "verify", lambda *_: Outcome.OK)
     is_on = tuple(fault for fault in chaos.FAULTS if fault.name == "garbage")
     monkeypatch.setattr(chaos, "FAULTS", is_on)

@@ -37,7 +37,7 @@ def test_keys_depend_on_secret_and_tokens():
     assert keys_of(b"s" * 32, tokens)[0] != keys_of(b"t" * 32, tokens)[0]
 
 
-def test_a_place_is_that_of_the_blocks_record(store):
+def test_the_record_at_the_place_of_a_block_is_its_own(store):
     saved, keys = Contexts(store, 4_000), chain_of("a context", 2)
     saved.save(keys)
     record = store.record(saved.namespace, place_of(store, saved.namespace, keys[1]))

@@ -15,7 +15,7 @@ def budget(tmp_path):
     return CampaignBudget(tries=6, seed=1, folder=tmp_path)
 
 
-def test_a_node_that_the_campaign_killed_died_at_no_failpoint(budget):
+def test_a_kill_by_the_campaign_is_not_counted_as_a_failpoint_kill(budget):
     result = crash_node.kill_nodes(budget)
     assert result.failures == []
     assert result.tried == 6
@@ -29,7 +29,7 @@ def test_a_folder_too_long_for_a_socket_is_refused_before_any_node_is_started(bu
         crash_node.kill_nodes(budget._replace(folder=budget.folder / ("long" * 25)))
 
 
-def test_a_point_that_never_kills_is_found_out(budget, monkeypatch):
+def test_a_failpoint_that_never_kills_is_reported(budget, monkeypatch):
     process = crash_node.NodeProcess
     monkeypatch.setattr(crash_node, "NodeProcess", lambda folder, _: process(folder))
     monkeypatch.setattr(crash_node, "POINTS", crash_node.POINTS[:2])
@@ -53,7 +53,7 @@ def test_a_point_that_never_kills_is_found_out(budget, monkeypatch):
         (1, True, "", 0, 1),
     ],
 )
-def test_only_a_kill_that_was_meant_is_right(status, by_itself, point, tried, failed):
+def test_only_an_intended_kill_is_not_a_failure(status, by_itself, point, tried, failed):
     result = CampaignResult("crash.node", "kills")
     ending = crash_node.ProcessEnding(status, by_itself)
     crash_node._count(result, "cycle 0", point, "at any moment", ending)
@@ -61,7 +61,7 @@ def test_only_a_kill_that_was_meant_is_right(status, by_itself, point, tried, fa
     assert result.counts["at region_close"] == (by_itself and point == "region_close")
 
 
-def test_a_store_that_another_signal_ends_was_not_killed(budget, monkeypatch):
+def test_a_store_ended_by_another_signal_is_not_counted_as_killed(budget, monkeypatch):
     class Broken(crash.Contexts):
         def save(self, keys):
             os.kill(os.getpid(), signal.SIGTERM)

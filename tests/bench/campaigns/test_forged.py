@@ -22,7 +22,7 @@ def test_every_kind_of_forgery_is_tried(budget):
     assert sum(result.counts.values()) == result.tried == 600
 
 
-def test_tokens_that_never_expire_are_found_out(budget, monkeypatch):
+def test_the_campaign_detects_tokens_that_never_expire(budget, monkeypatch):
     def check(key, text, now):
         return token.Token(text, token._claims(text), token._secret(key, text))
 
@@ -35,7 +35,7 @@ def test_tokens_that_never_expire_are_found_out(budget, monkeypatch):
 @pytest.mark.parametrize(
     ("limit", "kind"), [("CLOCK_SKEW_S", "kept too long"), ("TOKEN_S_MAX", "of too long a life")]
 )
-def test_a_limit_that_is_not_kept_is_found_out(budget, monkeypatch, limit, kind):
+def test_the_campaign_detects_a_token_limit_that_is_not_enforced(budget, monkeypatch, limit, kind):
     check = token.check
 
     def lax(key, text, now):
@@ -48,7 +48,7 @@ def test_a_limit_that_is_not_kept_is_found_out(budget, monkeypatch, limit, kind)
     assert any(kind in words for words in result.failures)
 
 
-def test_only_names_that_were_asked_for_count(budget):
+def test_only_requested_keys_are_counted_as_tried(budget):
     budget = budget._replace(tries=6_000)
     with forged._attacked() as attacked:
         result = forged._across(attacked, budget)

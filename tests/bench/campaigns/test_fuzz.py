@@ -22,7 +22,7 @@ def subjects(tmp_path_factory):
 
 
 @pytest.mark.parametrize("file", INPUTS, ids=lambda file: f"{file.parent.name}/{file.name}")
-def test_it_is_refused(file, subjects):
+def test_a_malformed_input_is_refused_within_a_second(file, subjects):
     subject = subjects[file.parent.name]
     start = time.thread_time()
     with pytest.raises(subject.refusals):
@@ -30,7 +30,7 @@ def test_it_is_refused(file, subjects):
     assert time.thread_time() - start < 1
 
 
-def test_every_parser_has_inputs_of_its_own(subjects):
+def test_every_parser_has_its_own_inputs(subjects):
     assert {file.parent.name for file in INPUTS} == set(subjects)
 
 
@@ -40,7 +40,7 @@ SUBJECTS = [
 ]  # fmt: skip
 
 
-def test_no_subject_is_forgotten_here(subjects):
+def test_the_subjects_tested_here_are_all_fuzz_subjects(subjects):
     assert list(subjects) == SUBJECTS
 
 
@@ -51,7 +51,7 @@ def test_the_seeds_are_understood(name, subjects):
 
 
 @pytest.mark.parametrize("name", ["target.requests", "target.replies"])
-def test_what_is_shorter_than_a_head_is_not_taken_for_understood(name, subjects):
+def test_an_input_shorter_than_a_header_is_not_counted_as_accepted(name, subjects):
     assert not subjects[name].parse(subjects[name].seeds[0][:15])
 
 
@@ -79,7 +79,7 @@ def test_entries_of_mutated_footers_are_read(subjects, monkeypatch):
     assert len(read) > 100
 
 
-def test_a_parser_that_never_understands_is_found_out(tmp_path):
+def test_a_parser_that_accepts_no_input_is_reported(tmp_path):
     def refuse(data):
         raise ValueError
 

@@ -39,7 +39,7 @@ def lives(monkeypatch):
     return seeds, told
 
 
-def test_what_strikes_nothing_is_not_tried_and_ends(budget, lives):
+def test_a_run_without_an_injected_fault_is_not_counted_and_ends(budget, lives):
     lives[1]["struck"] = False
     result = injected._in_system_calls(budget)
     assert result.tried == 0
@@ -63,7 +63,7 @@ def test_a_disk_that_is_refused_later_is_tried(budget, lives):
     assert (result.tried, result.counts["clean rejects"], result.failures) == (4, 4, [])
 
 
-def test_a_life_that_is_refused_unstruck_is_wrong(budget, lives):
+def test_a_disk_refused_without_an_injected_fault_is_a_failure(budget, lives):
     lives[1].update(struck=False, status=2, said="opening 1: ConfigError: it cannot be written")
     assert "it cannot be written" in injected._in_system_calls(budget).failures[0]
 
@@ -80,7 +80,7 @@ def test_every_kind_of_call_is_drawn(budget):
     assert any(s.kind == "fdatasync" and s.inject.endswith("when=3") for s in drawn)
 
 
-def test_a_life_without_end_is_killed_with_the_process_that_strace_traces(tmp_path, monkeypatch):
+def test_a_run_that_hangs_is_killed_together_with_its_traced_process(tmp_path, monkeypatch):
     """In the place of strace is a shell that starts a program and waits for it."""
     pid_file, program = tmp_path / "pid", []
     script = 'sleep 600 & echo $! > "$0.new"; mv "$0.new" "$0"; wait'
@@ -114,7 +114,7 @@ def _strace(find_program):
 
 
 @pytest.mark.usefixtures("_strace")
-def test_strikes_hit_a_disk_that_holds_something(budget):
+def test_faults_are_injected_while_the_disk_holds_blocks(budget):
     result = injected._in_system_calls(budget._replace(tries=2))
     assert (result.tried, result.failures) == (2, [])
     assert result.counts["struck pwritev"] == result.counts["struck preadv"] == 1

@@ -68,7 +68,7 @@ def test_a_soak_that_is_killed_leaves_no_node_behind(folder):
     _await(lambda: not _serving(folder))
 
 
-def test_a_target_is_in_no_group_of_ours(tmp_path):
+def test_a_target_runs_in_its_own_process_group(tmp_path):
     (tmp_path / "token.key").touch(0o600)
     (tmp_path / "token.key").write_bytes(bytes(32))
     target = ChaosTarget(tmp_path / "t0", tmp_path / "token.key")
@@ -79,7 +79,7 @@ def test_a_target_is_in_no_group_of_ours(tmp_path):
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_too_little_is_no_verdict_where_it_was_broken_off(stopped, tmp_path):
+def test_too_few_tries_are_not_a_failure_if_the_campaign_was_interrupted(stopped, tmp_path):
     budget = CampaignBudget(tries=1, seed=1, folder=tmp_path, stopped=lambda: stopped)
     result = CampaignResult("made.up", "tries")
     budget.expect_enough(result, False, "too few")

@@ -24,7 +24,7 @@ def _reopened(budget):
 
 @pytest.mark.parametrize("campaign", [torn._whole_prefixes, _reopened])
 @pytest.mark.parametrize("most", [0, 3])
-def test_a_recovery_that_forgets_records_is_found_out(campaign, most, budget, monkeypatch):
+def test_the_campaign_detects_a_recovery_that_loses_records(campaign, most, budget, monkeypatch):
     def forgetful(*said):
         for found in recover_regions(*said):
             yield found._replace(records=found.records[:most])
@@ -34,7 +34,7 @@ def test_a_recovery_that_forgets_records_is_found_out(campaign, most, budget, mo
     assert any("whole records are lost" in words for words in campaign(budget).failures)
 
 
-def test_a_file_that_is_refused_for_one_bad_superblock_is_found_out(budget, monkeypatch):
+def test_the_campaign_detects_a_file_refused_for_one_bad_superblock(budget, monkeypatch):
     def strict(extents):
         found = []
         for which in range(SUPERBLOCKS):

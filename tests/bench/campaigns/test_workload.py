@@ -4,7 +4,7 @@ from holdfast.tiers.disk.region import SECTOR
 from holdfast_bench.campaigns import workload
 
 
-def test_what_is_whole_is_told_without_the_tier():
+def test_whole_records_are_found_in_the_image_without_the_tier():
     life = workload.live(3)
     found = workload.whole(life.medium.image, life)
     laid, key = next(iter(found.items()))
@@ -17,7 +17,7 @@ def test_what_is_whole_is_told_without_the_tier():
         assert found.items() - workload.whole(image, life).items() == {(laid, key)}
 
 
-def test_what_was_freed_may_be_lost_from_then_on():
+def test_a_freed_record_is_not_expected_after_the_write_that_frees_it():
     life = next(life for life in map(workload.live, range(50)) if life.freed)
     laid, writes = next(iter(life.freed.items()))
     image = bytearray(life.start)

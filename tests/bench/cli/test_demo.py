@@ -58,7 +58,7 @@ def walk(monkeypatch, engine_is_here, tmp_path):
     return run
 
 
-def test_all_right_is_exit_code_0(walk, capsys):
+def test_a_demo_with_all_steps_right_is_exit_code_0(walk, capsys):
     assert walk([COLD, WARM]) == 0
     out = capsys.readouterr().out
     assert "30x sooner" in out
@@ -80,7 +80,7 @@ def test_a_wrong_output_or_a_missed_hit_is_exit_code_1(walk, capsys, bad, words)
     assert words in " ".join(capsys.readouterr().out.split())
 
 
-def test_json_on_standard_output_stands_alone(walk, capsys):
+def test_standard_output_holds_only_the_json_report(walk, capsys):
     walk([COLD, WARM], "--json", "-")
     captured = capsys.readouterr()
     document = json.loads(captured.out)
@@ -106,7 +106,7 @@ def test_a_report_that_cannot_be_written_is_noticed_before_the_work(walk, tmp_pa
     assert "sooner" not in capsys.readouterr().out
 
 
-def test_without_the_engine_the_remedy_is_named(monkeypatch, capsys):
+def test_a_demo_without_vllm_installed_names_the_remedy(monkeypatch, capsys):
     monkeypatch.setattr(measuring, "find_spec", lambda _: None)
     assert main(["demo"]) == 2
     assert "vLLM is not installed here" in capsys.readouterr().err
@@ -127,7 +127,7 @@ def test_bad_options_name_value_and_remedy(options, words, capsys, monkeypatch, 
     assert words in capsys.readouterr().err
 
 
-def test_an_engine_that_dies_is_exit_code_1_with_its_words(monkeypatch, walk, capsys):
+def test_an_engine_that_dies_is_exit_code_1_with_its_message(monkeypatch, walk, capsys):
     def dies(_):
         raise HoldfastError("engine-a ended with status 1")
         yield
@@ -138,7 +138,7 @@ def test_an_engine_that_dies_is_exit_code_1_with_its_words(monkeypatch, walk, ca
     assert "engine-a ended with status 1" in capsys.readouterr().err
 
 
-def test_every_step_of_the_demo_has_words_for_the_table():
+def test_every_step_of_the_demo_has_a_description():
     assert list(demo.ONE_NODE.steps) == [
         "cold",
         "warm",

@@ -44,12 +44,12 @@ def walk(monkeypatch, engine_is_here):
 
 
 @pytest.mark.parametrize(("options", "plan"), [([], "best"), (["--plan", "held"], "held")])
-def test_the_hosts_plan_as_they_are_told(walk, options, plan):
+def test_the_plan_option_sets_the_plan_of_the_hosts(walk, options, plan):
     assert walk([COLD], *options) == 0
     assert (walk.setting.plan, walk.setting.targets) == (plan, 3)
 
 
-def test_all_right_is_exit_code_0(walk, capsys):
+def test_a_pool_demo_with_all_steps_right_is_exit_code_0(walk, capsys):
     assert walk([COLD, SERVED, KILLED, JOINED]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert (
@@ -96,6 +96,6 @@ def test_a_small_model_and_short_contexts_are_the_default(walk, monkeypatch):
 
 
 @pytest.mark.parametrize("targets", ["0", "1", "99"])
-def test_a_number_of_targets_that_can_not_be_shown_is_refused(walk, capsys, targets):
+def test_a_number_of_targets_out_of_range_is_refused(walk, capsys, targets):
     assert walk([COLD], "--pool", targets) == 2
     assert f"--pool: {targets} targets, not from 2 to 16" in capsys.readouterr().err

@@ -24,7 +24,7 @@ MISSED = Step("missed", ok=False, cause="the connector: late [again]")
 ABOUT = {"fine": "is right", "missed": "is late"}
 
 
-def test_every_step_is_told_when_it_is_done(capsys, monkeypatch):
+def test_every_step_is_printed_when_it_is_done(capsys, monkeypatch):
     def walk():
         yield FINE
         assert capsys.readouterr().out == "fine 1 is right\n"
@@ -39,7 +39,7 @@ def test_every_step_is_told_when_it_is_done(capsys, monkeypatch):
     assert elapsed_s >= 0
 
 
-def test_what_walks_ends_when_telling_fails(monkeypatch):
+def test_the_demo_is_closed_if_printing_a_step_fails(monkeypatch):
     ended = []
 
     def walk():

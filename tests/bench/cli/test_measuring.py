@@ -10,7 +10,7 @@ from holdfast.errors import ConfigError
 from holdfast_bench.cli import measuring
 
 
-def test_a_bench_on_a_pipe_says_what_it_does(tmp_path):
+def test_a_bench_without_a_terminal_prints_its_progress_as_lines(tmp_path):
     argv = [sys.executable, "-m", "holdfast", "bench", "sim", "--quick", "--json", "-"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=240)
     steps = re.findall(r"^ +\d+ s  (.+)$", done.stderr, re.MULTILINE)

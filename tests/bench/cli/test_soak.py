@@ -45,7 +45,7 @@ def campaign(monkeypatch):
     monkeypatch.setattr(soak, "import_module", lambda name: Module)
 
 
-def test_it_counts_and_reports(campaign, reported, tmp_path, capsys):
+def test_soak_reports_tries_failures_and_the_bound(campaign, reported, tmp_path, capsys):
     status, (row, *_) = reported("soak", "--seed", "0", "--folder", tmp_path)
     assert status == 0
     assert (row["what"], row["value"], row["goal"], row["ok"]) == ("soak.made.up", 0, 0, True)
@@ -54,29 +54,29 @@ def test_it_counts_and_reports(campaign, reported, tmp_path, capsys):
     assert "soak.made.up" in capsys.readouterr().out
 
 
-def test_one_verdict_of_many_samples_bounds_no_rate():
+def test_a_single_verdict_over_many_samples_has_no_failure_rate_bound():
     result = CampaignResult("made.up", "samples")
     result.tried, result.each_may_fail = 300, False
     assert soak.row_of(result, 1, 1.0).more["bound_95"] is None
 
 
-def test_rounds_that_come_to_nothing_end(campaign, tmp_path):
+def test_a_campaign_whose_rounds_make_no_tries_ends(campaign, tmp_path):
     order = CampaignBudget(tries=2, seed=1, folder=tmp_path)
     result = CampaignResult("made.up", "tries")
     rounds = len(list(order.rounds(result)))
     assert (rounds, result.failures) == (66, ["66 rounds made only 0 tries"])
 
 
-def test_one_wrong_answer_fails_it_and_is_told(campaign, tmp_path, capsys):
+def test_one_wrong_answer_fails_the_soak_and_is_printed(campaign, tmp_path, capsys):
     assert main(["soak", "made", "--faults", "5", "--seed", "2", "--folder", str(tmp_path)]) == 1
     assert "soak.made.up: try 2 was wrong" in capsys.readouterr().err
 
 
-def test_minutes_bound_it(campaign, tmp_path):
+def test_the_minutes_option_bounds_a_soak(campaign, tmp_path):
     assert main(["soak", "--minutes", "0.001", "--seed", "0", "--folder", str(tmp_path)]) == 0
 
 
-def test_an_interrupt_ends_it_after_the_round_and_what_was_done_is_told(
+def test_an_interrupted_soak_ends_after_its_round_and_reports_its_tries(
     campaign, tmp_path, monkeypatch, capsys
 ):
     """Hours of a campaign are not lost with Ctrl-C, and neither is the report of an earlier run."""
@@ -138,7 +138,7 @@ def test_rows_before_an_error_or_a_second_interrupt_are_kept(
         (["made.up", "made.up"], {"up": 8}),
     ],
 )
-def test_a_part_does_its_share_or_as_much_as_it_is_told(
+def test_a_part_makes_its_share_of_the_tries_or_the_requested_number(
     campaign, reported, tmp_path, options, tried
 ):
     status, rows = reported("soak", *options, "--seed", "0", "--folder", tmp_path)
@@ -149,9 +149,7 @@ def test_a_part_does_its_share_or_as_much_as_it_is_told(
 
 
 @pytest.mark.parametrize("part", ["made.of.iron", "made.o", "made.", "made.up.there"])
-def test_an_unknown_part_is_told_before_anything_is_done(
-    campaign, tmp_path, monkeypatch, capsys, part
-):
+def test_an_unknown_part_is_refused_before_the_work(campaign, tmp_path, monkeypatch, capsys, part):
     monkeypatch.setattr(soak, "import_module", None)
     assert main(["soak", "made.up", part, "--seed", "1", "--folder", str(tmp_path)]) == 2
     said = capsys.readouterr().err
@@ -169,6 +167,6 @@ def test_an_unknown_part_is_told_before_anything_is_done(
         (["--minutes", "nan"], "--minutes: nan is not above 0; raise it"),
     ],
 )
-def test_unclear_wishes_are_wrong_usage(options, words, capsys):
+def test_an_invalid_soak_option_is_a_usage_error(options, words, capsys):
     assert main(["soak", *options]) == 2
     assert words in capsys.readouterr().err

@@ -72,7 +72,7 @@ def fake():
         thread.join()
 
 
-def test_a_hint_goes_along_and_nothing_where_there_is_none(fake):
+def test_a_request_carries_a_hint_only_if_one_is_given(fake):
     complete(fake, [1], 2, {"bypass": True})
     complete(fake, [1], 2)
     hinted, plain = fake.asked
@@ -115,13 +115,13 @@ def test_prompt_tokens_are_traced_to_their_source(fake, grows, computed, local, 
     assert tokens.fetched_total == sum(fetched.values())
 
 
-def test_somebody_else_at_the_engine_is_noticed(fake, monkeypatch):
+def test_a_token_count_changed_by_other_requests_is_an_error(fake, monkeypatch):
     monkeypatch.setattr("holdfast_bench.harness.completion.METRICS_TIMEOUT_S", 0.1)
     with pytest.raises(HoldfastError, match="accounts for 1024 prompt tokens of 3"):
         ask(fake, [1, 2, 3], 2)
 
 
-def test_a_refusal_carries_the_engines_words(fake):
+def test_the_error_for_a_refused_request_has_the_message_of_the_engine(fake):
     fake.status, fake.events = 400, [b"prompt too long"]
     with pytest.raises(
         HoldfastError, match="the fake refused a request: HTTP 400: prompt too long"
@@ -141,7 +141,7 @@ def test_a_stream_that_breaks_off_is_an_error(fake):
         complete(fake, [1], 2)
 
 
-def test_a_dead_engine_is_an_error_with_its_last_words(fake):
+def test_a_dead_engine_is_an_error_with_the_end_of_its_log(fake):
     from holdfast.probe import free_port
 
     fake.port = free_port()
@@ -157,7 +157,7 @@ def test_answers_are_equal_only_bit_for_bit():
     assert not answer.equals(msgspec.structs.replace(answer, logprobs=nearly))
 
 
-def test_an_engine_asks_its_node_again_once_that_plans_for_it(monkeypatch):
+def test_wait_asking_repeats_the_request_until_the_node_plans_for_it(monkeypatch):
     plans = iter([4, 4, 4, 5])  # the first request came while the node was away
     asked = []
     engine = SimpleNamespace(

@@ -32,7 +32,7 @@ def test_direct_io_reads_and_writes_and_removes_its_file(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_direct_io_reads_every_block_into_memory_of_its_own(tmp_path):
+def test_the_direct_io_limit_reads_every_block_into_its_own_buffer(tmp_path):
     untouched = b"\1" * 512 * KIB
     with DirectIoLimit(tmp_path, 4 * MIB, 512 * KIB, 8) as limit:
         for buffer in limit._buffers:

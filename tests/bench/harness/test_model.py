@@ -36,7 +36,7 @@ def test_the_folder_is_a_hugging_face_model_of_the_promised_size(folder):
 
 
 @pytest.mark.parametrize(("name", "millions"), [("tiny", 19), ("small", 137), ("demo", 291)])
-def test_shapes_have_the_sizes_they_are_known_by(name, millions):
+def test_each_model_shape_has_its_stated_parameter_count(name, millions):
     matrices = model._matrices(model.SHAPES[name])
     assert round(sum(rows * columns for _, rows, columns, _ in matrices) / 1e6) == millions
 
@@ -62,7 +62,7 @@ def test_a_whole_model_is_used_again_untouched(folder):
     assert (folder / "model.safetensors").stat() == before
 
 
-def test_made_twice_it_is_the_same_bytes(folder, tmp_path):
+def test_a_model_made_twice_has_the_same_bytes(folder, tmp_path):
     again = model.make("tiny", tmp_path / "again")
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         assert digest(again / name) == digest(folder / name)
@@ -78,13 +78,13 @@ def test_a_model_of_another_revision_is_made_again(tmp_path):
     assert [child.name for child in tmp_path.iterdir()] == ["tiny"]
 
 
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
+def test_a_folder_with_other_files_is_refused_and_left_unchanged(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(HoldfastError, match="holds no model made here"):
         model.make("tiny", tmp_path)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones(tmp_path):
+def test_an_unknown_model_is_refused_with_the_known_names(tmp_path):
     with pytest.raises(ConfigError, match="'huge' is not one that can be made: tiny, small, demo"):
         model.make("huge", tmp_path / "huge")

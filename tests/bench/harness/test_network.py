@@ -71,7 +71,7 @@ def test_hosts_in_namespaces_reach_each_other_under_their_own_addresses(spaced, 
     assert answer(b, a, tmp_path) == place(b)[0]
 
 
-def test_a_host_that_is_cut_off_hears_nothing_until_it_is_mended(spaced, tmp_path):
+def test_a_host_cut_off_from_the_network_is_unreachable_until_it_is_mended(spaced, tmp_path):
     a, b = spaced.host(), spaced.host()
     spaced.cut(b.address)
     ask = [*a.inside, sys.executable, "-c", ASK.replace(", 5)", ", 1)"), *place(b)]
@@ -91,7 +91,7 @@ def test_this_machines_own_network_is_left_as_it_was(tmp_path):
         assert subprocess.run(look, capture_output=True, check=True).stdout == before
 
 
-def test_namespaces_end_with_the_network_and_with_an_error_in_it(tmp_path):
+def test_namespaces_are_removed_if_the_block_raises(tmp_path):
     with pytest.raises(KeyboardInterrupt), open_network(tmp_path / "log") as made:  # noqa: PT012
         if not isinstance(made, NamespaceNetwork):
             pytest.skip("network namespaces need root, ip, unshare, and a kernel that allows them")
@@ -101,7 +101,7 @@ def test_namespaces_end_with_the_network_and_with_an_error_in_it(tmp_path):
     assert held not in namespaces()
 
 
-def test_they_end_with_a_starter_that_is_killed(spaced, tmp_path):
+def test_namespaces_are_removed_if_their_starter_is_killed(spaced, tmp_path):
     code = (
         "import sys, time\nfrom pathlib import Path\n"
         "from holdfast_bench.harness.network import open_network\n"
@@ -117,7 +117,7 @@ def test_they_end_with_a_starter_that_is_killed(spaced, tmp_path):
         wait_until(clock, lambda: held not in namespaces(), 20)
 
 
-def test_without_root_hosts_are_ports_of_the_loopback_interface(monkeypatch, tmp_path):
+def test_hosts_are_loopback_ports_without_root(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with open_network(tmp_path / "log") as made:
         assert isinstance(made, LoopbackNetwork)
@@ -126,7 +126,7 @@ def test_without_root_hosts_are_ports_of_the_loopback_interface(monkeypatch, tmp
     assert answer(a, b, tmp_path) == "127.0.0.1"
 
 
-def test_where_the_kernel_refuses_hosts_are_loopback_ports(monkeypatch, tmp_path):
+def test_hosts_are_loopback_ports_if_the_kernel_refuses_namespaces(monkeypatch, tmp_path):
     def refuse(*_):
         raise HoldfastError("ip link add: Operation not permitted")
 

@@ -15,13 +15,13 @@ def node(tmp_path_factory):
         yield node
 
 
-def test_it_serves_a_host_and_a_disk_tier(node):
+def test_a_node_under_test_has_a_host_and_a_disk_tier(node):
     tiers = {tier["tier"]: tier["capacity_bytes"] for tier in node.status()["tiers"]}
     assert set(tiers) == {"host", "disk"}
     assert tiers["host"] == 32 * MIB
 
 
-def test_killed_and_started_it_is_another_process_and_incarnation(node):
+def test_a_restarted_node_has_another_process_and_incarnation(node):
     pid, incarnation = node.process.pid, node.status()["incarnation"]
     node.restart()
     assert node.process.pid != pid

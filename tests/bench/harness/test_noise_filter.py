@@ -45,7 +45,7 @@ def machine(tmp_path, monkeypatch):
     return made
 
 
-def test_what_we_and_ours_and_the_kernel_compute_is_no_disturbance(machine):
+def test_cpu_time_of_this_process_its_children_and_the_kernel_is_excluded(machine):
     others = OtherProcesses(machine.folder)
     machine.set(US, parent=1, own=10, children=20)
     machine.set(70, parent=US, own=30)
@@ -55,7 +55,7 @@ def test_what_we_and_ours_and_the_kernel_compute_is_no_disturbance(machine):
     assert others.share() == 0.0
 
 
-def test_what_others_and_the_hypervisor_take_is_a_share_of_all_processors(machine):
+def test_the_share_counts_cpu_time_of_other_processes_and_the_hypervisor(machine):
     others = OtherProcesses(machine.folder)
     machine.set(80, parent=1, own=5)
     machine.passes(1.0, user=4, nice=10, system=6, stolen=20)
@@ -64,7 +64,7 @@ def test_what_others_and_the_hypervisor_take_is_a_share_of_all_processors(machin
     assert others.share() == 0.0
 
 
-def test_who_ended_meanwhile_has_disturbed_all_the_same(machine):
+def test_the_share_counts_cpu_time_of_processes_that_have_ended(machine):
     machine.set(80, parent=1, own=5)
     others = OtherProcesses(machine.folder)
     (machine.folder / "80" / "stat").unlink()
@@ -72,16 +72,16 @@ def test_who_ended_meanwhile_has_disturbed_all_the_same(machine):
     assert others.share() == pytest.approx(0.1)
 
 
-def test_this_machine_can_be_watched():
+def test_the_share_of_other_processes_can_be_measured_on_this_machine():
     assert OtherProcesses().share() >= 0.0
 
 
-def test_disturbed_samples_are_left_out_whatever_they_are():
+def test_disturbed_samples_are_left_out_regardless_of_their_value():
     samples = [(1.0, 0.0), (9.0, 0.02), (0.1, 0.5), (2.0, 0.04), (3.0, 0.06)]
     assert least_disturbed(samples, 2) == [1.0, 9.0, 2.0]
 
 
-def test_of_too_few_the_least_disturbed_are_left(machine):
+def test_the_least_disturbed_samples_are_kept_if_too_few_are_undisturbed(machine):
     samples = [("a", 0.4), ("b", 0.3), ("c", 0.2), ("d", 0.01)]
     assert least_disturbed(samples, 3) == ["b", "c", "d"]
     assert least_disturbed(samples, 9) == ["a", "b", "c", "d"]

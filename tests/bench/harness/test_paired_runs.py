@@ -5,7 +5,7 @@ import pytest
 from holdfast_bench.harness.paired_runs import Speed, paired, speed_row, timed
 
 
-def test_a_machine_that_slows_down_moves_no_ratio() -> None:
+def test_a_machine_that_slows_down_does_not_change_paired_ratios() -> None:
     slowing = [8.0, 4.0, 2.0, 1.0, 0.5]
     ours, limits = iter(slowing), iter(slowing)
     pairs = paired(5, lambda: Speed(0.9 * next(ours), 0.1), lambda: next(limits))

@@ -45,7 +45,7 @@ def moves(counts, within_s=120.0):
 
 
 @pytest.mark.parametrize("argv", [[COUNT], [IN_A_CHILD, COUNT]], ids=["itself", "its group"])
-def test_no_thread_runs_until_it_may_go_on(counts, argv):
+def test_no_thread_of_a_paused_process_runs_until_it_is_resumed(counts, argv):
     command = [sys.executable, "-c", *argv, str(counts)]
     process = subprocess.Popen(command, start_new_session=True)
     try:
@@ -61,7 +61,7 @@ def test_no_thread_runs_until_it_may_go_on(counts, argv):
         process.wait()
 
 
-def test_one_that_leads_no_group_is_stopped_alone(counts):
+def test_a_process_that_leads_no_group_is_paused_alone(counts):
     with subprocess.Popen([sys.executable, "-c", COUNT, str(counts)]) as process:
         assert moves(counts)
         pause(process.pid)
@@ -69,7 +69,7 @@ def test_one_that_leads_no_group_is_stopped_alone(counts):
         process.kill()
 
 
-def test_one_that_ended_can_not_be_stopped():
+def test_pausing_an_ended_process_is_an_error():
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
         with pytest.raises(ProcessLookupError):

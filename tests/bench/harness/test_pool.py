@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from holdfast_bench.harness.pool import PoolUnderTest, SilentTargets
 
 
-def test_a_target_that_ended_while_silent_keeps_no_other_from_its_network(tmp_path):
+def test_a_target_that_ended_does_not_stop_the_network_from_being_mended(tmp_path):
     ended = subprocess.Popen(["true"])
     ended.wait()
     calls = []

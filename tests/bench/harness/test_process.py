@@ -45,7 +45,7 @@ def first_line(log):
     return log.read_text().splitlines()[0]
 
 
-def test_output_goes_to_the_log_and_the_environment_is_added_to(tmp_path):
+def test_a_child_process_logs_its_output_and_gets_added_environment(tmp_path):
     log = tmp_path / "logs" / "p.log"
     with python(
         "import os; print(os.environ['COLOUR'], os.environ['PATH'])", log, {"COLOUR": "teal"}
@@ -54,7 +54,7 @@ def test_output_goes_to_the_log_and_the_environment_is_added_to(tmp_path):
 
 
 @pytest.mark.parametrize("end", [ChildProcess.stop, ChildProcess.kill])
-def test_ending_it_ends_its_children(tmp_path, end):
+def test_ending_a_process_ends_its_children(tmp_path, end):
     process = python(WITH_CHILD, tmp_path / "log")
     child = int(first_line(tmp_path / "log"))
     assert process.running
@@ -63,7 +63,7 @@ def test_ending_it_ends_its_children(tmp_path, end):
     wait_for(lambda: gone(child))
 
 
-def test_an_error_in_the_block_kills_it(tmp_path):
+def test_an_error_in_the_block_kills_the_process(tmp_path):
     with pytest.raises(ZeroDivisionError), python(FOREVER, tmp_path / "log") as process:
         1 / 0  # noqa: B018
     assert not process.running
@@ -77,7 +77,7 @@ def test_a_program_that_ignores_the_request_is_killed(tmp_path):
     assert not process.running
 
 
-def test_it_ends_when_the_one_who_started_it_is_killed(tmp_path):
+def test_a_process_ends_when_its_starter_is_killed(tmp_path):
     log = tmp_path / "log"
     code = (
         "import pathlib, sys, time\n"
@@ -93,13 +93,13 @@ def test_it_ends_when_the_one_who_started_it_is_killed(tmp_path):
     wait_for(lambda: gone(program))
 
 
-def test_last_words_are_shown_when_it_ends_by_itself(tmp_path):
+def test_the_error_for_a_process_that_exits_shows_the_end_of_its_log(tmp_path):
     process = python("print('no more memory'); raise SystemExit(3)", tmp_path / "log")
     with process, pytest.raises(HoldfastError, match=r"ended with status 3; (.|\n)*no more memory"):
         wait_until(process, lambda: False, within_s=20.0)
 
 
-def test_last_words_are_shown_when_it_hangs_up_on_who_asks(tmp_path):
+def test_the_error_for_a_broken_connection_shows_the_end_of_the_log(tmp_path):
     """Seen once, of a node just started whose log was gone with the test's folder."""
 
     def asked():
@@ -115,7 +115,7 @@ def test_last_words_are_shown_when_it_hangs_up_on_who_asks(tmp_path):
         wait_until(process, asked, within_s=20.0)
 
 
-def test_waiting_has_an_end(tmp_path):
+def test_waiting_for_a_process_times_out(tmp_path):
     with python(FOREVER, tmp_path / "log") as process:
         with pytest.raises(HoldfastError, match="the test program was not ready within 0 s"):
             wait_until(process, lambda: False, within_s=0.2)

@@ -19,24 +19,24 @@ from holdfast_bench.harness.standard_error import (
 
 @pytest.mark.parametrize(("standard_error", "figure"), [(of_median, median), (of_mean, mean)])
 @pytest.mark.parametrize("count", [8, 40])
-def test_the_doubt_is_how_far_apart_figures_of_other_samples_are(standard_error, figure, count):
+def test_the_standard_error_estimates_the_deviation_between_samples(standard_error, figure, count):
     rng = random.Random(1)
     drawn = [[rng.gauss(1.0, 0.1) for _ in range(count)] for _ in range(2_000)]
     apart = stdev(figure(samples) for samples in drawn)
     assert median(standard_error(samples) for samples in drawn) == pytest.approx(apart, rel=0.25)
 
 
-def test_one_wild_sample_is_no_doubt_of_a_median():
+def test_one_outlier_does_not_raise_the_standard_error_of_a_median():
     calm = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0, 1.01, 0.99]
     assert of_median([*calm, 50.0]) < CONCLUSIVE_ERROR < of_mean([*calm, 50.0])
 
 
-def test_too_few_samples_leave_every_doubt():
+def test_too_few_samples_have_an_infinite_standard_error():
     assert of_median([1.0, 1.0, 1.0]) == inf
     assert of_mean([1.0]) == inf
 
 
-def test_a_figure_is_conclusive_where_it_is_well_known_or_far_from_its_goal_on_either_side():
+def test_a_figure_is_conclusive_if_its_error_is_small_or_its_goal_is_far():
     assert is_conclusive(1.05, CONCLUSIVE_ERROR, 1.05)
     assert not is_conclusive(1.05, CONCLUSIVE_ERROR + 0.001, 1.05)
     for side in (-1, 1):

@@ -37,7 +37,7 @@ def test_a_length_that_was_not_measured_is_predicted(data):
 
 
 @pytest.mark.parametrize("true", [TierEstimate(0.035, 1.05e9), TierEstimate(0.0, 0.8e9)])
-def test_what_an_engine_adds_to_every_fetch_makes_no_tier_look_slower(true):
+def test_the_fixed_engine_cost_of_a_fetch_is_not_attributed_to_the_tier(true):
     """Latencies of 35 ms came out as a few, and bandwidth as little more than half."""
     prefill = calibration.prefill_of({n: cold_s(n) for n in LENGTHS}, TAIL)
     warm = {n: true.seconds(n * TOKEN_BYTES) + TRUE.seconds(TAIL, n) for n in LENGTHS}
@@ -50,7 +50,7 @@ def test_what_an_engine_adds_to_every_fetch_makes_no_tier_look_slower(true):
         )
 
 
-def test_times_that_are_all_alike_make_no_endless_bandwidth():
+def test_equal_times_at_all_lengths_give_a_finite_bandwidth():
     prefill = calibration.prefill_of({n: cold_s(n) for n in LENGTHS}, TAIL)
     alike = {n: 0.2 - 0.01 * i for i, n in enumerate((256, 512, 1024))}
     assert calibration.tier_of(alike, prefill, TOKEN_BYTES, TAIL).bytes_per_s < 1e11
@@ -63,7 +63,7 @@ def test_the_ladder_is_one_that_sim_reads(data):
     assert ladder.engine.prefill.b == pytest.approx(TRUE.b, rel=0.2)
 
 
-def test_a_tier_slower_than_computing_is_left_alone():
+def test_a_tier_slower_than_computing_is_not_used():
     prefill = calibration.prefill_of({n: cold_s(n) for n in LENGTHS}, TAIL)
     slow = {"disk": TierEstimate(0.1, 1e7)}
     data = calibration.ladder_data(prefill, slow, TOKEN_BYTES, {"disk": 8 * GIB})

@@ -77,13 +77,13 @@ def at_rest(place, number, seconds):
     return seconds
 
 
-def test_every_round_has_every_length_from_everywhere():
+def test_every_round_measures_every_length_cold_and_from_each_tier():
     _, bench = measured(at_rest)
     one = [(place, n) for n in LENGTHS for place in ("cold", "disk", "host")]
     assert bench.asked == one * ROUNDS
 
 
-def test_rounds_go_on_behind_another_node_until_medians_are_known():
+def test_rounds_continue_behind_another_node_until_medians_are_conclusive():
     """With samples a third apart, seven rounds know a median to a tenth."""
     rng = random.Random(2)
 
@@ -127,7 +127,7 @@ def test_stalls_and_a_slow_minute_change_no_prediction(seed, share):
     assert all(row.value < 10.0 and row.ok for row in rows.values())
 
 
-def test_what_others_disturb_does_not_count(shares):
+def test_samples_disturbed_by_other_processes_are_left_out(shares):
     """In three rounds of seven they take half of the machine; everything takes twice as long."""
     rounds = [0.0, 0.5, 0.5, 0.0, 0.5, 0.0, 0.0]
     for share in rounds:
@@ -161,7 +161,7 @@ def test_contexts_that_were_computed_after_all_are_no_fetches():
         measured(at_rest, holes=10_000)
 
 
-def test_a_length_that_was_disturbed_in_every_round_is_refused():
+def test_a_length_that_contradicts_the_fit_in_every_round_is_refused():
     def disturbed(place, number, seconds):
         at = (number - 1) % (3 * len(LENGTHS))
         return 3 * seconds if at == 3 * LENGTHS.index(2048) else seconds

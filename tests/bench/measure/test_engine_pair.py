@@ -58,12 +58,12 @@ def save():
     return run
 
 
-def test_contexts_that_were_given_up_are_computed_again(save):
+def test_a_context_that_was_not_saved_is_computed_again(save):
     assert save(0) == 1
     assert save(1) == 2
 
 
-def test_contexts_that_are_given_up_every_time_end_the_run(save):
+def test_a_context_that_is_never_saved_ends_the_run_with_an_error(save):
     with pytest.raises(HoldfastError, match="not holding 8 blocks"):
         save(len(SAVED_S))
 
@@ -126,14 +126,14 @@ SAVED = f"saved {len(PROMPTS)} at node"
         ("slow", "target", ["disk", SAVED, "slow"]),
     ],
 )
-def test_what_is_in_memory_was_saved_after_the_start_and_all_else_before(place, before, done):
+def test_contexts_are_saved_and_the_node_restarted_as_their_place_needs(place, before, done):
     """A node that starts has nothing in memory; what is at a target is not on its disk."""
     bench = PlacedBench(before)
     bench.place_contexts(place, "best", PROMPTS)
     assert bench.did == done
 
 
-def test_what_is_in_a_pool_is_saved_there_and_forgotten_here():
+def test_a_context_placed_in_a_pool_is_dropped_from_the_local_node():
     """The node, which forgets what it learnt when it ends, has met engine and target by then."""
     bench = PlacedBench()
     bench.place_contexts(POOL, "best", PROMPTS)
@@ -149,7 +149,7 @@ def test_a_target_is_cleared_with_its_node():
     assert bench.did == ["node emptied", "target emptied", "saved 1 at target"]
 
 
-def test_a_disk_is_met_with_contexts_that_lie_on_it():
+def test_a_disk_tier_is_probed_with_contexts_stored_on_it():
     bench, asked = object.__new__(EnginePair), []
     bench.behind, bench.text = "behind", lambda tokens: [tokens]
     bench.place_contexts = lambda place, plan, prompts: asked.append((place, plan, len(prompts)))

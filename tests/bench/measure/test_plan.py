@@ -54,7 +54,7 @@ class SpinBench:
 
 
 @pytest.mark.parametrize("rounds", [3, 4, 5])
-def test_an_engine_that_still_spins_is_held_against_one_that_does(rounds):
+def test_the_plan_ratio_excludes_the_slowdown_of_an_engine_used_twice(rounds):
     """One way first and the other first by turns would be 10 % off, whichever came first."""
     for planned in (1.0, 1.04):
         bench = SpinBench(1.2, planned=planned)
@@ -66,7 +66,7 @@ def test_an_engine_that_still_spins_is_held_against_one_that_does(rounds):
         assert {way for _, way in bench.asked} == {"planned", "bypass"}
 
 
-def test_what_a_connector_costs_is_the_mean_of_several_couples():
+def test_the_cost_of_a_connector_is_the_mean_over_several_engine_pairs():
     bench = SpinBench(1.01, 1.0, 1.02, 9.0, planned=9.0)
     row = plan._connector_row(bench, EnginePairSettings("small", Path(), (), (), 4, lambda _: None))
     assert row.more["couples"] == pytest.approx([1.01, 1.0, 1.02])
@@ -74,14 +74,14 @@ def test_what_a_connector_costs_is_the_mean_of_several_couples():
     assert len(bench.asked) == 2 * 3 * row.more["rounds"]
 
 
-def test_couples_that_disagree_are_followed_by_others_up_to_a_limit():
+def test_inconsistent_engine_pairs_are_followed_by_more_up_to_a_limit():
     bench = SpinBench(*[1.2, 0.9] * 20)
     row = plan._connector_row(bench, EnginePairSettings("small", Path(), (), (), 4, lambda _: None))
     assert len(row.more["couples"]) == COUPLES[1]
     assert row.more["standard_error"] == pytest.approx(0.15 / 7**0.5)
 
 
-def test_contexts_are_asked_for_until_their_ratio_is_known():
+def test_requests_are_repeated_until_their_ratio_is_conclusive():
     """Two pairs in three are off by 10 % and more, either way."""
 
     class Noisy(SpinBench):
@@ -98,7 +98,7 @@ def test_contexts_are_asked_for_until_their_ratio_is_known():
     assert known.more["rounds"] == settings.rounds_at(1024)
 
 
-def test_pairs_that_others_disturb_are_left_out_but_not_more_than_half(shares):
+def test_at_most_half_of_the_pairs_are_left_out_as_disturbed(shares):
     settings = EnginePairSettings("small", Path(), (), (), 8, lambda _: None)
     for busy, left in (([0.0, 0.5], 8), ([0.4, 0.5], 8), ([0.01, 0.04], 16)):
         shares[:] = [share for each in busy * 4 for share in (0.0, each)]
@@ -107,7 +107,7 @@ def test_pairs_that_others_disturb_are_left_out_but_not_more_than_half(shares):
 
 
 @pytest.mark.parametrize(("place", "held"), [*((each, 8) for each in PLACES), (NOWHERE, 0)])
-def test_contexts_are_where_they_are_said_to_be_and_alone_there(place, held):
+def test_contexts_are_placed_on_the_named_tier_after_it_is_cleared(place, held):
     bench = SpinBench()
     plan._against_recompute(
         bench, place, 1024, EnginePairSettings("small", Path(), (), (), 8, print)

@@ -54,7 +54,7 @@ def cut_row(takes, noise, drift=0.0, place="disk", rounds=5):
     return against_cuts(bench, place, 512, settings), bench
 
 
-def test_a_plan_that_takes_one_of_equal_cuts_is_not_worse_than_the_luckiest():
+def test_a_plan_among_equal_cuts_is_not_judged_against_the_luckiest_one():
     """The smallest of five medians is small by luck; measured anew it is like the others."""
     ratios, lucky = [], []
     for seed in range(40):
@@ -79,7 +79,7 @@ def too_many(plan, held):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_plan_that_leaves_what_it_should_fetch_is_told(place):
+def test_a_plan_that_fetches_too_few_blocks_misses_the_goal(place):
     row, bench = cut_row(two_of, noise=0.03, place=place)
     assert row.value == pytest.approx(0.11 / 0.05, rel=0.1)
     assert (row.ok, row.more["best_cut"], row.more["planned_cut"]) == (False, 4, 2)
@@ -88,7 +88,7 @@ def test_a_plan_that_leaves_what_it_should_fetch_is_told(place):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_plan_that_fetches_what_it_should_leave_is_told(place):
+def test_a_plan_that_fetches_too_many_blocks_misses_the_goal(place):
     row, bench = cut_row(too_many, noise=0.03, place=place)
     assert row.value == pytest.approx(0.11 / 0.05, rel=0.1)
     assert (row.ok, row.more["best_cut"], row.more["planned_cut"]) == (False, 2, 4)
@@ -97,13 +97,13 @@ def test_a_plan_that_fetches_what_it_should_leave_is_told(place):
 
 
 @pytest.mark.parametrize(("takes", "nodes"), [(best_of, 1), (two_of, 1 + len(TURNS))])
-def test_a_machine_that_becomes_slower_is_not_in_the_comparison(takes, nodes):
+def test_a_machine_that_slows_down_does_not_change_the_comparison(takes, nodes):
     row, bench = cut_row(takes, noise=0.0, drift=0.0001)
     assert row.value == pytest.approx(1.0 if takes is best_of else 0.11 / 0.05, rel=0.0002)
     assert len(bench.had) == 1 + nodes
 
 
-def test_a_cut_context_that_once_came_late_is_not_what_the_plan_is_held_against():
+def test_a_single_late_fetch_does_not_change_the_comparison():
     def late(plan, held):
         late.asked += 1
         return (0, 0.2) if late.asked % 7 == 0 else best_of(plan, held)
@@ -116,7 +116,7 @@ def test_a_cut_context_that_once_came_late_is_not_what_the_plan_is_held_against(
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_memory_that_gets_slower_as_it_fills_is_not_in_the_comparison(place):
+def test_memory_that_slows_down_as_it_fills_does_not_change_the_comparison(place):
     """A node's first memory was brought in ahead: later contexts behind it are slower."""
 
     class Filling(CutBench):
@@ -137,7 +137,7 @@ def test_memory_that_gets_slower_as_it_fills_is_not_in_the_comparison(place):
     assert row.more["beside"] == 10
 
 
-def test_a_cut_that_others_disturb_is_not_the_worse_for_it(shares):
+def test_a_cut_disturbed_by_other_processes_is_not_judged_worse(shares):
     """Beside three of eight pairs they compute; a round of the search has five cuts."""
     rounds, cuts = 4, 5
     busy = [0.0] * (rounds * cuts) + [0.5, 0.0, 0.0, 0.0] * 3
@@ -157,7 +157,7 @@ def test_a_cut_that_others_disturb_is_not_the_worse_for_it(shares):
 
 
 @pytest.mark.parametrize(("takes", "nodes"), [(best_of, 1), (two_of, 1 + len(TURNS))])
-def test_each_node_has_a_disk_of_its_own(takes, nodes):
+def test_each_node_starts_with_a_cleared_disk(takes, nodes):
     """What was asked before would not fit it, too."""
     _, bench = cut_row(takes, noise=0.0)
     assert bench.cleared == 1 + nodes == len(bench.had)

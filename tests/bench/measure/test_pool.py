@@ -56,7 +56,7 @@ def records(target):
     return batch
 
 
-def test_single_transfers_have_a_row_each_way(bench, records):
+def test_single_transfers_have_a_get_and_a_put_row(bench, records):
     rows = bench.singles(records, NBYTES)
     assert [row.what for row in rows] == ["pool.get.64KiB", "pool.put.64KiB"]
 
@@ -84,7 +84,7 @@ def test_a_single_put_that_is_not_accepted_is_an_error(bench, records, target, n
         bench.singles(records, NBYTES)
 
 
-def test_cpu_time_of_a_batch_is_told_for_both_ends(bench, records):
+def test_the_row_of_a_batch_has_the_cpu_time_of_both_ends(bench, records):
     get, *_ = bench.batches(records, NBYTES)
     assert get.what == f"pool.get.64KiBx{BATCH}"
     ends = ("local_cpu_s_per_gb", "remote_cpu_s_per_gb")

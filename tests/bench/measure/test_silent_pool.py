@@ -77,7 +77,7 @@ def bench(monkeypatch):
     return make
 
 
-def test_each_silence_has_its_first_request_and_its_pairs(bench):
+def test_each_kind_of_silence_has_a_first_request_row_and_a_ttft_row(bench):
     pool = FakePool(SilentTargets.STOPPED, SilentTargets.CUT)
 
     def seconds(name, silence, number):
@@ -115,7 +115,7 @@ def test_each_engine_goes_first_in_turn_and_rounds_are_shared_out(bench):
     assert names == [*pair, *fall, *pair, *other, *fall, *other, *fall, *pair]
 
 
-def test_pairs_that_others_disturb_are_measured_anew(bench):
+def test_pairs_disturbed_by_other_processes_are_repeated(bench):
     """Whatever they took: what others have of the machine decides, not what comes of it."""
     shares = iter([0.0, 0.0, 0.3, 0.3, *[0.0] * 100])  # each pair is looked at before and behind
     pairs = iter(range(100))
@@ -133,7 +133,7 @@ def test_pairs_that_others_disturb_are_measured_anew(bench):
     assert names.count("behind") == 1 + FALLS + 5
 
 
-def test_on_a_machine_that_never_rests_the_calmest_pairs_count_and_it_ends(bench):
+def test_the_least_disturbed_pairs_count_on_a_machine_that_is_always_busy(bench):
     ticks = iter(range(1000))
     made, _ = bench(
         FakePool(SilentTargets.STOPPED), lambda *_: 2.0, lambda: 0.1 + next(ticks) / 1000
@@ -142,7 +142,7 @@ def test_on_a_machine_that_never_rests_the_calmest_pairs_count_and_it_ends(bench
     assert (row.value, row.more["rounds"], row.more["disturbed"]) == (1.0, 4, 4)
 
 
-def test_one_moment_of_a_busy_machine_makes_no_late_first_request(bench):
+def test_one_slow_first_request_does_not_change_the_first_request_row(bench):
     waits = iter([0.3, 9.0, 0.2])
 
     def seconds(name, silence, number):
@@ -156,7 +156,7 @@ def test_one_moment_of_a_busy_machine_makes_no_late_first_request(bench):
     assert row.more["worst_s"] == pytest.approx(9.0)
 
 
-def test_a_pool_that_is_not_known_to_be_silent_is_no_measurement(bench, monkeypatch):
+def test_a_measurement_fails_if_the_pool_is_not_detected_as_silent(bench, monkeypatch):
     monkeypatch.setattr(silent_pool, "OPEN_S", 0.05)
     pool = FakePool(SilentTargets.STOPPED)
     made, _ = bench(pool, lambda *_: 1.0)

@@ -34,7 +34,7 @@ def installed():
     return [name for name, there in (("redis", redis), ("mooncake", mooncake)) if there]
 
 
-def test_a_mooncake_that_does_not_load_is_told_and_costs_the_others_nothing(tmp_path, monkeypatch):
+def test_a_mooncake_that_fails_to_load_is_a_row_and_other_peers_are_measured(tmp_path, monkeypatch):
     """Its package may be there without the system's libraries."""
     if not (valkey_server.program() and loads("redis")):
         pytest.skip("neither Redis nor its client is installed")
@@ -53,7 +53,7 @@ class Refuses:
         return subprocess.CompletedProcess(argv, 1, "", "Traceback\nImportError: libibverbs.so.1\n")
 
 
-def test_every_peer_that_is_installed_is_measured_every_way(tmp_path):
+def test_every_installed_peer_has_a_row_for_each_operation(tmp_path):
     if not (names := installed()):
         pytest.skip("neither Redis with its client nor Mooncake Store is installed")
     told = []
@@ -92,7 +92,7 @@ def test_a_peer_that_is_not_installed_is_a_row_that_says_why(tmp_path, monkeypat
     assert all(" installed" in row.more["why"] for row in rows)
 
 
-def test_a_peer_that_returns_something_else_has_no_figure():
+def test_a_peer_that_returns_wrong_bytes_is_an_error():
     ring = RecordRing()
     ring.fill(4 * KIB)
 
@@ -105,7 +105,7 @@ def test_a_peer_that_returns_something_else_has_no_figure():
         peers._get(Liar(), ring, 4)
 
 
-def test_ours_is_held_against_every_peer_of_the_same_run():
+def test_the_pool_is_compared_with_every_peer_of_the_same_run():
     rows = [
         share("pool.get.2MiBx32", 6.0, "GB/s", 6.4, 0.9),
         Row(what="peer.redis.get.2MiBx32", value=1.0, unit="GB/s"),

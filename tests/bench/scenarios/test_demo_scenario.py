@@ -46,7 +46,7 @@ def test_the_whole_conversation_stays_within_one_block_after_the_context(made):
     assert len(turn) + demo_scenario.ANSWER_TOKENS < 1024 + BLOCK_TOKENS
 
 
-def test_the_warm_up_is_as_long_and_shares_no_block(made):
+def test_the_warm_up_prompt_has_equal_length_and_shares_no_block(made):
     prompts = prompts_of(made, None, 1024)
     assert len(prompts.unrelated) == len(prompts.first)
     assert prompts.unrelated[:BLOCK_TOKENS] != prompts.first[:BLOCK_TOKENS]
@@ -54,7 +54,7 @@ def test_the_warm_up_is_as_long_and_shares_no_block(made):
     assert len(prompts.probe) > BLOCK_TOKENS
 
 
-def test_a_document_of_the_users_is_asked_about(made, tmp_path):
+def test_the_context_is_taken_from_a_document_of_the_user(made, tmp_path):
     text = tmp_path / "text"
     text.write_text("holdfast " * 3000)
     tokenizer = demo_scenario.document.tokenizer_of(made)

@@ -110,7 +110,7 @@ def setting(tmp_path, monkeypatch):
         opened.pop().close()
 
 
-def test_one_hosts_contexts_come_back_on_another_whoever_dies_or_joins(setting):
+def test_another_host_fetches_saved_contexts_after_targets_die_and_join(setting):
     with closing(walk(setting)) as demo:
         steps = {step.name: step for step in demo}
     assert list(steps) == ["prefill_on_a", "served_on_b", "target_killed", "target_joined"]
@@ -142,7 +142,7 @@ def test_keys_and_tokens_are_for_their_owner_only(setting):
         assert "key_file" in config
 
 
-def test_without_root_too_it_runs_and_its_processes_end_with_the_iteration(setting, monkeypatch):
+def test_the_pool_demo_runs_without_root_and_ends_its_processes(setting, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     started = []
     node = pool_rig.NodeUnderTest
@@ -158,7 +158,7 @@ def test_without_root_too_it_runs_and_its_processes_end_with_the_iteration(setti
     assert not any(each.process.running for each in started)
 
 
-def test_its_engines_wait_for_their_nodes_as_long_as_those_of_the_demo(setting, monkeypatch):
+def test_the_engines_of_the_pool_demo_have_the_demo_cover_deadline(setting, monkeypatch):
     started = []
     monkeypatch.setattr(
         pool_demo_scenario,
@@ -181,7 +181,7 @@ def test_targets_that_hold_less_than_they_were_given_are_an_error(tmp_path, monk
 
 
 @pytest.mark.parametrize("targets", [-1, 0, 1, 17])
-def test_a_pool_that_can_not_lose_one_is_refused(targets):
+def test_a_pool_of_fewer_than_2_or_more_than_16_targets_is_refused(targets):
     with pytest.raises(ConfigError, match=rf"--pool: {targets} targets, not from 2 to 16"):
         check_targets(targets)
 
@@ -211,11 +211,11 @@ HIT, MISS = TokenSources(40, 0, {"pool": 1024}), TokenSources(1064, 0, {})
         (step(2048, HIT, TokenSources(40, 0, {"host": 1024})), False),
     ],
 )
-def test_a_step_is_ok_only_if_equal_and_all_that_was_kept_came_from_the_pool(given, ok):
+def test_a_step_is_ok_only_if_equal_and_fetched_completely_from_the_pool(given, ok):
     assert given.ok is ok
 
 
-def test_figures_are_means_sums_and_the_speed_of_those_that_hit():
+def test_a_step_has_the_mean_ttft_summed_tokens_and_the_speed_of_hits():
     slow = msgspec.structs.replace(ANSWER, ttft_s=1.5)
     asked = [MeasuredCompletion(ANSWER, HIT), MeasuredCompletion(slow, MISS)]
     both = PoolStep("x", asked, True, 1024, token_bytes=1e6)

@@ -95,7 +95,7 @@ def test_the_order_changes_each_round_and_caches_are_emptied_first(track, log):
     assert log[-2:] == ["alone forgets", "alone"]
 
 
-def test_an_engine_is_asked_when_the_other_has_come_to_rest(track, log):
+def test_a_request_is_sent_when_the_other_engine_is_idle(track, log):
     ttft_race.race(track, PROMPT, 2, lambda _: None)
     order = " ".join(name for name in log if "forgets" not in name)
     assert order == "alone rest behind rest alone rest behind behind behind behind rest alone"
@@ -123,7 +123,7 @@ def test_a_gain_is_the_median_over_the_pairs():
         ttft_race.gain([1.0], [])
 
 
-def test_loads_are_new_each_time_and_equal_for_both(track, monkeypatch):
+def test_throughput_prompts_are_new_in_each_round_and_equal_in_number(track, monkeypatch):
     asked = []
     monkeypatch.setattr(
         throughput, "complete", lambda engine, prompt, _: asked.append((engine.name, tuple(prompt)))
@@ -135,7 +135,7 @@ def test_loads_are_new_each_time_and_equal_for_both(track, monkeypatch):
 
 
 @pytest.mark.parametrize(("clients", "requests"), first_token.REQUESTS.items())
-def test_loads_of_first_tokens_are_new_and_alternate_between_the_engines(
+def test_first_token_prompts_are_new_and_the_engines_alternate(
     track, monkeypatch, clients, requests
 ):
     asked = []

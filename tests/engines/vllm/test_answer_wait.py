@@ -47,7 +47,7 @@ def engine_computes(rig, seconds):
     ("step_s", "after_s", "found"),
     [(2.0, 0.003, True), (0.2, 0.003, True), (2.0, 0.3, False), (0.01, 0.003, False)],
 )
-def test_beside_another_request_a_new_one_waits_a_small_share_of_a_step(
+def test_a_new_request_beside_another_waits_a_small_share_of_a_step(
     harness, step_s, after_s, found
 ):
     engine_computes(harness, step_s)
@@ -67,7 +67,7 @@ def test_all_new_requests_of_a_step_share_its_wait(harness):
     assert 0.015 <= node.waited_s <= 0.020001
 
 
-def test_for_a_slow_node_no_step_waits_until_it_answers_in_time(harness):
+def test_steps_do_not_wait_for_a_slow_node_until_it_answers_in_time(harness):
     engine_computes(harness, 2.0)
     node = SlowNode(harness, 0.03)
     request = harness.request(20, request_id="vain")
@@ -89,7 +89,7 @@ def test_for_a_slow_node_no_step_waits_until_it_answers_in_time(harness):
     assert node.waited_s == pytest.approx(0.021)
 
 
-def test_for_a_node_that_is_away_nothing_waits(harness):
+def test_no_request_waits_for_an_unreachable_node(harness):
     engine_computes(harness, 2.0)
     node = SlowNode(harness, 0.03)
     request = harness.request(20)
@@ -100,7 +100,7 @@ def test_for_a_node_that_is_away_nothing_waits(harness):
     assert (node.waited_s, harness.client.expected) == (0, [])
 
 
-def test_an_idle_engine_waits_a_moment_in_each_step(harness):
+def test_an_idle_engine_waits_5_ms_for_answers_in_each_step(harness):
     harness.answering = False
     requests = [harness.request(20, request_id=name) for name in ("first", "second")]
     for _ in range(3):
@@ -110,7 +110,7 @@ def test_an_idle_engine_waits_a_moment_in_each_step(harness):
     assert set(harness.client.waits) == {0.005}
 
 
-def test_of_several_ranks_one_answer_is_given_a_moment(fakes):
+def test_a_step_waits_for_one_answer_if_there_are_several_ranks(fakes):
     harness = fakes.SchedulerRig(fakes, ranks=3)
     harness.clients[1].answer = harness.clients[2].answer = lambda _: None
     assert harness.side.matched_tokens(harness.request(20), 0) == (None, False)

@@ -110,7 +110,7 @@ def mixed(folder):
 
 @pytest.mark.parametrize("load_format", ["auto", "hf", "safetensors", "fastsafetensors", "pt"])
 @pytest.mark.parametrize("layout", ["mixed", "consolidated", "indexed"])
-def test_a_digest_covers_what_vllm_opens(load_format, layout, mixed, monkeypatch):
+def test_a_digest_covers_the_files_that_vllm_opens(load_format, layout, mixed, monkeypatch):
     if layout == "consolidated":
         safetensors(mixed, "consolidated.safetensors", 4.0)
     if layout == "indexed":
@@ -140,7 +140,7 @@ def test_each_format_has_its_files_in_a_folder_of_several(load_format, names, mi
     assert names_of(config_of(mixed, load_format)) == {"config.json"} | names
 
 
-def test_consolidated_files_are_mistrals(mixed):
+def test_consolidated_files_are_chosen_for_mistral_and_auto_formats(mixed):
     safetensors(mixed, "consolidated.safetensors")
     consolidated = {"config.json", "consolidated.safetensors"}
     assert names_of(config_of(mixed, "auto")) == consolidated
@@ -148,7 +148,7 @@ def test_consolidated_files_are_mistrals(mixed):
     assert names_of(config_of(mixed, "hf")) == consolidated | {"model.safetensors"}
 
 
-def test_an_index_leaves_duplicates_out(folder):
+def test_files_that_the_index_does_not_list_are_left_out(folder):
     for name in ("a", "b", "whole"):
         safetensors(folder, f"{name}.safetensors")
     index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
@@ -156,7 +156,7 @@ def test_an_index_leaves_duplicates_out(folder):
     assert names_of(config_of(folder)) == {"config.json", "a.safetensors", "b.safetensors"}
 
 
-def test_what_a_model_class_says_of_its_files_counts(mixed, model_class, monkeypatch):
+def test_the_file_settings_of_a_model_class_are_respected(mixed, model_class, monkeypatch):
     class Overriding(Model):
         allow_patterns_overrides = ("*.bin",)
 
@@ -177,7 +177,7 @@ def test_what_a_model_class_says_of_its_files_counts(mixed, model_class, monkeyp
     assert names_of(config_of(mixed, "hf")) == {"config.json", "weights.pt"}
 
 
-def test_a_model_that_chooses_while_it_is_made_needs_a_name(mixed, model_class):
+def test_a_model_with_secondary_weights_needs_model_digest(mixed, model_class):
     class Secondary(Model):
         def __init__(self):
             super().__init__()
@@ -192,7 +192,7 @@ def test_a_model_that_chooses_while_it_is_made_needs_a_name(mixed, model_class):
             checkpoint_of(config_of(mixed))
 
 
-def test_arrays_made_from_weights_are_what_npcache_reads(folder):
+def test_a_digest_for_npcache_covers_its_cached_arrays(folder):
     pickled(folder, "pytorch_model.bin")
     config = config_of(folder, "npcache")
     loader = model_loader.get_model_loader(config.load_config)
@@ -203,7 +203,7 @@ def test_arrays_made_from_weights_are_what_npcache_reads(folder):
     assert names_of(config) == {"config.json", "np/weight_names.json", "np/w"}
 
 
-def test_shards_are_those_of_this_rank(folder, monkeypatch):
+def test_sharded_state_selects_the_files_of_this_rank(folder, monkeypatch):
     for rank in range(2):
         for part in range(2):
             safetensors(folder, f"model-rank-{rank}-part-{part}.safetensors")
@@ -218,12 +218,12 @@ def test_shards_are_those_of_this_rank(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("load_format", ["tensorizer", "modelexpress", "ipc_cache", "dummy"])
-def test_a_loader_that_names_no_files_needs_a_name(load_format, mixed):
+def test_a_load_format_without_local_files_needs_model_digest(load_format, mixed):
     with pytest.raises(NoDigestError, match=rf"{load_format}.*set model_digest"):
         checkpoint_of(config_of(mixed, load_format))
 
 
-def test_a_loader_of_ones_own_needs_a_name(mixed, monkeypatch):
+def test_a_custom_loader_needs_model_digest(mixed, monkeypatch):
     class Own(default_loader.DefaultModelLoader):
         pass
 
@@ -239,13 +239,13 @@ def test_a_loader_of_ones_own_needs_a_name(mixed, monkeypatch):
     ("load_format", "source"),
     [("runai_streamer", "s3://bucket/m"), ("sharded_state", "s3://bucket/m"), ("auto", "gs://b/m")],
 )
-def test_weights_at_a_url_need_a_name(load_format, source, mixed):
+def test_weights_at_a_url_need_model_digest(load_format, source, mixed):
     changes = {"model": source} if load_format == "auto" else {"model_weights": source}
     with pytest.raises(NoDigestError, match=rf"{source}.*set model_digest"):
         checkpoint_of(config_of(mixed, load_format, **changes))
 
 
-def test_a_folder_without_weights_needs_a_name(folder):
+def test_a_folder_without_weights_needs_model_digest(folder):
     with pytest.raises(NoDigestError, match="set model_digest"):
         checkpoint_of(config_of(folder))
     with pytest.raises(NoDigestError, match=r"'/models/m' is not a local folder.*set model_digest"):
@@ -257,7 +257,7 @@ def stated():
     return SimpleNamespace(quantization_config={"quant_method": "fp8"})
 
 
-def test_weights_that_are_quantised_while_they_are_loaded_need_a_name(mixed):
+def test_weights_quantised_during_load_need_model_digest(mixed):
     for changes in (
         {"quantization": "fp8"},
         {"quantization": "fp8", "hf_config": stated(), "quantization_config": {"linear": "fp8"}},
@@ -270,19 +270,19 @@ def test_weights_that_are_quantised_while_they_are_loaded_need_a_name(mixed):
     assert checkpoint_of(config_of(mixed, quantization="fp8", hf_config=inside))
 
 
-def test_a_file_that_says_how_weights_are_quantised_counts(mixed):
+def test_a_digest_covers_the_quantisation_config_file(mixed):
     (mixed / "quantize_config.json").write_text('{"bits": 4}')
     found = names_of(config_of(mixed, quantization="gptq"))
     assert found == {"config.json", "model.safetensors", "quantize_config.json"}
 
 
-def test_code_that_comes_with_a_model_counts_where_it_may_run(mixed):
+def test_a_digest_covers_model_code_if_remote_code_is_trusted(mixed):
     (mixed / "modeling.py").write_text("pass")
     assert "modeling.py" not in names_of(config_of(mixed))
     assert "modeling.py" in names_of(config_of(mixed, trust_remote_code=True))
 
 
-def test_a_hub_model_is_its_snapshot_in_the_folder_vllm_was_told(tmp_path):
+def test_a_hub_model_is_read_from_its_snapshot_in_download_dir(tmp_path):
     commit = "c" * 40
     repo = tmp_path / "models--our--model"
     snapshot = repo / "snapshots" / commit

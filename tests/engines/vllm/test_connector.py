@@ -47,17 +47,17 @@ def scheduler():
     return connector(KVConnectorRole.SCHEDULER)
 
 
-def test_it_keeps_the_hybrid_memory_manager_and_owes_no_delivery(scheduler):
+def test_the_connector_supports_hybrid_memory_and_requires_no_kv_delivery(scheduler):
     assert isinstance(scheduler, SupportsHMA)
     assert scheduler.requires_kv_delivery is False
 
 
-def test_a_wrong_key_stops_the_engine_at_its_start():
+def test_an_unknown_option_stops_the_engine_at_start():
     with pytest.raises(ConfigError, match=r"extra_config\.adress is unknown"):
         connector(KVConnectorRole.WORKER, adress="unix:///x")
 
 
-def test_an_option_that_the_model_rules_out_stops_the_engine_at_its_start(monkeypatch):
+def test_an_option_that_contradicts_the_model_stops_the_engine_at_start(monkeypatch):
     group = SimpleNamespace(layers=("layer",), page_tokens=32, spec=None)
     monkeypatch.setattr("holdfast.engines.vllm.connector.only_group", lambda *_: group)
     monkeypatch.setattr("holdfast.engines.vllm.connector.geometry_of", lambda *_: None)
@@ -70,7 +70,7 @@ def test_an_option_that_the_model_rules_out_stops_the_engine_at_its_start(monkey
         connector(KVConnectorRole.WORKER, kv_role="kv_sender")
 
 
-def test_what_runs_inside_an_engine_logs_where_vllm_shows_it():
+def test_modules_that_run_inside_an_engine_use_the_vllm_logger():
     # vLLM configures its own logger only: records of others have neither time nor level.
     loggers = {}
     for folder in ("client", "devices", "engines", "wire/local"):
@@ -80,7 +80,7 @@ def test_what_runs_inside_an_engine_logs_where_vllm_shows_it():
     assert loggers == {'"vllm.holdfast"': loggers['"vllm.holdfast"'], "__name__": "opening.py"}
 
 
-def test_a_policy_that_fails_requests_is_pointed_out_once(caplog):
+def test_a_load_failure_policy_of_fail_is_warned_about_once(caplog):
     connector(KVConnectorRole.WORKER, policy="fail")
     assert "kv_load_failure_policy" not in caplog.text
     connector(KVConnectorRole.SCHEDULER, policy="fail")
@@ -88,7 +88,7 @@ def test_a_policy_that_fails_requests_is_pointed_out_once(caplog):
     assert "recompute" in record.message
 
 
-def test_a_machine_that_lacks_something_costs_the_cache_and_not_the_engine(caplog, monkeypatch):
+def test_an_os_error_at_start_disables_the_cache_but_not_the_engine(caplog, monkeypatch):
     worker = connector(KVConnectorRole.WORKER)
     monkeypatch.setattr("holdfast.engines.vllm.connector.only_group", fail_without_space)
     worker.register_kv_caches({"layer": torch.zeros(4)})
@@ -116,7 +116,7 @@ def test_a_node_that_cannot_be_started_leaves_no_device_open(monkeypatch):
     assert "No space left" in worker.get_handshake_metadata().refusal
 
 
-def test_a_model_that_is_not_handled_is_left_alone_with_one_warning(caplog, scheduler, fakes):
+def test_an_unsupported_model_runs_without_the_cache_and_with_one_warning(caplog, scheduler, fakes):
     worker = connector(KVConnectorRole.WORKER, groups=2)
     worker.register_kv_caches({"layer": torch.zeros(4)})
     [warning] = [r.message for r in caplog.records if "is off" in r.message]
@@ -154,7 +154,7 @@ def test_a_model_that_is_not_handled_is_left_alone_with_one_warning(caplog, sche
         each.shutdown()
 
 
-def test_a_foreign_handshake_turns_it_off(caplog, scheduler, fakes):
+def test_a_handshake_of_another_connector_disables_the_cache(caplog, scheduler, fakes):
     scheduler.set_xfer_handshake_metadata({0: object()})
     assert "name HoldfastConnector first" in caplog.text
     request = fakes.Request(tokens=range(300))
@@ -199,7 +199,7 @@ def second_runner(worker, step, monkeypatch):
 
 
 @pytest.mark.parametrize("runner", [first_runner, second_runner])
-def test_a_worker_says_at_the_end_of_a_step_whether_it_had_a_forward(worker, runner, monkeypatch):
+def test_a_worker_reports_at_the_end_of_a_step_if_it_ran_a_forward(worker, runner, monkeypatch):
     for tokens, said in ((0, None), (5, WorkerReport(computed=True))):
         step = SimpleNamespace(
             kv_connector_metadata=StepWork(tokens=tokens),
@@ -209,7 +209,7 @@ def test_a_worker_says_at_the_end_of_a_step_whether_it_had_a_forward(worker, run
         assert runner(worker, step, monkeypatch).kv_connector_worker_meta == said
 
 
-def test_what_a_worker_says_arrives_beside_another_connector(worker, scheduler):
+def test_worker_reports_reach_the_scheduler_through_a_multi_connector(worker, scheduler):
     heard = []
     scheduler._scheduler = SimpleNamespace(
         on_worker_output=lambda output: heard.append(output.kv_connector_worker_meta)
@@ -226,7 +226,7 @@ def test_what_a_worker_says_arrives_beside_another_connector(worker, scheduler):
     assert heard == [None, WorkerReport(computed=True)]
 
 
-def test_an_idle_engine_steps_on_while_a_worker_says_that_blocks_are_on_their_way(fakes, scheduler):
+def test_an_idle_engine_continues_to_step_while_blocks_are_being_copied(fakes, scheduler):
     assert not scheduler.has_pending_push_work()
     scheduler._scheduler = fakes.SchedulerRig(fakes).side
     said = [
@@ -245,7 +245,7 @@ def test_an_idle_engine_steps_on_while_a_worker_says_that_blocks_are_on_their_wa
     assert heard == [False, False, True, True, False, True, False]
 
 
-def test_tiers_become_sources_that_vllm_knows(scheduler):
+def test_tiers_are_mapped_to_the_cache_hit_sources_of_vllm(scheduler):
     scheduler._scheduler = SimpleNamespace(
         sources=lambda _request, _tokens: {"host": 1, "disk": 2, "pool": 3, "object": 4, "": 5}
     )
@@ -257,7 +257,9 @@ def test_tiers_become_sources_that_vllm_knows(scheduler):
     }
 
 
-def test_the_node_that_is_not_there_delays_the_start_only(monkeypatch, caplog, tmp_path, scheduler):
+def test_an_unreachable_node_delays_only_the_start_of_the_engine(
+    monkeypatch, caplog, tmp_path, scheduler
+):
     monkeypatch.setattr("holdfast.engines.vllm.connector.START_S", 0.05)
     scheduler._setting = scheduler._setting._replace(address=f"unix://{tmp_path}/none.sock")
     scheduler.set_xfer_handshake_metadata({0: Handshake(b"f" * 16, 64, 128, 128)})

@@ -110,7 +110,7 @@ def group():
         ),
     ],
 )
-def test_what_is_not_handled_is_named(config, groups, named):
+def test_an_unsupported_configuration_is_refused_with_its_name(config, groups, named):
     with pytest.raises(UnsupportedError, match=named):
         only_group(config, groups)
 
@@ -151,7 +151,7 @@ def uniform(**specs):
          cached_models.OTHER),
     ],
 )  # fmt: skip
-def test_the_kind_of_a_model_follows_from_what_vllm_keeps_of_its_layers(groups, kind):
+def test_the_kind_of_a_model_follows_from_its_kv_cache_groups(groups, kind):
     assert model_kind(groups) is kind
     if kind.caching is not Caching.YES:
         text = why_not_cached(config_of(), groups)
@@ -163,7 +163,7 @@ def test_the_kind_of_a_model_follows_from_what_vllm_keeps_of_its_layers(groups, 
         assert FLAG not in why_not_cached(flagged, groups)
 
 
-def test_a_speculative_method_without_kv_of_its_own_is_handled():
+def test_a_speculative_method_without_its_own_kv_is_supported():
     config = config_of(speculative_config=SimpleNamespace(method="ngram"))
     assert only_group(config, groups_of(spec_of())).layers == ("a", "b")
 
@@ -191,7 +191,7 @@ def test_pages_may_have_layers_or_padding_between_them(group):
     assert geometry.bases[1] - geometry.bases[0] == geometry.page_bytes
 
 
-def test_the_order_inside_a_page_counts(group):
+def test_the_memory_order_inside_a_page_is_part_of_the_geometry(group):
     swapped = tensors_of((PAGES, TOKENS, HEADS, 2 * HEAD_SIZE))
     tensors = {name: tensor.transpose(1, 2) for name, tensor in swapped.items()}
     assert tensors["a"].shape == tensors_of()["a"].shape
@@ -230,7 +230,7 @@ def test_a_block_is_whole_pages(wish, page, tokens):
     assert block_tokens_of(SETTING._replace(block_tokens=wish), page) == tokens
 
 
-def test_a_block_that_pages_do_not_divide_or_that_is_too_large_is_refused(group):
+def test_a_block_size_not_a_multiple_of_the_page_or_too_large_is_refused(group):
     with pytest.raises(ConfigError, match=r"tokens: 100 is not a multiple.*32 tokens; write 128"):
         block_tokens_of(SETTING._replace(block_tokens=100), 32)
     with pytest.raises(ConfigError, match=r"block_tokens: 1048576: .*limit is.*lower block_tokens"):
@@ -276,7 +276,7 @@ def test_whatever_changes_pages_changes_the_fingerprint(group):
     assert len(digests) == len(others) + 1
 
 
-def test_the_longest_context_counts_where_it_chooses_the_rope(group):
+def test_max_model_len_is_in_the_fingerprint_of_longrope_models_only(group):
     """LongRoPE takes other factors, for every token, where max_model_len is beyond the first."""
     long = {"rope_parameters": {"rope_type": "longrope", "long_factor": [2.0]}}
     several = [
@@ -298,7 +298,7 @@ def gpu(backend, *, runner=False):
     }
 
 
-def test_on_a_gpu_the_backend_that_was_chosen_and_the_runner_are_in_the_arrangement(group):
+def test_the_attention_backend_and_the_runner_are_in_the_gpu_fingerprint(group):
     several = [gpu("FLASH_ATTN"), gpu("FLASHINFER"), gpu("FLASH_ATTN", runner=True)]
     assert len({fingerprint(group, **each).digest() for each in several}) == 3
     nameless = gpu("FLASH_ATTN") | {
@@ -322,7 +322,7 @@ def test_the_instruction_set_and_the_version_are_in_the_arrangement(group, monke
     assert len({each.digest() for each in (ours, other, newer)}) == 3
 
 
-def test_weights_are_read_where_no_name_is_given(group, monkeypatch, tmp_path):
+def test_weights_are_hashed_if_model_digest_is_not_set(group, monkeypatch, tmp_path):
     checkpoint = Checkpoint("safetensors", tmp_path, (tmp_path / "model.safetensors",))
     monkeypatch.setattr(describe, "checkpoint_of", lambda _: checkpoint)
     monkeypatch.setattr(weights_digest, "CACHE_FILE", tmp_path / "memory")
@@ -337,7 +337,9 @@ def test_weights_are_read_where_no_name_is_given(group, monkeypatch, tmp_path):
     assert found.isdisjoint({fingerprint(group).digest()})
 
 
-def test_weights_that_changed_since_the_engine_began_need_a_name(group, monkeypatch, tmp_path):
+def test_weights_that_changed_after_the_engine_start_need_model_digest(
+    group, monkeypatch, tmp_path
+):
     checkpoint = Checkpoint("safetensors", tmp_path, (tmp_path / "model.safetensors",))
     monkeypatch.setattr(describe, "checkpoint_of", lambda _: checkpoint)
     monkeypatch.setattr(weights_digest, "CACHE_FILE", tmp_path / "memory")

@@ -207,7 +207,7 @@ def passing(harness):
         harness["first"].reset()
 
 
-def test_a_context_comes_back_after_the_engine_forgot_it(harness):
+def test_a_context_is_loaded_after_the_engine_cache_is_reset(harness):
     prompt = prompt_of("warm")
     cold = harness.save(prompt)
     computed = harness["first"].digests(count=HELD // BLOCK)
@@ -253,7 +253,7 @@ def test_an_answer_is_saved_with_its_prompt(harness):
     assert (answer["tokens"], answer["cached"]) == (harness.right(turn), 799 // BLOCK * BLOCK)
 
 
-def test_prompts_of_whole_blocks_and_shorter_ones(harness):
+def test_prompts_around_block_boundaries_hit_all_their_complete_blocks(harness):
     for tokens in (1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK):
         prompt = prompt_of(f"length {tokens}", tokens)
         harness.save(prompt, tokens=2)
@@ -285,7 +285,7 @@ def test_an_aborted_request_leaves_nothing_behind(harness, steps):
     assert (answer["tokens"], answer["cached"]) == (harness.right(prompt), HELD)
 
 
-def test_damaged_memory_is_computed_again(harness, real):
+def test_blocks_damaged_in_memory_are_recomputed(harness, real):
     prompt = prompt_of("damaged memory")
     harness.save(prompt)
     with real.arena(harness.node) as memory:
@@ -300,7 +300,7 @@ def test_damaged_memory_is_computed_again(harness, real):
     assert harness.ask(prompt)["tokens"] == harness.right(prompt)
 
 
-def test_a_request_swallowed_on_its_way_costs_the_hit_only(harness):
+def test_a_lost_message_to_the_node_costs_only_the_hit(harness):
     for kind in (Fetch, Release, Reserve):
         prompt = prompt_of(f"swallowed {kind.__name__}")
         harness.save(prompt)
@@ -316,7 +316,7 @@ def test_a_request_swallowed_on_its_way_costs_the_hit_only(harness):
 
 
 @pytest.mark.parametrize("kind", [Fetch, Release, Reserve])
-def test_a_node_killed_under_a_request_costs_the_hit_only(harness, kind):
+def test_a_node_killed_during_a_request_costs_only_the_hit(harness, kind):
     prompt = prompt_of(f"killed at {kind.__name__}")
     other = prompt_of(f"new at {kind.__name__}")
     harness.save(prompt)
@@ -339,7 +339,7 @@ def test_a_node_killed_under_a_request_costs_the_hit_only(harness, kind):
     assert harness.ask(prompt)["tokens"] == harness.right(prompt)
 
 
-def test_a_new_engine_beside_the_first_gets_its_contexts(harness):
+def test_a_second_engine_loads_contexts_saved_by_the_first(harness):
     prompt = prompt_of("shared")
     harness.save(prompt)
     computed = harness["first"].digests(count=HELD // BLOCK)
@@ -351,7 +351,7 @@ def test_a_new_engine_beside_the_first_gets_its_contexts(harness):
     assert harness.ask(back)["cached"] == HELD
 
 
-def test_after_a_connector_reset_nothing_old_is_used(harness):
+def test_a_connector_reset_excludes_blocks_saved_before_it(harness):
     prompt = prompt_of("reset")
     harness.save(prompt, "second")
     assert harness["second"].reset(connector=True)
@@ -362,7 +362,7 @@ def test_after_a_connector_reset_nothing_old_is_used(harness):
     assert harness.ask(prompt)["cached"] == HELD  # others go on using what they share
 
 
-def test_a_context_comes_back_from_disk_and_not_from_a_damaged_one(harness):
+def test_a_context_is_loaded_from_disk_unless_the_disk_is_damaged(harness):
     prompt, other = prompt_of("disk"), prompt_of("damaged disk")
     harness.save(prompt)
     harness.save(other)
@@ -395,7 +395,7 @@ def test_a_context_comes_back_from_disk_and_not_from_a_damaged_one(harness):
     assert harness.ask(other)["tokens"] == harness.right(other)
 
 
-def test_chunks_and_preemption_change_nothing(harness):
+def test_chunked_prefill_and_preemption_do_not_change_the_output(harness):
     prompts = [prompt_of(f"preempted {i}", 420) for i in range(5)]
     harness.start("small", harness.node.address, kv_cache_memory_bytes=8 * MIB,
               max_model_len=1024, max_num_batched_tokens=200)  # fmt: skip
@@ -436,7 +436,7 @@ def test_in_bfloat16_a_load_equals_a_local_hit_bit_for_bit(harness):
     assert restarted == local
 
 
-def test_without_a_node_named_the_engine_has_its_own(harness):
+def test_an_engine_without_a_node_address_starts_a_private_node(harness):
     prompt = prompt_of("private")
     engine = harness.start("private", "", block_size=32)
     cold = harness.ask(prompt, "private")

@@ -93,7 +93,7 @@ FAULTS = ("nothing", "forget", "restart", "gone", "stopped", "damage_memory", "d
 
 
 @pytest.mark.timeout(0)
-def test_outputs_are_equal_whatever_becomes_of_what_is_held(real, tmp_path, soak_s):
+def test_outputs_are_equal_under_every_fault(real, tmp_path, soak_s):
     rng = random.Random("equality")
     words = [rng.choices(range(300, 30_000), k=CONTEXT_TOKENS) for _ in range(CONTEXTS)]
     scene = Scene(real, tmp_path, rng)

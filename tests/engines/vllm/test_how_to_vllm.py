@@ -34,14 +34,14 @@ def shown(page, language="sh"):
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-def test_the_page_of_one_engine_shows_the_commands_that_are_run_for_two():
+def test_the_one_engine_page_shows_the_commands_of_the_two_engine_page():
     both = shown("vllm")[0]
     serve, prefill, *_ = shown("prefill-decode")
     assert both == serve + prefill.replace(" --port 8001", "")
 
 
 @pytest.mark.timeout(2 * READY_S)
-def test_a_decode_engine_loads_what_the_prefill_engine_of_the_page_saved(tmp_path):
+def test_a_decode_engine_loads_the_context_of_the_documented_prefill_engine(tmp_path):
     env = ENGINE_ENVIRONMENT | {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
     ports = {str(shown_port): str(free_port()) for shown_port in (8000, 8001, 8002)}
     model = str(make("tiny"))

@@ -69,7 +69,7 @@ def token_bytes(spec):
         ),
     ],
 )
-def test_attention_with_kv_heads_takes_a_page_of_vllm(dtype, name, kind, spec, heads, extra):
+def test_the_bytes_of_kv_head_attention_match_a_vllm_page(dtype, name, kind, spec, heads, extra):
     page = spec(
         block_size=BLOCK, num_kv_heads=heads[0], head_size=heads[1], dtype=TYPES[dtype], **extra
     )
@@ -92,7 +92,7 @@ def vllm_config(dtype):
         ("GLM-5", "fp8", "fp8_ds_mla"),
     ],
 )
-def test_latent_attention_takes_a_row_of_vllm(name, ours, theirs):
+def test_the_bytes_of_latent_attention_match_a_vllm_row(name, ours, theirs):
     layer = SimpleNamespace(
         kv_cache_dtype=theirs,
         head_size=576,
@@ -104,7 +104,7 @@ def test_latent_attention_takes_a_row_of_vllm(name, ours, theirs):
     assert part(name, "full").entry_bytes(ours) == token_bytes(spec)
 
 
-def test_index_keys_take_what_vllm_stores_of_them():
+def test_the_bytes_of_index_keys_match_vllm():
     scaled = 128 + 128 // 128 * 4  # what the indexers of vLLM pass on: fp8, and a scale
     config = vllm_config("bfloat16")
     cache = SimpleNamespace(
@@ -141,7 +141,7 @@ SPARSE = {"use_sparse_attention": True, "sparse_attention_freq": [0, 1, 1]}
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("bf16", "bfloat16"), ("fp8", "fp8_ds_mla")])
-def test_compressed_entries_take_a_row_of_vllm(ours, theirs):
+def test_the_bytes_of_compressed_entries_match_a_vllm_row(ours, theirs):
     for ratio in (4, 128):
         layer = SimpleNamespace(
             compress_ratio=ratio,
@@ -214,7 +214,7 @@ STATES = [
 @pytest.mark.parametrize(
     ("fields", "shapes", "dtypes"), STATES, ids=[each[0]["model_type"] for each in STATES]
 )
-def test_a_recurrent_state_takes_a_page_of_vllm(fields, shapes, dtypes):
+def test_the_bytes_of_a_recurrent_state_match_a_vllm_page(fields, shapes, dtypes):
     shape = read_model(Fields({**SMALL, **fields}, "states"))
     assert shape.state_bytes() == 3 * MambaSpec(BLOCK, shapes=shapes, dtypes=dtypes).page_size_bytes
 
@@ -230,7 +230,7 @@ HEADS = [
 
 
 @pytest.mark.parametrize("fields", HEADS, ids="-".join)
-def test_kv_heads_and_head_sizes_are_those_that_vllm_finds(fields):
+def test_kv_heads_and_head_sizes_match_vllm(fields):
     given = {**SMALL, "num_key_value_heads": None, **fields, "layer_types": ["full_attention"] * 4}
     given = {name: value for name, value in given.items() if value is not None}
     config = SimpleNamespace(**given)

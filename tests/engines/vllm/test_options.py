@@ -8,7 +8,7 @@ from holdfast.engines.vllm.options import failure_policy_advice, read_options
 from holdfast.errors import ConfigError
 
 
-def test_nothing_written_is_a_private_node_with_defaults():
+def test_the_default_options_give_a_private_node():
     setting = read_options({})
     assert setting.address == ""
     assert setting.domain == "default"
@@ -94,11 +94,11 @@ def test_a_node_for_other_machines_only_is_refused(tmp_path):
         ({"holdfast": "/no/such.yaml"}, r"/no/such\.yaml: cannot be read"),
     ],
 )
-def test_what_can_not_be_is_refused_by_name(extra, named):
+def test_an_invalid_option_is_refused_by_name(extra, named):
     with pytest.raises(ConfigError, match=named):
         read_options(extra)
 
 
-def test_a_policy_that_fails_requests_gets_advice():
+def test_advice_is_given_for_a_load_failure_policy_of_fail():
     assert failure_policy_advice("recompute") is None
     assert '"kv_load_failure_policy":"recompute"' in failure_policy_advice("fail")

@@ -23,7 +23,7 @@ def forward_ended(harness):
     harness.side.on_worker_output(harness.fakes.outcome(said=WorkerReport(computed=True)))
 
 
-def test_only_what_is_worth_fetching_is_promised_and_only_what_is_held_is_not_saved(harness):
+def test_only_planned_blocks_are_loaded_and_only_held_blocks_are_not_saved(harness):
     harness.held, harness.worth = 3, 1
     request = harness.request(30)
     assert harness.side.matched_tokens(request, 0) == (8, True)
@@ -36,7 +36,7 @@ def test_only_what_is_worth_fetching_is_promised_and_only_what_is_held_is_not_sa
     assert harness.side.matched_tokens(harness.request(30, request_id="none"), 0) == (0, False)
 
 
-def test_the_node_hears_how_long_the_prompt_is_and_what_the_engine_has(harness):
+def test_a_lookup_sends_the_prompt_length_and_the_local_tokens_to_the_node(harness):
     harness.client.answer = lambda _: Covered(3, 3, {"host": 3}, 5, 0.25, 0.1, 0.9)
     request = harness.request(30)
     assert harness.side.matched_tokens(request, 9) == (15, True)
@@ -50,7 +50,7 @@ def test_the_node_hears_how_long_the_prompt_is_and_what_the_engine_has(harness):
     assert (load.plan, load.deadline_s) == (5, 0.25)
 
 
-def test_while_the_second_answer_is_awaited_the_count_is_unknown(harness):
+def test_the_match_count_is_unknown_until_the_second_answer_arrives(harness):
     harness.held = 3
     request = harness.request(30)
     assert harness.side.matched_tokens(request, 0) == (24, True)
@@ -60,7 +60,7 @@ def test_while_the_second_answer_is_awaited_the_count_is_unknown(harness):
     assert harness.side.matched_tokens(request, 8) == (0, False)
 
 
-def test_nothing_more_is_asked_where_the_engine_has_all_that_is_held(harness):
+def test_no_second_lookup_is_sent_if_the_engine_has_all_held_blocks(harness):
     harness.held = 2
     request = harness.request(30)
     assert harness.side.matched_tokens(request, 16) == (0, False)
@@ -81,7 +81,7 @@ def test_a_long_prompt_may_wait_longer_for_an_answer(fakes):
         harness.side._backoff.answered()
 
 
-def test_a_node_that_may_lack_a_processor_has_more_time(fakes):
+def test_a_node_that_may_be_waiting_for_a_core_has_more_time(fakes):
     harness = fakes.SchedulerRig(fakes, setting=fakes.setting(cover_deadline_s=None))
     harness.client.answer = lambda _: None
     harness.client.runnable = True
@@ -113,7 +113,7 @@ def prefilled(harness, request, scheduled, seconds):
     forward_ended(harness)
 
 
-def test_prefill_steps_are_told_when_nothing_else_is_to_do(harness):
+def test_prefill_step_times_are_reported_when_the_engine_is_idle(harness):
     request = harness.request(300)
     harness.side.matched_tokens(request, 0)
     prefilled(harness, request, 200, 0.4)
@@ -128,7 +128,7 @@ def test_prefill_steps_are_told_when_nothing_else_is_to_do(harness):
     assert len(harness.client.forgotten) == 1, "nobody waits for the answer"
 
 
-def test_steps_beside_a_load_or_a_stranger_are_not_told(harness):
+def test_steps_beside_a_load_or_an_untracked_request_are_not_reported(harness):
     harness.held = 2
     waiting, request = harness.request(30, request_id="waiting"), harness.request(300)
     harness.side.matched_tokens(waiting, 0)
@@ -159,7 +159,7 @@ def test_steps_handed_out_ahead_are_timed_from_the_end_of_the_one_before(harness
     assert [seconds for *_, seconds in report.steps] == [1.0, 2.0]
 
 
-def test_a_step_without_a_forward_that_two_workers_report_ends_no_forward(harness):
+def test_a_step_without_a_forward_does_not_end_the_timing_of_the_next(harness):
     aggregator = KVOutputAggregator(2)
 
     def step_ended(said):
@@ -182,7 +182,7 @@ def test_a_step_without_a_forward_that_two_workers_report_ends_no_forward(harnes
     assert report.steps == [(400, 0.0, 0.0485)]
 
 
-def test_prompts_that_share_a_step_count_as_one(harness):
+def test_prompts_that_share_a_step_are_reported_as_one(harness):
     one, two = harness.request(100, request_id="one"), harness.request(300, request_id="two")
     two.num_computed_tokens = 200
     pages = {"one": list(range(50)), "two": list(range(50))}
@@ -197,7 +197,7 @@ def test_prompts_that_share_a_step_count_as_one(harness):
     assert new * (context + new / 2) == 100 * 50 + 100 * 250
 
 
-def test_what_came_of_a_plan_is_told(harness):
+def test_the_fetch_and_first_token_times_of_a_plan_are_reported(harness):
     harness.client.answer = lambda message: (
         Covered(3, 3, {"host": 3}, 5, 0.25, 0.1, 0.9) if isinstance(message, Cover) else Done()
     )
@@ -245,7 +245,7 @@ def reported(harness):
 
 
 @pytest.mark.parametrize("local", [24, 29])
-def test_a_plan_for_what_the_engine_turns_out_to_have_is_not_carried_out(harness, local):
+def test_a_plan_for_blocks_that_the_engine_has_is_reported_as_not_followed(harness, local):
     planning(harness)
     request = harness.request(30)
     assert harness.side.matched_tokens(request, local) == (0, False)
@@ -256,7 +256,7 @@ def test_a_plan_for_what_the_engine_turns_out_to_have_is_not_carried_out(harness
     assert reported(harness) == ([], [(5, "engine_had_it", 0.3)])
 
 
-def test_a_plan_that_was_made_again_for_what_the_engine_has_is_carried_out(harness):
+def test_a_plan_revised_for_local_blocks_is_reported_as_followed(harness):
     planning(harness)
     request = harness.request(30)
     assert harness.side.matched_tokens(request, 9) == (15, True)
@@ -269,7 +269,7 @@ def test_a_plan_that_was_made_again_for_what_the_engine_has_is_carried_out(harne
     assert reported(harness) == ([(6, 0.0, 0.5)], [])
 
 
-def test_a_plan_for_more_than_the_engine_kept_is_not_carried_out(harness):
+def test_a_plan_is_not_followed_if_the_engine_lost_its_local_blocks(harness):
     planning(harness)
     request = harness.request(30)
     assert harness.side.matched_tokens(request, 16) == (8, True)
@@ -280,7 +280,7 @@ def test_a_plan_for_more_than_the_engine_kept_is_not_carried_out(harness):
     assert ending[:2] == (6, "engine_lost_it")
 
 
-def test_a_plan_whose_second_answer_is_late_is_not_carried_out(harness):
+def test_a_plan_is_not_followed_if_the_second_answer_is_late(harness):
     planning(harness)
     request = harness.request(30)
     assert harness.side.matched_tokens(request, 0) == (24, True)
@@ -294,7 +294,7 @@ def test_a_plan_whose_second_answer_is_late_is_not_carried_out(harness):
     assert reported(harness) == ([], [(5, "answered_late", 0.0)])
 
 
-def test_a_plan_that_nobody_is_there_to_make_again_is_not_carried_out(harness):
+def test_a_plan_is_not_followed_if_the_node_is_gone_at_the_second_lookup(harness):
     planning(harness)
     request = harness.request(30)
     assert harness.side.matched_tokens(request, 0) == (24, True)
@@ -304,7 +304,7 @@ def test_a_plan_that_nobody_is_there_to_make_again_is_not_carried_out(harness):
     assert reported(harness) == ([], [(5, "engine_gone", 0.0)])
 
 
-def test_an_aborted_request_did_not_carry_out_its_plan(harness):
+def test_the_plan_of_an_aborted_request_is_reported_as_not_followed(harness):
     planning(harness)
     request = harness.request(30)
     assert harness.side.matched_tokens(request, 0) == (24, True)
@@ -312,7 +312,7 @@ def test_an_aborted_request_did_not_carry_out_its_plan(harness):
     assert reported(harness) == ([], [(5, "request_ended", 0.0)])
 
 
-def test_a_reset_leaves_plans_alone(harness):
+def test_a_plan_before_a_reset_is_reported_as_not_followed(harness):
     planning(harness)
     harness.side.matched_tokens(harness.request(30), 0)
     harness.side.reset()
@@ -342,7 +342,7 @@ def test_a_preempted_request_has_a_second_plan_up_to_its_next_token(harness):
     assert reported(harness) == ([(6, 0.0, 2.0), (7, 0.0, 2.0)], [(5, "preempted", 0.0)])
 
 
-def test_a_fetch_that_failed_is_part_of_a_plan_that_was_carried_out(harness):
+def test_a_plan_whose_fetch_failed_is_reported_as_followed(harness):
     planning(harness)
     request = harness.request(30)
     harness.side.matched_tokens(request, 0)
@@ -356,7 +356,7 @@ def test_a_fetch_that_failed_is_part_of_a_plan_that_was_carried_out(harness):
     assert reported(harness) == ([(5, 0.0, 2.0)], [])
 
 
-def test_a_report_goes_out_while_the_engine_stays_busy(harness):
+def test_a_report_is_sent_after_16_steps_of_a_busy_engine(harness):
     request = harness.request(3000)
     for _ in range(16):
         prefilled(harness, request, 100, 0.1)
@@ -382,7 +382,7 @@ def left_alone_by_a_reset(harness):
 
 
 @pytest.mark.parametrize("stranger", [declined, arrived_without_a_node, left_alone_by_a_reset])
-def test_beside_a_request_that_is_not_followed_nothing_is_told(harness, stranger):
+def test_no_steps_are_reported_while_an_untracked_request_runs(harness, stranger):
     other, request = stranger(harness), harness.request(300)
     prefilled(harness, request, 200, 0.4)
     harness.side.on_finished(request)

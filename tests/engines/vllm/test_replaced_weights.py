@@ -83,7 +83,7 @@ def replace(file, source, scratch):
     subprocess.run(["touch", "-r", scratch / "times", file], check=True)
 
 
-def test_an_engine_gets_nothing_that_other_weights_made(harness, tmp_path):
+def test_an_engine_loads_no_blocks_that_other_weights_computed(harness, tmp_path):
     old, new = tmp_path / "old.safetensors", tmp_path / "new.safetensors"
     tensors = {name: tensor.clone() for name, tensor in load_file(harness.file).items()}
     shutil.copy(harness.file, old)

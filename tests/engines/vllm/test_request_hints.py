@@ -39,13 +39,13 @@ def asked(fakes, side, said, **other):
     return work.saves
 
 
-def test_the_session_goes_along_with_the_first_question(fakes, client, side):
+def test_the_first_lookup_carries_the_session_of_the_hint(fakes, client, side):
     asked(fakes, side, {"session": "chat-7"})
     assert [cover.session for cover in client.of(Cover)] == ["chat-7"]
 
 
 @pytest.mark.parametrize("said", [{"session": "\ud800"}, {"a\nWARNING b": 1}, "x", 7])
-def test_a_hint_of_any_shape_costs_one_line_in_the_log(fakes, client, side, caplog, said):
+def test_a_malformed_hint_logs_one_printable_line(fakes, client, side, caplog, said):
     assert asked(fakes, side, said)
     assert [cover.session for cover in client.of(Cover)] == [""]
     [line] = caplog.messages
@@ -60,7 +60,7 @@ def test_a_hint_of_any_shape_costs_one_line_in_the_log(fakes, client, side, capl
         ({"bypass": "yes"}, {"bad_hints": 1}),
     ],
 )
-def test_a_request_that_wants_to_be_left_alone_is(fakes, client, side, said, counted):
+def test_a_request_with_bypass_is_neither_looked_up_nor_saved(fakes, client, side, said, counted):
     """Even where the rest of its hint makes no sense: it may be there to keep a secret."""
     assert asked(fakes, side, {**said, "pin_s": 5}) == []
     assert client.sent == []
@@ -68,29 +68,29 @@ def test_a_request_that_wants_to_be_left_alone_is(fakes, client, side, said, cou
 
 
 @pytest.mark.parametrize("said", [{"bypass": False}, {"bypass": False, "sessions": "chat-7"}])
-def test_a_request_that_does_not_is_saved_as_ever(fakes, client, side, said):
+def test_a_request_with_bypass_false_is_saved(fakes, client, side, said):
     assert asked(fakes, side, said)
     assert len(client.of(Cover)) == 1
 
 
-def test_half_a_surrogate_in_a_salt_sets_blocks_apart_like_any_other(fakes, client, side):
+def test_a_salt_with_a_lone_surrogate_separates_blocks(fakes, client, side):
     asked(fakes, side, None, cache_salt="\ud800")
     asked(fakes, side, None, cache_salt="")
     first, second = client.of(Cover)
     assert first.keys != second.keys
 
 
-def test_the_engines_own_session_id_does_too(fakes, client, side):
+def test_the_first_lookup_carries_the_session_id_of_the_engine(fakes, client, side):
     asked(fakes, side, None, session_id="chat-8")
     assert [cover.session for cover in client.of(Cover)] == ["chat-8"]
 
 
-def test_retention_goes_along_with_the_blocks(fakes, side):
+def test_saves_carry_the_retention_of_the_hint(fakes, side):
     saves = asked(fakes, side, {"retention": "durable"})
     assert [save.retention for save in saves] == ["durable"]
 
 
-def test_when_a_request_ends_the_node_hears_what_comes_next(fakes, client, side):
+def test_returns_and_pin_are_sent_when_a_request_ends(fakes, client, side):
     (save,) = asked(fakes, side, {"session": "chat-7", "returns_in_s": 20, "pin_s": 5})
     (keys,) = save.keys
     assert client.of(Returns) == [Returns("chat-7", 20.0, keys)]
@@ -104,12 +104,12 @@ def test_a_closed_session_does_not_return(fakes, client, side):
     assert client.of(Returns) == []
 
 
-def test_without_hints_nothing_more_is_said(fakes, client, side):
+def test_a_request_without_hints_sends_no_hint_messages(fakes, client, side):
     asked(fakes, side, None)
     assert {type(message) for message in client.sent} == {Cover, Observed}
 
 
-def test_a_node_that_is_gone_costs_nothing(fakes, client, side):
+def test_the_end_of_a_hinted_request_ignores_a_node_that_is_gone(fakes, client, side):
     request = fakes.Request(
         tokens=list(range(20)), kv_transfer_params={"holdfast": {"session": "a", "closed": True}}
     )
@@ -122,9 +122,7 @@ def test_a_node_that_is_gone_costs_nothing(fakes, client, side):
     "said",
     ["chat-7", {"chat": "a"}, {"retention": "forever"}, {"returns_in_s": -1}, {"pin_s": 1e9}],
 )
-def test_a_hint_that_makes_no_sense_is_logged_counted_and_ignored(
-    fakes, client, side, caplog, said
-):
+def test_an_invalid_hint_is_logged_counted_and_ignored(fakes, client, side, caplog, said):
     with caplog.at_level(logging.WARNING, "vllm.holdfast"):
         asked(fakes, side, said)
     assert "kv_transfer_params.holdfast is ignored" in caplog.text
@@ -132,11 +130,11 @@ def test_a_hint_that_makes_no_sense_is_logged_counted_and_ignored(
     assert {type(message) for message in client.sent} == {Cover, Observed}
 
 
-def test_other_connectors_params_are_not_ours(fakes):
+def test_params_of_other_connectors_are_not_hints(fakes):
     request = fakes.Request(kv_transfer_params={"do_remote_prefill": True})
     assert hint_of(request) == (NO_HINT, True)
 
 
-def test_pins_need_blocks_and_returns_a_session():
+def test_pin_needs_blocks_and_returns_needs_a_session():
     assert at_end(RequestHint(pin_s=5), b"") == []
     assert at_end(RequestHint(returns_in_s=5), b"k" * 16) == []

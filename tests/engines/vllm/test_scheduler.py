@@ -19,13 +19,13 @@ def harness(fakes):
     return fakes.SchedulerRig(fakes)
 
 
-def test_coverage_is_asked_for_when_a_request_arrives(harness):
+def test_a_lookup_is_sent_when_a_request_arrives(harness):
     harness.request(20)
     (cover,) = harness.client.of(Cover)
     assert unpack_keys(cover.keys) == harness.chain(16).keys
 
 
-def test_the_engines_trace_goes_with_the_question(harness):
+def test_a_lookup_carries_the_trace_of_the_engine(harness):
     trace = f"00-{'1' * 32}-{'2' * 16}-01"
     harness.request(20, trace_headers={"traceparent": trace, "tracestate": "x=y"})
     harness.request(20, request_id="not traced")
@@ -54,7 +54,7 @@ def test_saves_name_the_segments_that_the_node_places_by(harness):
     assert 0 < heads[-1] < saves[-1].depth
 
 
-def test_until_the_node_answers_the_count_is_unknown(harness):
+def test_the_match_count_is_unknown_until_the_node_answers(harness):
     harness.answering, harness.held = False, 2
     request = harness.request(20)
     assert harness.side.matched_tokens(request, 0) == (None, False)
@@ -62,7 +62,7 @@ def test_until_the_node_answers_the_count_is_unknown(harness):
     assert harness.side.matched_tokens(request, 0) == (16, True)
 
 
-def test_after_the_deadline_it_is_a_miss(harness):
+def test_a_lookup_after_its_deadline_is_a_miss(harness):
     harness.answering, harness.held = False, 2
     request = harness.request(20)
     harness.now = 0.049
@@ -99,7 +99,7 @@ def test_a_node_that_does_not_answer_is_late_on_a_busy_machine_too(harness, capl
     assert harness.side.counts.data == {"calls/lookup/late": 1}
 
 
-def test_the_node_is_told_how_long_it_may_ask_others(harness):
+def test_a_lookup_carries_the_deadline_for_shared_tiers(harness):
     harness.answering = False
     for limit_s in (0.05, 0.025):
         request = harness.request(20, request_id=f"r{limit_s}")
@@ -108,7 +108,7 @@ def test_the_node_is_told_how_long_it_may_ask_others(harness):
         assert harness.side.matched_tokens(request, 0) == (0, False)
 
 
-def test_a_silent_node_costs_less_and_less(harness):
+def test_the_wait_for_a_silent_node_is_halved_each_time(harness):
     harness.answering = False
     for waits_s in (0.05, 0.025, 0.0125):
         request = harness.request(20, request_id=f"r{waits_s}")
@@ -124,7 +124,7 @@ def test_a_silent_node_costs_less_and_less(harness):
     assert harness.side.matched_tokens(request, 0) == (None, False)
 
 
-def test_asking_again_changes_nothing(harness):
+def test_repeated_match_queries_give_the_same_count_and_send_no_lookup(harness):
     harness.held = 2
     request = harness.request(20)
     for _ in range(3):
@@ -156,9 +156,7 @@ def test_a_node_that_fails_is_a_miss(harness, failure, outcome):
 
 
 @pytest.mark.parametrize(("refused", "outcome"), [(False, "gone"), (True, "refused")])
-def test_without_a_node_nothing_is_loaded_or_saved_and_prompts_are_counted(
-    harness, refused, outcome
-):
+def test_prompts_without_a_node_are_counted_but_not_loaded_or_saved(harness, refused, outcome):
     harness.links[0].lent, harness.links[0].refused = None, refused
     request = harness.request(20)
     assert harness.side.matched_tokens(request, 0) == (0, False)
@@ -215,7 +213,7 @@ def test_blocks_are_saved_in_the_step_that_fills_them(harness):
     assert (save.depth, save.pages) == (3, [8])
 
 
-def test_local_hits_that_the_node_lacks_are_saved_too(harness):
+def test_local_hits_that_the_node_does_not_hold_are_saved_too(harness):
     harness.held = 1
     request = harness.request(30)
     harness.side.matched_tokens(request, 16)
@@ -251,7 +249,7 @@ def test_a_preempted_request_asks_again_and_saves_from_its_new_pages(harness):
     assert (work.saves[0].depth, work.saves[0].pages) == (1, [16, 17])
 
 
-def test_after_a_failed_load_the_request_computes_and_saves_again(harness):
+def test_a_request_with_a_failed_load_computes_and_saves_its_blocks(harness):
     harness.held = 3
     request = harness.request(30)
     harness.side.matched_tokens(request, 0)
@@ -265,7 +263,7 @@ def test_after_a_failed_load_the_request_computes_and_saves_again(harness):
     assert harness.side.matched_tokens(request, 0) == (0, False)
 
 
-def test_a_load_that_failed_whole_is_not_tried_again(harness):
+def test_a_load_that_failed_completely_is_not_retried(harness):
     harness.held = 3
     request = harness.request(30)
     harness.side.matched_tokens(request, 0)
@@ -276,7 +274,7 @@ def test_a_load_that_failed_whole_is_not_tried_again(harness):
 
 
 @pytest.mark.parametrize("landed", [0, 1, 2, 3])
-def test_a_request_whose_load_failed_is_counted_once_by_what_landed(harness, landed):
+def test_a_request_with_a_failed_load_is_counted_once_by_loaded_blocks(harness, landed):
     harness.held = 3
     request = harness.request(30)
     harness.side.matched_tokens(request, 0)
@@ -301,7 +299,7 @@ def test_a_request_whose_load_failed_is_counted_once_by_what_landed(harness, lan
     )
 
 
-def test_an_aborted_request_counts_what_was_computed(harness):
+def test_an_aborted_request_counts_its_computed_tokens(harness):
     requests = [harness.request(30, request_id=name) for name in ("computed", "waiting")]
     for request in requests:
         harness.side.matched_tokens(request, 0)
@@ -388,7 +386,7 @@ def test_a_finished_request_is_forgotten(harness):
         ("resumable", True, "streaming_input"),
     ],
 )
-def test_requests_that_tokens_do_not_describe_are_left_alone(harness, field, value, kind):
+def test_requests_whose_kv_depends_on_more_than_tokens_are_declined(harness, field, value, kind):
     request = harness.request(20, **{field: value})
     assert harness.side.matched_tokens(request, 0) == (0, False)
     assert harness.run(request, 20, [1, 2, 3]).saves == []
@@ -418,7 +416,7 @@ def test_a_request_that_skips_reading_still_saves_and_does_not_count_as_computed
     assert harness.client.of(Observed) == []
 
 
-def test_a_reader_saves_nothing(fakes):
+def test_an_engine_with_saving_off_loads_but_saves_nothing(fakes):
     harness = fakes.SchedulerRig(fakes, setting=fakes.setting(saves=False))
     harness.held = 1
     request = harness.request(20)
@@ -427,7 +425,7 @@ def test_a_reader_saves_nothing(fakes):
     assert harness.run(request, 12, [1, 2, 3]).saves == []
 
 
-def test_a_producer_saves_and_asks_for_nothing(fakes):
+def test_a_producer_saves_and_sends_no_lookup(fakes):
     harness = fakes.SchedulerRig(fakes, setting=fakes.setting(loads=False))
     harness.held = 1
     request = harness.request(20)
@@ -439,7 +437,7 @@ def test_a_producer_saves_and_asks_for_nothing(fakes):
     assert harness.side.counts.data["prompt_tokens_by_source/computed"] == 12
 
 
-def test_a_salt_gives_a_request_names_of_its_own(harness):
+def test_a_salt_gives_a_request_its_own_keys(harness):
     for salt in ("a", "b", "a", None):
         harness.request(20, cache_salt=salt)
     a, b, again, none = [cover.keys for cover in harness.client.of(Cover)]
@@ -448,7 +446,7 @@ def test_a_salt_gives_a_request_names_of_its_own(harness):
     assert unpack_keys(a) == harness.chain(16, [b"salt:a"]).keys
 
 
-def test_after_a_reset_nothing_saved_before_has_a_name(harness):
+def test_a_reset_changes_the_keys_of_all_later_requests(harness):
     harness.held = 2
     before = harness.request(20, request_id="before")
     harness.side.matched_tokens(before, 0)
@@ -473,7 +471,7 @@ def test_sources_add_up_to_the_tokens_loaded(harness):
     assert harness.side.sources(other, 40) == {"other": 40}
 
 
-def test_with_several_ranks_the_least_covered_one_counts(fakes):
+def test_the_least_covered_of_several_ranks_sets_the_match_count(fakes):
     harness = fakes.SchedulerRig(fakes, ranks=2)
     request = harness.request(30)
     harness.clients[0].answer = lambda _: Covered(3, 3, {"host": 3})
@@ -489,7 +487,7 @@ def test_with_several_ranks_the_least_covered_one_counts(fakes):
     assert harness.clients[0].of(Cover)[0].keys != harness.clients[1].of(Cover)[0].keys
 
 
-def test_a_rank_whose_node_is_gone_leaves_no_question_with_the_others(fakes):
+def test_a_gone_node_of_one_rank_withdraws_the_lookups_of_other_ranks(fakes):
     harness = fakes.SchedulerRig(fakes, ranks=2)
     harness.held, harness.clients[1].gone = 3, True
     request = harness.request(30)
@@ -498,7 +496,7 @@ def test_a_rank_whose_node_is_gone_leaves_no_question_with_the_others(fakes):
     assert harness.clients[0].forgotten == harness.clients[0].of(Cover) != []
 
 
-def test_a_node_that_claims_more_than_was_asked_is_not_believed(harness):
+def test_coverage_beyond_the_requested_blocks_is_cut_off(harness):
     request = harness.request(20)
     harness.client.answer = lambda _: Covered(9, 9, {"host": 9})
     assert harness.side.matched_tokens(request, 0) == (16, True)
@@ -510,7 +508,7 @@ def test_closing_ends_every_session(fakes):
     assert all(link.closed for link in harness.links)
 
 
-def test_the_public_domain_is_asked_for_its_names_of_the_same_blocks(harness):
+def test_a_lookup_carries_the_public_domain_keys_of_the_same_blocks(harness):
     harness.client.welcome = msgspec.structs.replace(harness.client.welcome, common_key=b"c" * 32)
     harness.request(20, cache_salt="acme")
     (cover,) = harness.client.of(Cover)
@@ -519,7 +517,7 @@ def test_the_public_domain_is_asked_for_its_names_of_the_same_blocks(harness):
     assert unpack_keys(cover.keys) == harness.chain(16, [b"salt:acme"]).keys
 
 
-def test_without_a_public_domain_nobody_asks_for_it(harness):
+def test_a_lookup_without_a_public_domain_carries_no_public_keys(harness):
     harness.request(20)
     (cover,) = harness.client.of(Cover)
     assert cover.common == b""

@@ -236,7 +236,7 @@ class Engine:
 
 
 @given(st.data())
-def test_no_block_is_saved_or_loaded_under_another_name(fakes, data):
+def test_no_block_is_saved_or_loaded_under_a_wrong_key(fakes, data):
     engine = Engine(fakes, data.draw)
     actions = [engine.arrive, engine.step, engine.step, engine.step, engine.lose,
                engine.preempt, engine.finish, engine.evict, engine.abort,

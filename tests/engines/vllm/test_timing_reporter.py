@@ -9,7 +9,7 @@ from holdfast.wire.local.messages import Done, Observed
 REPORTS = [Observed([(200.0, 0.0, seconds)], []) for seconds in (0.1, 0.2, 0.3)]
 
 
-def test_reports_arrive_in_order_and_nobody_waits_for_them(fakes):
+def test_reports_are_sent_in_order_without_waiting_for_answers(fakes):
     client = fakes.Client(lambda _: Done())
     reporter = TimingReporter([fakes.Link(client)], delay_s=0.0)
     for report in REPORTS:
@@ -18,7 +18,7 @@ def test_reports_arrive_in_order_and_nobody_waits_for_them(fakes):
     assert client.sent == client.forgotten == REPORTS
 
 
-def test_who_tells_does_not_wait_until_it_is_sent(fakes):
+def test_put_does_not_wait_until_the_report_is_sent(fakes):
     go = threading.Event()
 
     class Held(fakes.Link):
@@ -35,7 +35,7 @@ def test_who_tells_does_not_wait_until_it_is_sent(fakes):
     assert client.sent == REPORTS[:1]
 
 
-def test_a_node_that_is_gone_hears_nothing_and_the_next_one_does(fakes):
+def test_a_report_skips_unreachable_nodes_and_reaches_the_others(fakes):
     gone, client = fakes.Client(), fakes.Client(lambda _: Done())
     gone.gone = True
     reporter = TimingReporter([fakes.Link(gone), fakes.Link(None), fakes.Link(client)], delay_s=0.0)
@@ -45,7 +45,7 @@ def test_a_node_that_is_gone_hears_nothing_and_the_next_one_does(fakes):
     assert (gone.sent, client.sent) == ([], REPORTS[:2])
 
 
-def test_a_prompt_is_counted_by_the_first_node_that_is_there(fakes):
+def test_a_prompt_is_counted_by_the_first_reachable_node(fakes):
     gone, first, second = (fakes.Client(lambda _: Done()) for _ in range(3))
     gone.gone = True
     links = [fakes.Link(None), *map(fakes.Link, (gone, first, second))]
@@ -56,7 +56,7 @@ def test_a_prompt_is_counted_by_the_first_node_that_is_there(fakes):
     assert (first.sent, second.sent) == ([report], [Observed([])])
 
 
-def test_what_goes_wrong_once_ends_nothing(fakes, caplog):
+def test_an_error_at_one_node_does_not_stop_reports_to_other_nodes(fakes, caplog):
     class Broken(fakes.Link):
         def client(self):
             raise RuntimeError("out of threads, say")

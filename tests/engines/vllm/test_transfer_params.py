@@ -33,13 +33,13 @@ def harness(fakes):
 
 
 @pytest.mark.parametrize("held", [0, 1])
-def test_a_prefill_says_which_tokens_the_node_has(harness, held):
+def test_a_prefill_returns_the_tokens_and_the_chain_that_the_node_holds(harness, held):
     harness.held = held
     params = computed(harness, 20, PREFILL)
     assert params == {"holdfast": {"tokens": 16, "chain": chain_name(harness, 16)}}
 
 
-def test_a_decode_says_the_same_of_the_same_prompt(fakes):
+def test_prefill_and_decode_return_the_same_params_for_the_same_prompt(fakes):
     prefill, decode = (
         fakes.SchedulerRig(fakes, setting=fakes.setting(**role))
         for role in ({"loads": False}, {"saves": False})
@@ -51,12 +51,12 @@ def test_a_decode_says_the_same_of_the_same_prompt(fakes):
     assert decode.side.counts.data.get("bad_hints") is None
 
 
-def test_who_does_not_ask_is_told_nothing(harness):
+def test_a_request_without_remote_decode_returns_no_params(harness):
     for params in (None, {}, {"do_remote_decode": False}, {"holdfast": {"session": "chat-7"}}):
         assert computed(harness, 20, params) is None
 
 
-def test_none_is_told_from_a_transfer(fakes, harness):
+def test_a_transfer_without_held_blocks_returns_zero_tokens(fakes, harness):
     nothing = {"holdfast": {"tokens": 0, "chain": ""}}
     assert computed(harness, BLOCK - 1, PREFILL) == nothing
     assert computed(harness, 20, {**PREFILL, "holdfast": {"bypass": True}}) == nothing
@@ -67,7 +67,7 @@ def test_none_is_told_from_a_transfer(fakes, harness):
     assert away.side.on_finished(request) == nothing
 
 
-def test_two_nodes_behind_a_multi_connector_do_not_clash(fakes):
+def test_two_nodes_behind_a_multi_connector_return_one_set_of_params(fakes):
     ledger, both = PromptLedger(), object.__new__(MultiConnector)
     both._connectors, both._requests_to_connector = [], {}
     for _ in range(2):
@@ -83,6 +83,6 @@ def test_two_nodes_behind_a_multi_connector_do_not_clash(fakes):
     )
 
 
-def test_what_a_proxy_passes_on_is_bounded(fakes):
+def test_too_long_params_from_a_proxy_are_refused(fakes):
     request = fakes.Request(kv_transfer_params={"holdfast": {"tokens": 16, "chain": "a" * 5_000}})
     assert not hint_of(request)[1]

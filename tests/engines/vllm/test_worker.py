@@ -117,7 +117,7 @@ def harness(fakes):
     harness.side.close()
 
 
-def test_a_load_fills_its_pages_and_lets_go_of_the_lease(harness):
+def test_a_load_fills_its_pages_and_releases_the_lease(harness):
     assert harness.load([9, 3, 30, 1, 2, 0, 5, 6]) == set()
     for block, pages in enumerate([[9, 3], [30, 1], [2, 0], [5, 6]]):
         assert harness.holds(pages, block)
@@ -127,7 +127,7 @@ def test_a_load_fills_its_pages_and_lets_go_of_the_lease(harness):
     assert harness.side.counts.data["fetched_bytes"] == 4 * PAYLOAD
 
 
-def test_the_lease_may_be_confirmed_within_what_is_left_of_the_deadline(harness, monkeypatch):
+def test_a_release_waits_at_most_for_the_rest_of_the_deadline(harness, monkeypatch):
     waits = {}
     wait = harness.client.wait
 
@@ -165,7 +165,7 @@ def test_a_short_load_does_not_wait_behind_a_long_one(harness, monkeypatch):
     assert harness.holds([9, 3], 0)
 
 
-def test_a_load_reports_what_landed_by_the_tiers_it_came_from(harness):
+def test_a_load_reports_its_loaded_blocks_by_tier(harness):
     harness.node.landing = 1
     assert harness.load([9, 8, 7, 6]) == {6, 7}
     assert harness.side.report(StepWork()) == WorkerReport(landed={"r": {"disk": 1}})
@@ -175,14 +175,14 @@ def test_a_load_reports_what_landed_by_the_tiers_it_came_from(harness):
     assert harness.side.report(StepWork()).landed == {"r": {}}
 
 
-def test_of_the_ranks_of_a_load_the_fewest_blocks_count():
+def test_the_fewest_blocks_of_any_rank_count_for_a_load():
     ranks = [{"r": {"disk": 2, "host": 1}, "only": {}}, {"r": {"host": 2}}]
     one, other = (WorkerReport(landed=landed) for landed in ranks)
     assert one.aggregate(other).landed == {"r": {"host": 2}, "only": {}}
 
 
 @pytest.mark.parametrize(("refused", "outcome"), [(False, "gone"), (True, "refused")])
-def test_without_a_session_loads_and_saves_count_the_reason(harness, refused, outcome):
+def test_loads_and_saves_without_a_session_count_the_reason(harness, refused, outcome):
     harness.link.lent, harness.link.refused = None, refused
     assert harness.load([9, 8, 7, 6]) == {6, 7, 8, 9}
     harness.side.save(harness.saving([1, 2]))
@@ -213,18 +213,18 @@ def test_pages_of_blocks_that_did_not_land_are_reported(harness, outcome):
     assert harness.side.failed_pages() == set()
 
 
-def test_what_was_copied_after_the_lease_ended_does_not_count(harness):
+def test_pages_copied_after_the_lease_ended_are_reported_as_failed(harness):
     harness.node.valid = False
     assert harness.load([9, 3, 30, 1]) == {9, 3, 30, 1}
 
 
-def test_nothing_landed_is_no_lease_to_release(harness):
+def test_a_fetch_without_blocks_releases_no_lease(harness):
     harness.node.landing = 0
     assert harness.load([9, 3]) == {9, 3}
     assert harness.client.of(Release) == []
 
 
-def test_without_a_node_every_page_is_reported(harness):
+def test_every_page_of_a_load_without_a_node_is_reported_as_failed(harness):
     harness.link.lent = None
     assert harness.load([9, 3]) == {9, 3}
     assert harness.side.counts.data["calls/fetch/gone"] == 1
@@ -286,7 +286,7 @@ def test_a_node_that_gives_more_slots_than_asked_for_costs_the_save_only(harness
     assert [message.ticket for message in harness.client.of(Abort)] == [1]
 
 
-def test_slots_of_a_step_go_back_where_a_node_talks_nonsense_half_way(harness):
+def test_an_invalid_answer_to_a_reservation_returns_all_slots_of_the_step(harness):
     harness.client.answer = lambda message: (
         Released(True) if message == harness.client.of(Reserve)[1] else harness.node(message)
     )
@@ -299,9 +299,7 @@ def test_slots_of_a_step_go_back_where_a_node_talks_nonsense_half_way(harness):
     assert harness.client.of(Reserve)[2] in harness.client.forgotten
 
 
-def test_where_threads_may_not_choose_their_cores_blocks_are_loaded_all_the_same(
-    fakes, monkeypatch
-):
+def test_blocks_are_loaded_if_setting_the_cpu_affinity_is_refused(fakes, monkeypatch):
     def refuse(*_):
         raise PermissionError(1, "Operation not permitted")
 
@@ -311,7 +309,7 @@ def test_where_threads_may_not_choose_their_cores_blocks_are_loaded_all_the_same
     harness.side.close()
 
 
-def test_a_step_without_a_forward_leaves_the_interpreter_to_the_load(harness):
+def test_a_step_without_a_forward_yields_the_gil_to_a_running_load(harness):
     let_go = threading.Event()
     harness.client.answer = lambda message: let_go.wait(20) and harness.node(message)
     work = StepWork([LoadTask("r", (KEYS[0],), [9, 3], 0, 64)])
@@ -352,7 +350,7 @@ def test_saved_pages_lie_in_their_slots_when_the_step_ends(harness):
     assert harness.side.counts.data["saved_blocks"] == 2
 
 
-def test_blocks_the_node_has_or_has_no_room_for_are_not_copied(harness):
+def test_blocks_that_get_no_slot_are_not_copied(harness):
     harness.client.answer = lambda message: (
         Reserved(1, [-1, 9 * RECORD, -1], "full") if isinstance(message, Reserve) else Committed(1)
     )
@@ -362,7 +360,7 @@ def test_blocks_the_node_has_or_has_no_room_for_are_not_copied(harness):
     assert harness.side.counts.data["calls/save/full"] == 1
 
 
-def test_a_node_without_slots_in_time_costs_the_save_only(harness):
+def test_a_late_reservation_fails_only_the_save(harness):
     harness.client.answer = lambda _: None
     work = harness.saving([9, 3], KEYS[:1])
     clock = iter(range(100))
@@ -403,7 +401,7 @@ def test_a_node_that_dies_costs_the_save_only(harness, when):
     assert harness.side.counts.data == {"calls/save/gone": 1}
 
 
-def test_slots_asked_for_long_ago_are_asked_for_again(harness):
+def test_slots_reserved_too_long_ago_are_reserved_again(harness):
     work = harness.saving([9, 3], KEYS[:1])
     harness.now = RECLAIM_S
     fill(harness, [9, 3])
@@ -444,7 +442,7 @@ class Deferred:
         return self._device.gather(*self._plan).result()
 
 
-def test_blocks_that_arrive_while_the_engine_computes_nothing_are_published(harness):
+def test_copies_that_complete_while_the_engine_is_idle_are_committed(harness):
     device = harness.side._device = Deferred(harness.side._device)
     work, heard = harness.saving([9, 3], KEYS[:1]), []
     harness.side.save(work)
@@ -457,7 +455,7 @@ def test_blocks_that_arrive_while_the_engine_computes_nothing_are_published(harn
     assert heard == [(WorkerReport(moving=True), 0), (WorkerReport(), 1), (None, 1)]
 
 
-def test_what_is_on_its_way_at_the_end_is_published_before_the_session_is_over(harness):
+def test_copies_in_flight_at_close_are_committed_before_the_session_ends(harness):
     harness.side._device, at_close = Deferred(harness.side._device), []
     fill(harness, [9, 3])
     harness.side.save(harness.saving([9, 3], KEYS[:1]))

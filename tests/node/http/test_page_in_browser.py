@@ -198,7 +198,7 @@ def measured_page(browser, tmp_path):
     return measure
 
 
-def test_the_page_of_an_idle_node_says_so(measured_page):
+def test_the_page_shows_that_a_node_is_idle(measured_page):
     measured = measured_page(1_400)
     for words in ("Since start", "host", "No plan yet.", "This node has no pool.", "default"):
         assert words in measured["text"]

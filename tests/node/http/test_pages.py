@@ -74,7 +74,7 @@ def test_every_metric_that_is_scraped_is_in_the_table(url):
     assert all(name in METRICS and kind_of(name) == kind for name, kind in names)
 
 
-def test_probes_and_the_page_and_its_events(url):
+def test_probes_status_page_and_events_are_served(url):
     _, base = url
     assert fetch(f"{base}/healthz") == "ok\n"
     assert fetch(f"{base}/readyz") == "ready\n"
@@ -172,7 +172,7 @@ SHOWN = {
 }
 
 
-def test_the_page_reads_no_field_that_a_status_lacks():
+def test_the_page_reads_only_fields_that_a_status_has():
     page = resources.files("holdfast.node.http").joinpath("status.html").read_text()
     script = page[page.index("<script>") :]
     for name, kind in SHOWN.items():

@@ -128,7 +128,7 @@ def test_head_has_no_body(serve):
         (b"GET / HTTP/1.1\r\nX: " + b"y" * 8_192, 431),
     ],
 )
-def test_what_cannot_be_answered_is_refused_and_others_are_answered(serve, request_bytes, code):
+def test_an_invalid_request_is_refused_and_the_next_one_is_answered(serve, request_bytes, code):
     connect = serve()
     assert answer_to(connect(request_bytes))[0].startswith(f"HTTP/1.1 {code} ")
     assert answer_to(connect(get()))[0] == "HTTP/1.1 200 OK"
@@ -156,7 +156,7 @@ def test_a_client_that_does_not_read_is_cut(serve):
     assert len(rest) < 64 << 20
 
 
-def test_connections_above_the_limit_are_told_to_come_again(serve):
+def test_connections_above_the_limit_get_status_503_and_retry_after(serve):
     connect = serve()
     waiting = [connect(b"GET") for _ in range(LIMITS.connections)]
     statuses = set()
@@ -170,7 +170,7 @@ def test_connections_above_the_limit_are_told_to_come_again(serve):
     assert answer_to(connect(get()))[0] == "HTTP/1.1 200 OK"
 
 
-def test_connections_above_twice_the_limit_are_cut_unread(serve):
+def test_connections_above_twice_the_limit_are_closed_without_an_answer(serve):
     connect = serve()
     silent = [connect() for _ in range(2 * LIMITS.connections)]
     assert answer_to(connect(get())) == ("", b"")
@@ -200,7 +200,7 @@ def test_probes_are_answered_beside_clients_that_do_not_read(serve):
     assert answer_to(connect(get("/open")))[0] == "HTTP/1.1 200 OK"
 
 
-def test_above_the_limit_requests_must_arrive_sooner(serve):
+def test_requests_have_a_shorter_timeout_above_the_connection_limit(serve):
     connect = serve(limits=LIMITS._replace(head_s=600, hurried_head_s=0))
     silent = [connect() for _ in range(2 * LIMITS.connections)]
     assert answer_to(connect(get()))[0] == "HTTP/1.1 200 OK"
@@ -219,7 +219,7 @@ def test_a_client_that_is_refused_reads_probes_only(serve):
     assert answer_to(connect(get("/open")))[0] == "HTTP/1.1 200 OK"
 
 
-def test_pages_left_open_do_not_keep_out_a_scrape(serve):
+def test_open_event_streams_do_not_prevent_a_scrape(serve):
     connect = serve()
     pages = [connect(get("/events")) for _ in range(LIMITS.streams)]
     for page in pages:
@@ -232,7 +232,7 @@ def test_pages_left_open_do_not_keep_out_a_scrape(serve):
         assert time.monotonic() < end_s
 
 
-def test_only_who_has_the_token_reads_what_is_not_public(serve):
+def test_paths_that_are_not_public_require_the_token(serve):
     connect = serve(TOKEN)
     basic = base64.b64encode(b"anyone:" + TOKEN).decode()
     for header, code in (

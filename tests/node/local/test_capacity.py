@@ -48,7 +48,7 @@ def until_within_capacity(node):
         time.sleep(0.02)
 
 
-def test_what_clients_touched_goes_back_when_they_leave(node, engine, names):
+def test_memory_that_clients_touched_is_reclaimed_when_they_disconnect(node, engine, names):
     kept = engine(node.address, domain="one")
     assert kept.save(names("kept", 100)) == 100
     for domain in ("one", "two", "three", "four"):
@@ -60,7 +60,7 @@ def test_what_clients_touched_goes_back_when_they_leave(node, engine, names):
     assert kept.read(names("kept", 100)) == (100, {"host": 100})
 
 
-def test_what_connected_clients_touch_goes_back_and_is_counted(node, engine):
+def test_memory_that_connected_clients_touch_is_reclaimed_and_counted(node, engine):
     clients = [engine(node.address, domain=domain) for domain in ("one", "two", "three", "four")]
     for client in clients:
         touch_all(client)
@@ -72,7 +72,7 @@ def test_what_connected_clients_touch_goes_back_and_is_counted(node, engine):
     assert "no slot covers" in node.said()
 
 
-def test_reservations_that_were_aborted_and_written_to_again_hold_no_memory(node, engine, names):
+def test_memory_that_is_written_after_an_abort_is_reclaimed(node, engine, names):
     clients = [engine(node.address, domain=domain) for domain in ("one", "two")]
     for client in clients:
         keys = names(client, 4000)

@@ -11,7 +11,7 @@ def one(start_node, engine):
     return engine(start_node().address)
 
 
-def test_a_session_is_followed_by_its_questions(one, names):
+def test_hints_for_a_session_apply_to_the_context_of_its_lookups(one, names):
     keys = names("chat", 6)
     one.save(keys)
     one.call(m.Cover(b"".join(keys), session="chat-1"))
@@ -20,7 +20,7 @@ def test_a_session_is_followed_by_its_questions(one, names):
     assert one.call(m.Closed("chat-1")) == m.Hinted(0), "it is over"
 
 
-def test_sessions_of_one_name_in_two_domains_are_two(start_node, engine, names, tmp_path):
+def test_sessions_with_one_name_in_two_domains_are_separate(start_node, engine, names, tmp_path):
     key_file = tmp_path / "other.key"
     key_file.write_bytes(bytes(range(32)))
     key_file.chmod(0o600)
@@ -33,7 +33,7 @@ def test_sessions_of_one_name_in_two_domains_are_two(start_node, engine, names, 
     assert one.call(m.Closed("chat-1")) == m.Hinted(6)
 
 
-def test_what_is_pinned_or_staged_is_counted(one, names):
+def test_a_hint_returns_the_number_of_blocks_pinned_or_prestaged(one, names):
     keys = names("chat", 6)
     one.save(keys[:4])
     assert one.call(m.Pin(b"".join(keys), 5.0)) == m.Hinted(4)

@@ -33,7 +33,7 @@ def slow(start_node, engine, names, tmp_path):
     return node.start()
 
 
-def test_a_slow_disk_is_found_out_before_anybody_asks_and_remembered(slow, engine, names):
+def test_a_slow_disk_is_measured_before_the_first_lookup_and_remembered(slow, engine, names):
     keys = names("context", BLOCKS)
     one = engine(slow.address)
     one.until(lambda _: one.call(m.Plans()).data["tiers"][1]["reads"])
@@ -49,7 +49,7 @@ def test_a_slow_disk_is_found_out_before_anybody_asks_and_remembered(slow, engin
         one.until_recovered()
 
 
-def test_what_the_engine_has_is_not_counted_and_nonsense_is_refused(slow, engine, names):
+def test_a_lookup_excludes_blocks_of_the_engine_and_refuses_invalid_values(slow, engine, names):
     keys = names("context", BLOCKS)
     one = engine(slow.address)
     one.until_recovered()
@@ -61,7 +61,7 @@ def test_what_the_engine_has_is_not_counted_and_nonsense_is_refused(slow, engine
     assert one.call(m.Plans()).data["engines"][0]["steps"] == 0
 
 
-def test_an_engine_that_tells_without_end_is_not_listened_to(slow, engine):
+def test_a_timing_report_above_the_limit_closes_the_connection(slow, engine):
     one, step, ending = engine(slow.address), (64.0, 0.0, 0.01), (12345, 1.0, 1.0)
     one.call(m.Observed([step] * OBSERVED_MAX, [ending] * OBSERVED_MAX))
     too_many = OBSERVED_MAX + 1

@@ -30,7 +30,7 @@ def node(start_node, tmp_path):
     return start_node(domains={"commons": public, "acme": acme})
 
 
-def test_what_is_published_is_a_hit_for_every_domain(node, engine, names, payload):
+def test_published_blocks_are_hits_for_every_domain(node, engine, names, payload):
     publisher = engine(node.address, domain="commons", publish=TOKEN)
     reader = engine(node.address, domain="acme")
     assert reader.client.welcome.common_key == publisher.client.welcome.domain_key
@@ -49,13 +49,13 @@ def test_what_is_published_is_a_hit_for_every_domain(node, engine, names, payloa
 
 
 @pytest.mark.parametrize("shown", [b"", b"x" * 32])
-def test_who_is_no_publisher_gets_no_session_in_it(node, shown):
+def test_a_client_that_is_no_publisher_gets_no_session_in_a_public_domain(node, shown):
     hello = m.Hello(m.PROTOCOL, "reader", b"f" * 16, 4096, 16, "commons", publish=shown)
     with pytest.raises(RefusedError, match="'commons' is public: only a publisher"):
         Client(node.address, hello, 5.0)
 
 
-def test_names_in_it_that_are_none_are_refused(node, engine, names):
+def test_invalid_public_keys_in_a_lookup_are_refused(node, engine, names):
     reader = engine(node.address, domain="acme")
     with pytest.raises(RefusedError, match="3 bytes of keys"):
         reader.call(m.Cover(b"".join(names("own", 1)), common=b"abc"))

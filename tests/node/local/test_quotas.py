@@ -31,7 +31,7 @@ def fill(status, name):
     return next(entry for entry in status["domains"] if entry["domain"] == name)
 
 
-def test_a_flood_stays_within_its_quota_and_leaves_the_other_alone(
+def test_a_flooding_domain_stays_within_its_quota_and_evicts_no_other_domain(
     start_node, engine, names, keyed, tmp_path
 ):
     disk = {"kind": "disk", "path": str(tmp_path / "disk"), "capacity": 64 * MIB}
@@ -51,7 +51,7 @@ def test_a_flood_stays_within_its_quota_and_leaves_the_other_alone(
     assert fill(two.status(), "victim")["reserved_bytes"] == 16 * MIB
 
 
-def test_an_engine_whose_blocks_exceed_the_quota_is_told_so_at_once(
+def test_an_engine_whose_block_exceeds_the_quota_is_refused_at_hello(
     start_node, engine, keyed, tmp_path
 ):
     disk = {"kind": "disk", "path": str(tmp_path / "disk"), "capacity": 64 * MIB}
@@ -62,7 +62,7 @@ def test_an_engine_whose_blocks_exceed_the_quota_is_told_so_at_once(
         engine(node.address, domain="small")
 
 
-def test_a_target_divided_between_domains_keeps_what_it_has_no_key_of_as_well(
+def test_a_target_with_reserved_memory_also_stores_blocks_of_unknown_domains(
     start_node, engine, names, keyed, tmp_path
 ):
     listen = [f"unix://{tmp_path}/node.sock", f"tcp://127.0.0.1:{free_port()}"]

@@ -15,7 +15,7 @@ from holdfast.sim.formats.load import load
 from holdfast.wire.local import messages as m
 
 
-def test_a_running_node_records_what_sim_reads(start_node, engine, names, tmp_path):
+def test_a_node_records_requests_that_sim_can_read(start_node, engine, names, tmp_path):
     file = tmp_path / "asked.jsonl"
     node = start_node(record=str(file))
     one = engine(node.address)
@@ -32,7 +32,7 @@ def test_a_running_node_records_what_sim_reads(start_node, engine, names, tmp_pa
     assert trace.unique == 40
 
 
-def test_it_ends_where_it_is_told_to_and_says_what_is_lost(tmp_path, caplog):
+def test_the_recorder_stops_at_its_size_limit_and_logs_lost_requests(tmp_path, caplog):
     file = tmp_path / "asked.jsonl"
     recorder = RequestRecorder(file, most_bytes=200)
     for _ in range(5):
@@ -51,7 +51,7 @@ def test_it_ends_where_it_is_told_to_and_says_what_is_lost(tmp_path, caplog):
     ]
 
 
-def test_after_the_first_line_that_does_not_fit_shorter_ones_are_not_recorded(tmp_path):
+def test_recording_ends_at_the_first_line_that_does_not_fit(tmp_path):
     file = tmp_path / "asked.jsonl"
     recorder = RequestRecorder(file, most_bytes=200)
     for blocks in (1, 20, 1):
@@ -104,7 +104,7 @@ print(recorder.lost)
 """
 
 
-def test_a_line_that_a_full_disk_cut_short_is_gone_whole(tmp_path):
+def test_a_line_truncated_by_a_full_disk_is_removed(tmp_path):
     """As a limit on the file's size: a short write, then an error."""
     file, here = tmp_path / "asked.jsonl", Path(__file__).parent
     told = subprocess.run(
@@ -116,7 +116,7 @@ def test_a_line_that_a_full_disk_cut_short_is_gone_whole(tmp_path):
 
 
 @pytest.mark.parametrize("left", [b"", b"{", b'{"at_s":2.0,"fing', b"\0" * 5000])
-def test_a_line_that_a_power_cut_left_unfinished_is_taken_away(tmp_path, left):
+def test_a_line_left_unfinished_by_a_power_failure_is_removed(tmp_path, left):
     file = tmp_path / "asked.jsonl"
     record(file, 0, 1)
     with file.open("ab") as end:
@@ -125,7 +125,7 @@ def test_a_line_that_a_power_cut_left_unfinished_is_taken_away(tmp_path, left):
     assert load(file).time_s.tolist() == [0.0, 1.0, 3.0, 4.0]
 
 
-def test_a_long_line_is_taken_away_whole(tmp_path):
+def test_a_long_unfinished_line_is_removed_completely(tmp_path):
     file = tmp_path / "asked.jsonl"
     record(file, 0)
     whole = file.stat().st_size
@@ -138,7 +138,7 @@ def test_a_long_line_is_taken_away_whole(tmp_path):
     assert load(file).time_s.tolist() == [0.0, 2.0]
 
 
-def test_a_line_that_lacks_only_its_end_stays(tmp_path):
+def test_a_complete_line_without_a_newline_is_kept(tmp_path):
     file = tmp_path / "asked.jsonl"
     record(file, 0, 1)
     os.truncate(file, file.stat().st_size - 1)
@@ -146,7 +146,7 @@ def test_a_line_that_lacks_only_its_end_stays(tmp_path):
     assert load(file).time_s.tolist() == [0.0, 1.0, 2.0]
 
 
-def test_what_is_not_ours_is_never_cut(tmp_path):
+def test_an_unfinished_line_of_a_foreign_file_is_kept(tmp_path):
     file = tmp_path / "notes.txt"
     file.write_text("first\nlast")
     record(file, 0)
@@ -165,7 +165,7 @@ def test_a_full_disk_does_not_keep_a_recorder_from_closing(tmp_path):
     assert recorder.lost == 1
 
 
-def test_an_error_at_the_end_is_logged(tmp_path, caplog):
+def test_an_error_while_closing_the_recorder_is_logged(tmp_path, caplog):
     recorder = RequestRecorder(tmp_path / "asked.jsonl")
     os.close(recorder._file.fileno())
     recorder.close()

@@ -138,7 +138,7 @@ def closed(raw):
     return True
 
 
-def test_two_clients_are_answered_each_for_itself(running):
+def test_each_of_two_clients_gets_the_replies_to_its_own_requests(running):
     server = running()
     one, two = Client(server.address, HELLO, 5), Client(server.address, HELLO, 5)
     ids = [(client, n, client.send(m.Release(n))) for n in range(50) for client in (one, two)]
@@ -149,7 +149,7 @@ def test_two_clients_are_answered_each_for_itself(running):
     assert server.server.connections == 0
 
 
-def test_the_session_learns_who_asks(running):
+def test_a_session_knows_the_process_and_user_of_its_client(running):
     server = running()
     client = Client(server.address, HELLO, 5)
     assert server.sessions[0].peer == (os.getpid(), os.geteuid())
@@ -168,7 +168,7 @@ def test_the_session_learns_who_asks(running):
     ids=["http", "ones", "body too large", "payload", "no message"],
 )
 @pytest.mark.parametrize("after_hello", [False, True])
-def test_garbage_is_cut_off_and_logged_and_harms_nobody(running, caplog, data, after_hello):
+def test_garbage_closes_only_its_own_connection_and_is_logged(running, caplog, data, after_hello):
     server = running()
     good = Client(server.address, HELLO, 5)
     with server.connect() as raw:
@@ -184,7 +184,7 @@ def test_garbage_is_cut_off_and_logged_and_harms_nobody(running, caplog, data, a
 
 
 @pytest.mark.parametrize("said", [0, 5, 20])
-def test_who_does_not_say_hello_in_time_is_closed(running, said):
+def test_a_connection_without_a_timely_hello_is_refused_and_closed(running, said):
     server = running(handshake_s=0.2)
     with server.connect() as raw:
         raw.sendall(bytes(encode(1, HELLO))[:said])
@@ -196,7 +196,7 @@ def test_who_does_not_say_hello_in_time_is_closed(running, said):
     until(lambda: server.server.connections == 0)
 
 
-def test_a_hello_sent_in_time_counts_though_the_node_was_too_busy_to_read_it(running):
+def test_a_timely_hello_is_accepted_even_if_a_busy_node_reads_it_late(running):
     server = running(handshake_s=0.2)
     blocked, resumed = threading.Event(), threading.Event()
 
@@ -217,7 +217,7 @@ def test_a_hello_sent_in_time_counts_though_the_node_was_too_busy_to_read_it(run
         assert frame.message == server.sessions[0].welcome
 
 
-def test_half_a_frame_after_hello_waits_and_its_end_tells_the_session(running):
+def test_a_disconnect_in_the_middle_of_a_frame_ends_the_session(running):
     server = running()
     with server.connect() as raw:
         raw.sendall(encode(1, HELLO) + encode(2, m.Release(5))[:-1])
@@ -275,7 +275,7 @@ def test_too_many_connections_are_turned_away_until_one_ends(running):
         client.close()
 
 
-def test_no_other_user_takes_all_connections(running, monkeypatch):
+def test_connections_of_another_user_have_a_lower_limit(running, monkeypatch):
     server = running(connections_max=8)
     monkeypatch.setattr("holdfast.node.local.server.peer_of", lambda _: ConnectedPeer(1, 4321))
     clients = [Client(server.address, HELLO, 5) for _ in range(2)]
@@ -289,7 +289,7 @@ def test_no_other_user_takes_all_connections(running, monkeypatch):
     assert not server.server._users
 
 
-def test_a_session_that_fails_to_open_is_told_so_and_takes_no_place(running):
+def test_a_session_that_fails_to_open_is_refused_and_takes_no_connection(running):
     def fail(_hello, _peer):
         raise MemoryError("no arena")
 
@@ -303,7 +303,7 @@ def test_a_session_that_fails_to_open_is_told_so_and_takes_no_place(running):
     Client(server.address, HELLO, 5).close()
 
 
-def test_a_peer_that_asks_too_much_at_once_is_not_read_from(running):
+def test_the_server_stops_reading_a_client_with_too_many_open_requests(running):
     server = running()
     client = Client(server.address, HELLO, 10)
     ids = [client.send(m.Commit(n)) for n in range(IN_FLIGHT_MAX)]
@@ -317,7 +317,7 @@ def test_a_peer_that_asks_too_much_at_once_is_not_read_from(running):
     client.close()
 
 
-def test_a_peer_that_takes_no_answers_is_not_read_from_and_costs_little_memory(running):
+def test_the_server_stops_reading_a_client_that_reads_no_replies(running):
     server = running()
     with server.connect() as raw:
         raw.sendall(encode(1, HELLO))
@@ -354,7 +354,7 @@ def test_a_request_that_fails_is_refused_and_the_connection_lives(running, reque
     client.close()
 
 
-def test_a_client_gone_with_requests_under_way_is_told_to_its_session_once(running):
+def test_a_session_ends_once_if_its_client_disconnects_during_requests(running):
     server = running()
     client = Client(server.address, HELLO, 5)
     client.send(m.Commit(1))

@@ -101,7 +101,7 @@ def public_names(tenant, blocks=BLOCKS):
     return chain.keys
 
 
-def test_reserving_does_not_tell_what_another_domain_holds(open_node, tenants, names):
+def test_a_reservation_does_not_reveal_what_another_domain_holds(open_node, tenants, names):
     acme, globex = tenants(open_node())
     theirs, unknown = names("acme's context", BLOCKS), names("never saved", BLOCKS)
     assert acme.save(theirs) == BLOCKS
@@ -116,7 +116,7 @@ def test_reserving_does_not_tell_what_another_domain_holds(open_node, tenants, n
     assert acme.read(theirs) == BLOCKS
 
 
-def test_committing_the_future_names_of_another_domain_does_not_stop_it(open_node, tenants, names):
+def test_a_domain_can_save_keys_that_another_domain_committed_first(open_node, tenants, names):
     acme, globex = tenants(open_node())
     future = names("acme's next context", BLOCKS)
     held_open = globex.engine.reserve(future)
@@ -128,7 +128,7 @@ def test_committing_the_future_names_of_another_domain_does_not_stop_it(open_nod
     assert acme.read(future) == BLOCKS
 
 
-def test_the_same_names_in_two_domains_come_back_from_the_disk_after_a_restart(
+def test_equal_keys_in_two_domains_are_both_recovered_after_a_restart(
     open_node, start_node, tenants, names
 ):
     node = open_node()
@@ -187,7 +187,9 @@ def test_a_peer_can_not_squat_a_public_prompt_over_tcp(
     assert publisher.read(common) == BLOCKS
 
 
-def test_numbers_of_tickets_leases_and_plans_do_not_count_what_others_do(open_node, tenants, names):
+def test_ticket_lease_and_plan_ids_do_not_reveal_activity_of_other_domains(
+    open_node, tenants, names
+):
     acme, globex = tenants(open_node())
     keys = names("a context", 2)
     acme.save(keys)
@@ -209,7 +211,7 @@ def test_numbers_of_tickets_leases_and_plans_do_not_count_what_others_do(open_no
         assert max(numbers) - min(numbers) > 1 << (bits - 8)
 
 
-def test_a_session_can_not_end_what_another_session_holds(open_node, tenants, names):
+def test_a_session_cannot_end_tickets_or_leases_of_another_session(open_node, tenants, names):
     acme, globex = tenants(open_node())
     keys = names("acme's", 4)
     reserved = acme.engine.reserve(keys)

@@ -47,7 +47,7 @@ def door():
     store.close()
 
 
-def test_a_domain_that_names_its_users_is_for_them_only(door):
+def test_a_domain_with_users_admits_only_those_users(door):
     assert door.enter(ALICE, "acme").welcome.domain_key == door.store.domain("acme")[0]
     for user in (OWN, ROOT):
         with pytest.raises(RefusedError, match=rf"domain 'acme' is not for user {user}; have dom"):
@@ -55,20 +55,20 @@ def test_a_domain_that_names_its_users_is_for_them_only(door):
     assert [who for who, _ in door.denied] == [f"user {OWN}", f"user {ROOT}"]
 
 
-def test_the_others_are_for_the_nodes_user_and_root(door):
+def test_a_domain_without_users_admits_only_the_nodes_user_and_root(door):
     for user in (OWN, ROOT):
         assert door.enter(user, "other").arena_fd is not None
     with pytest.raises(RefusedError, match=r"'other' is for user 1000 only, not for user 1001"):
         door.enter(ALICE, "other")
 
 
-def test_who_is_named_nowhere_is_told_whose_node_it_is(door):
+def test_an_unlisted_user_is_refused_with_the_owner_of_the_node(door):
     for domain in ("acme", "other", None):
         with pytest.raises(RefusedError, match="user 1002 may not use this node, which belongs to"):
             door.enter(MALLORY, domain)
 
 
-def test_a_tenant_neither_looks_at_the_whole_node_nor_changes_it(door):
+def test_a_tenant_cannot_inspect_or_change_the_whole_node(door):
     with pytest.raises(RefusedError, match="may use domains of this node but not inspect the node"):
         door.enter(ALICE)
     session = door.enter(ALICE, "acme")
@@ -94,7 +94,7 @@ def test_the_name_of_an_engine_is_printable(door):
 
 
 @pytest.mark.parametrize("field", ["peer", "domain", "description", "publish", "fingerprint"])
-def test_a_hello_with_an_endless_name_is_refused_before_anybody_reads_it(door, field):
+def test_a_hello_with_an_overlong_field_is_refused_before_access_checks(door, field):
     value = (b"1 " if field in ("publish", "fingerprint") else "1 ") * 40_000
     named = {"fingerprint": b"f" * 16, "payload_bytes": 4096, "block_tokens": 16, "domain": "acme"}
     hello = m.Hello(m.PROTOCOL, **{"peer": "test", **named, field: value})
@@ -111,7 +111,7 @@ def config(users, group="", listen="unix:///run/holdfast/node.sock"):
     return Config(listen=listen, tiers=tiers, domains=domains, socket_group=group)
 
 
-def test_names_become_numbers_of_this_machine():
+def test_user_and_group_names_resolve_to_ids_of_this_machine():
     root, group = pwd.getpwuid(0).pw_name, grp.getgrgid(0).gr_name
     users = users_of(config([root, 4242], group))
     users.check_domain(0, "acme")
@@ -179,7 +179,7 @@ def open_folder():
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
-def test_real_users_meet_a_real_node(open_folder, start_node, engine, names):
+def test_a_running_node_enforces_users_and_socket_group(open_folder, start_node, engine, names):
     folder = open_folder
     (folder / "acme.key").write_bytes(os.urandom(32))
     (folder / "acme.key").chmod(0o600)

@@ -66,7 +66,7 @@ def test_connections_that_never_read_hold_up_their_own_domain_only(node, ask):
     assert node.target.get(FLOOD, KEYS[FLOOD], own, 20).blocks == 8
 
 
-def test_what_waited_for_memory_comes_when_somebody_reads(node, ask):
+def test_replies_that_wait_for_send_memory_are_sent_when_peers_read(node, ask):
     raws = [ask() for _ in range(12)]
     for raw in raws:
         left = 8 * FLOOD.record_bytes

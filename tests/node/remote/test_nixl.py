@@ -39,7 +39,7 @@ def served(serve_here, transfer_buffers):
     return start
 
 
-def test_records_come_back_and_none_crosses_the_socket(served):
+def test_records_are_transferred_by_nixl_and_not_over_the_socket(served):
     there = served()
     assert there.target.put(RECORDS, 10) == [Outcome.OK] * len(RECORDS)
     assert there.target.transport == "nixl"
@@ -47,7 +47,7 @@ def test_records_come_back_and_none_crosses_the_socket(served):
     assert there.service.counters.received_bytes == sum(map(len, RECORDS))
 
 
-def test_records_go_over_it_after_the_arena_gave_its_memory_back(served):
+def test_nixl_is_used_after_the_arena_released_its_memory(served):
     there = served()
     table = there.store.table
     assert there.target.put(RECORDS, 10) == [Outcome.OK] * len(RECORDS)
@@ -60,9 +60,7 @@ def test_records_go_over_it_after_the_arena_gave_its_memory_back(served):
     assert there.target.transport == "nixl"
 
 
-def test_memory_that_cannot_be_registered_is_transferred_over_tcp_from_then_on(
-    served, monkeypatch, caplog
-):
+def test_a_target_switches_to_tcp_if_memory_cannot_be_registered(served, monkeypatch, caplog):
     there = served()
     assert there.target.put(RECORDS[:1], 10) == [Outcome.OK]
 
@@ -95,13 +93,13 @@ def test_slots_that_a_lost_transfer_may_read_stay_leased(served, monkeypatch):
     assert there.store.status().leases == 1
 
 
-def test_a_run_ends_at_the_first_block_that_is_not_held(served):
+def test_a_get_ends_at_the_first_block_that_is_not_held(served):
     there = served()
     there.target.put(RECORDS[:5] + RECORDS[6:], 10)
     assert there.get(KEYS) == 5
 
 
-def test_a_record_that_is_not_the_one_announced_is_not_held(served, monkeypatch):
+def test_a_record_that_differs_from_its_announced_header_is_not_stored(served, monkeypatch):
     there = served()
     monkeypatch.setattr(
         "holdfast.wire.remote.connection.copy_parts",
@@ -111,7 +109,7 @@ def test_a_record_that_is_not_the_one_announced_is_not_held(served, monkeypatch)
     assert outcomes == [Outcome.OK, Outcome.FULL, Outcome.FULL]
 
 
-def test_a_target_without_it_gets_records_over_tcp_and_a_log_line(served, caplog):
+def test_a_target_without_nixl_gets_records_over_tcp_and_this_is_logged(served, caplog):
     there = served(offer=False)
     with caplog.at_level(logging.INFO, "holdfast"):
         assert there.target.put(RECORDS, 10) == [Outcome.OK] * len(RECORDS)
@@ -121,7 +119,7 @@ def test_a_target_without_it_gets_records_over_tcp_and_a_log_line(served, caplog
     assert len(said) == 1
 
 
-def test_a_failed_transfer_is_made_up_for_over_tcp(served, monkeypatch):
+def test_a_failed_transfer_is_repeated_over_tcp(served, monkeypatch):
     there = served()
     there.target.put(RECORDS, 10)
 
@@ -133,7 +131,7 @@ def test_a_failed_transfer_is_made_up_for_over_tcp(served, monkeypatch):
     assert there.target.transport == "tcp"
 
 
-def test_a_peer_that_describes_its_memory_wrongly_is_cut_off(served, monkeypatch):
+def test_records_go_over_tcp_after_an_invalid_description_of_memory(served, monkeypatch):
     there = served()
     there.target.put(RECORDS, 10)
     monkeypatch.setattr("holdfast.wire.remote.connection.pack_spans", lambda _: bytes(16))
@@ -141,7 +139,7 @@ def test_a_peer_that_describes_its_memory_wrongly_is_cut_off(served, monkeypatch
     assert there.target.transport == "tcp"
 
 
-def test_where_blocks_are_sealed_it_is_not_offered(served, monkeypatch, caplog):
+def test_nixl_is_not_offered_if_blocks_are_sealed(served, monkeypatch, caplog):
     there = served(offer=False)
     monkeypatch.setattr(there.store.table.sealing, "seals", lambda _: True)
     with caplog.at_level(logging.INFO, "holdfast"):

@@ -63,9 +63,7 @@ def until(condition):
         time.sleep(0.01)
 
 
-def test_writes_that_a_token_does_not_permit_are_not_offered_and_follow_with_a_better_one(
-    target, config, caplog
-):
+def test_writes_wait_until_a_token_permits_them(target, config, caplog):
     store, counters, _ = target
     with holdfast.open(config("read")) as host:
         session = host.session(FINGERPRINT)
@@ -95,7 +93,7 @@ def test_writes_that_a_token_does_not_permit_are_not_offered_and_follow_with_a_b
         (token.VERBS, ""),
     ],
 )
-def test_doctor_says_what_does_not_work_with_a_token(config, capsys, may, words):
+def test_doctor_names_operations_that_a_token_does_not_permit(config, capsys, may, words):
     code = main(["doctor", "--config", config(*may)])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if " tokens.file " in line]
     assert line.startswith("WARNING" if words else "ok")

@@ -85,7 +85,7 @@ def tls_options(files):
     return msgspec.structs.asdict(files)
 
 
-def test_what_is_put_survives_kill_9_and_is_served_again(start):
+def test_records_on_a_target_survive_kill_9(start):
     node, client = start()
     target = client()
     round_trip(target)
@@ -105,7 +105,9 @@ def test_what_is_put_survives_kill_9_and_is_served_again(start):
 
 
 @pytest.mark.parametrize(("number", "within_s"), [(signal.SIGKILL, 20.0), (signal.SIGSTOP, 3.0)])
-def test_a_target_that_ends_or_stops_mid_transfer(start, number, within_s, stalls):
+def test_a_get_ends_in_time_if_its_target_dies_or_stops_during_transfers(
+    start, number, within_s, stalls
+):
     node, client = start()
     target = client()
     round_trip(target)
@@ -145,7 +147,7 @@ def test_a_target_that_ends_or_stops_mid_transfer(start, number, within_s, stall
     assert [bytes(buffer) for buffer in left] == before
 
 
-def test_certificates_let_in_and_keep_out(start, tmp_path):
+def test_a_target_admits_only_valid_certificates(start, tmp_path):
     authority, other = Authority(tmp_path), Authority(tmp_path, "other")
     files = authority.issue("target")
     node, client = start(tls=tls_options(files))
@@ -162,14 +164,14 @@ def test_certificates_let_in_and_keep_out(start, tmp_path):
     assert "expired" not in node.said()
 
 
-def test_a_target_with_a_certificate_for_another_host_is_not_believed(start, tmp_path):
+def test_a_target_with_a_certificate_for_another_host_is_rejected(start, tmp_path):
     authority = Authority(tmp_path)
     _, client = start(tls=tls_options(authority.issue("target", "192.0.2.1")))
     with pytest.raises(RefusedError, match="the names in the certificates"):
         client(tls=authority.issue("peer")).exist(NAMESPACE, KEYS, 5)
 
 
-def test_tokens_let_in_and_keep_out(start, secret):
+def test_a_target_admits_only_valid_tokens(start, secret):
     _, client = start(tokens={"key_file": secret("key", KEY)})
     round_trip(client(token_file=secret("good", issued())))
     for name, line, words in (
@@ -183,7 +185,7 @@ def test_tokens_let_in_and_keep_out(start, secret):
         client().exist(NAMESPACE, KEYS, 5)
 
 
-def test_a_token_is_good_for_what_it_says(start, secret):
+def test_a_token_permits_only_the_operations_it_names(start, secret):
     _, client = start(tokens={"key_file": secret("key", KEY)})
     reader = client(token_file=secret("reader", issued(may=("read",))))
     writer = client(token_file=secret("writer", issued(may=("write",))))
@@ -196,7 +198,7 @@ def test_a_token_is_good_for_what_it_says(start, secret):
     assert "may write, not read" in writer.refusal
 
 
-def test_both_at_once(start, secret, tmp_path):
+def test_a_target_may_require_both_a_certificate_and_a_token(start, secret, tmp_path):
     authority = Authority(tmp_path)
     files = authority.issue("both")
     _, client = start(tls=tls_options(files), tokens={"key_file": secret("key", KEY)})

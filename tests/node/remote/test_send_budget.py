@@ -70,7 +70,7 @@ def kept_in_time(kept, domain, nbytes, share=1.0, within_s=0.0):
 # Memory
 
 
-def test_one_domain_may_keep_all_of_it_and_beside_others_its_part_by_share():
+def test_a_domain_gets_the_whole_send_budget_alone_and_its_share_with_others():
     kept = SendBudget(12 * MIB)
     assert all(kept_in_time(kept, FLOOD, 2 * MIB) for _ in range(6))
     assert kept_in_time(kept, FLOOD, 1) is None
@@ -88,7 +88,7 @@ def test_one_domain_may_keep_all_of_it_and_beside_others_its_part_by_share():
     assert kept_in_time(kept, FLOOD, 8 * MIB)
 
 
-def test_who_waits_for_memory_is_let_on_when_there_is_some(senders):
+def test_a_waiting_work_item_proceeds_when_memory_is_released(senders):
     kept = SendBudget(4 * MIB)
     work_item = WorkItem(FLOOD, 4 * MIB)
     assert kept.acquire(work_item, 0)
@@ -99,7 +99,7 @@ def test_who_waits_for_memory_is_let_on_when_there_is_some(senders):
     assert kept.total() == 4 * MIB
 
 
-def test_what_was_not_let_on_in_time_leaves_nothing_behind():
+def test_a_work_item_that_times_out_leaves_nothing_in_the_queue():
     kept = SendBudget(4 * MIB)
     work_item = WorkItem(FLOOD, 4 * MIB)
     assert kept.acquire(work_item, 0)
@@ -111,7 +111,7 @@ def test_what_was_not_let_on_in_time_leaves_nothing_behind():
     assert kept.acquire(work_item, 0)
 
 
-def test_requests_that_bring_nothing_cost_nothing():
+def test_requests_of_zero_bytes_take_no_send_budget():
     kept = SendBudget(MIB)
     work_item = WorkItem(FLOOD, 0)
     assert kept.acquire(work_item, 0)
@@ -171,7 +171,7 @@ def test_peers_that_do_not_read_lose_their_slots_and_end_at_their_time_limit(sen
     assert line._work_slots.empty
 
 
-def test_a_peer_that_trickles_has_short_turns(senders):
+def test_a_peer_that_reads_slowly_does_not_keep_its_send_slot(senders):
     """It never takes a piece in its time; others go in between."""
     line, log = SendScheduler(1), []
     slow = Peer("slow", log, takes=1 << 10)
@@ -186,7 +186,7 @@ def test_a_peer_that_trickles_has_short_turns(senders):
     assert line._work_slots.empty
 
 
-def test_the_time_that_a_peer_waits_for_a_slot_does_not_count_for_its_limit(senders, monkeypatch):
+def test_waiting_for_a_send_slot_does_not_count_toward_the_progress_limit(senders, monkeypatch):
     shift_s = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + shift_s[0])
     monkeypatch.setattr("holdfast.wire.remote.stream.time", clock)
@@ -211,7 +211,7 @@ def test_the_time_that_a_peer_waits_for_a_slot_does_not_count_for_its_limit(send
     assert [nbytes for _, nbytes in log] == [PIECE_BYTES] * 3
 
 
-def test_small_messages_go_beside_the_line_until_somebody_waits(senders):
+def test_small_messages_bypass_the_queue_while_it_is_empty(senders):
     line, log = SendScheduler(1), []
     small = MESSAGE[:SMALL_BYTES]
     work_slots = [WorkItem(domain) for domain in (FLOOD, VICTIM, THIRD)]
@@ -235,9 +235,7 @@ def test_small_messages_go_beside_the_line_until_somebody_waits(senders):
     assert len(log) > 2
 
 
-def test_a_flood_of_small_messages_stands_in_line_and_does_not_delay_another_domain(
-    senders, monkeypatch
-):
+def test_a_flood_of_small_messages_is_queued_and_delays_no_other_domain(senders, monkeypatch):
     """One goes beside the line; of the others, no more go before the victim than its share."""
     monkeypatch.setattr(send_budget, "SLOT_S", 10.0)  # of 60 threads one may wait long for the core
     line, log = SendScheduler(1), []
@@ -268,7 +266,7 @@ def test_a_flood_of_small_messages_stands_in_line_and_does_not_delay_another_dom
     assert line._work_slots.empty
 
 
-def test_small_messages_of_a_domain_that_is_alone_never_stand_in_line(senders):
+def test_small_messages_of_a_lone_domain_are_never_queued(senders):
     line, log = SendScheduler(1), []
     peers = [Peer("alone", log, reads=False) for _ in range(20)]
     sent = [
@@ -281,7 +279,7 @@ def test_small_messages_of_a_domain_that_is_alone_never_stand_in_line(senders):
         each.result(10)
 
 
-def test_tiny_messages_count_as_more_than_their_bytes(senders):
+def test_tiny_messages_are_charged_a_minimum_cost(senders):
     """A thousand of them would go before one piece of another domain otherwise."""
     line, log = SendScheduler(1), []
     work_slots = [WorkItem(domain) for domain in (THIRD, b"x", b"y")]
@@ -307,7 +305,7 @@ def test_tiny_messages_count_as_more_than_their_bytes(senders):
         sent.result(10)
 
 
-def test_small_messages_that_went_beside_the_line_count_for_who_waits_in_it_later(senders):
+def test_messages_that_bypassed_the_queue_are_charged_to_their_domain(senders):
     line, log = SendScheduler(1), []
     work_slots = [WorkItem(domain) for domain in (THIRD, b"x", b"y")]
     for work_item in work_slots:

@@ -58,7 +58,7 @@ def hasty(served):
     return served(HASTY)
 
 
-def test_blocks_of_a_domain_nobody_knows_come_back_as_they_were(node):
+def test_blocks_of_an_unknown_domain_are_stored_and_returned_unchanged(node):
     assert node.target.put(RECORDS, 10) == [Outcome.OK] * 40
     assert node.get(KEYS) == 40
     assert node.get([KEYS[3], KEYS[1]]) == 2
@@ -66,7 +66,7 @@ def test_blocks_of_a_domain_nobody_knows_come_back_as_they_were(node):
     assert node.store.listing()[0]["blocks"] == 40
 
 
-def test_where_no_thread_can_be_had_a_large_batch_goes_over_one_connection(served, monkeypatch):
+def test_a_large_batch_uses_one_connection_if_no_thread_can_start(served, monkeypatch):
     """Work left in a queue would be done later, into buffers that are somebody else's by then."""
 
     def no_more(*_):
@@ -88,7 +88,7 @@ def test_a_get_stops_at_the_first_block_that_is_not_held(node):
     assert node.target.get(NAMESPACE, [key_of(99)], [aligned_buffer(32768)], 5).outcome == "miss"
 
 
-def test_a_get_over_two_connections_stops_there_too(served):
+def test_a_get_over_two_connections_stops_at_the_first_missing_block(served):
     large = namespace_of(SPLIT_BYTES // 8)
     keys = [key_of(300 + i) for i in range(10)]
     node = served(host_bytes=64 * MIB)
@@ -145,7 +145,7 @@ def sealed(data_key, keys, nonce=b"n" * 12):
     return twins
 
 
-def test_a_sealed_record_stays_when_reported_and_only_its_own_key_or_a_later_epoch_replaces_it(
+def test_a_reported_sealed_record_is_replaced_only_by_its_own_key_or_a_later_epoch(
     node,
 ):
     right, later, other = DataKey(b"r" * 32, 1), DataKey(b"l" * 32, 2), DataKey(b"o" * 32, 1)
@@ -187,7 +187,7 @@ def test_a_reported_copy_on_a_targets_disk_is_checked_too(served):
     assert node.get(KEYS[:3]) == 3, "the copy in memory is whole"
 
 
-def test_a_record_other_than_announced_is_not_kept(node):
+def test_a_record_that_differs_from_its_announced_header_is_not_stored(node):
     with node.connect() as raw:
         headers = bytes(RECORDS[0][:HEADER_BYTES])
         frame = encode(2, m.PutRecords(headers), len(RECORDS[1]))
@@ -197,7 +197,7 @@ def test_a_record_other_than_announced_is_not_kept(node):
     assert node.target.exist(NAMESPACE, KEYS[:2], 5).held == b"\0\0"
 
 
-def test_a_mark_stamped_by_a_tier_does_not_matter(node):
+def test_a_record_with_a_generation_stamped_by_a_tier_is_accepted(node):
     record = memoryview(bytearray(RECORDS[0]))
     stamp(record, 12345)
     assert node.target.put([record], 5) == [Outcome.OK]
@@ -212,14 +212,14 @@ def test_deleted_blocks_are_gone_and_can_be_put_again(node):
     assert node.get(KEYS[:4]) == 4
 
 
-def test_what_is_held_is_taken_without_a_second_slot(node):
+def test_a_repeated_put_of_a_held_block_takes_no_second_slot(node):
     node.target.put(RECORDS[:4], 10)
     used = node.store.table.foreign.usage().used_bytes
     assert node.target.put(RECORDS[:4], 10) == [Outcome.OK] * 4
     assert node.store.table.foreign.usage().used_bytes == used
 
 
-def test_a_batch_for_which_there_is_no_room_leaves_the_connection_in_step(served):
+def test_a_batch_that_does_not_fit_leaves_the_connection_usable(served):
     node = served(host_bytes=MIB)
     namespace = namespace_of(100_000)
     records = [record_of(namespace, key) for key in KEYS[:20]]
@@ -242,9 +242,7 @@ def test_a_record_larger_than_the_memory_is_refused_and_evicts_nothing(served):
     assert node.get(KEYS[:4]) == 4
 
 
-def test_a_domain_that_has_no_place_here_is_refused_by_name_and_the_next_request_served(
-    node, caplog
-):
+def test_an_unknown_domain_is_refused_by_name_and_the_next_request_is_served(node, caplog):
     table = node.store.table
     table.foreign, foreign = None, table.foreign
     assert node.target.put(RECORDS[:4], 10) == [Outcome.GONE] * 4
@@ -256,7 +254,7 @@ def test_a_domain_that_has_no_place_here_is_refused_by_name_and_the_next_request
     assert node.get(KEYS[:4]) == 4
 
 
-def test_a_get_that_outlasts_its_lease_is_sent_from_slots_that_are_still_its_own(served):
+def test_a_get_that_outlasts_its_lease_keeps_its_slots_until_it_is_sent(served):
     node = served(TargetLimits(), host_bytes=MIB)
     node.store.clock, pace = ManualClock(), node.service.pace
     node.target.put(RECORDS[:6], 10)
@@ -274,7 +272,7 @@ def test_a_get_that_outlasts_its_lease_is_sent_from_slots_that_are_still_its_own
     node.until(lambda: not node.store.table.leases)
 
 
-def test_it_says_how_it_is(node):
+def test_a_target_reports_its_status(node):
     node.target.put(RECORDS[:2], 10)
     assert node.get(KEYS[:1]) == 1
     status, outcome = node.target.stats(5)
@@ -310,7 +308,7 @@ def test_it_says_how_it_is(node):
         "payload to a question", "a reply", "half a message",
     ],
 )  # fmt: skip
-def test_garbage_ends_the_connection_and_nothing_else(hasty, data, ended):
+def test_garbage_closes_only_its_own_connection(hasty, data, ended):
     node = hasty
     node.target.put(RECORDS[:2], 10)
     with node.connect() as raw:
@@ -336,7 +334,7 @@ def test_garbage_ends_the_connection_and_nothing_else(hasty, data, ended):
         m.Join(1, "again", b""),
     ],
 )  # fmt: skip
-def test_a_request_that_makes_no_sense_is_refused_and_the_next_one_served(node, request_):
+def test_an_invalid_request_is_refused_and_the_next_one_is_served(node, request_):
     with node.connect() as raw:
         raw.sendall(encode(2, request_))
         assert b"refused" in raw.recv(4096)
@@ -344,9 +342,7 @@ def test_a_request_that_makes_no_sense_is_refused_and_the_next_one_served(node, 
         assert bytes(encode(3, m.Existing(b"\0"))) == raw.recv(4096)
 
 
-def test_the_memory_of_a_peer_that_goes_while_it_joins_is_removed_from_nixl(
-    node, monkeypatch, ended
-):
+def test_a_peer_that_disconnects_while_it_joins_is_removed_from_nixl(node, monkeypatch, ended):
     added, removed, send = [], [], PlainStream.send
 
     def add_peer(metadata):
@@ -378,7 +374,7 @@ def test_an_idle_connection_is_closed_without_a_warning(served, caplog, ended):
     assert "connection ended" not in caplog.text
 
 
-def test_who_says_nothing_is_sent_away(hasty, ended):
+def test_a_peer_that_sends_nothing_is_disconnected(hasty, ended):
     node = hasty
     silent = [socket.create_connection(tcp_endpoint(node.address)) for _ in range(20)]
     assert node.target.put(RECORDS[:1], 5) == [Outcome.OK]
@@ -388,7 +384,7 @@ def test_who_says_nothing_is_sent_away(hasty, ended):
         raw.close()
 
 
-def test_who_dribbles_a_payload_is_sent_away_and_leaves_no_slot_behind(hasty):
+def test_a_peer_that_sends_a_payload_slowly_is_disconnected_and_its_slot_freed(hasty):
     node = hasty
     with node.connect() as raw:
         raw.sendall(encode(2, m.PutRecords(bytes(RECORDS[0][:128])), len(RECORDS[0])))
@@ -404,7 +400,7 @@ def test_who_dribbles_a_payload_is_sent_away_and_leaves_no_slot_behind(hasty):
     node.until(lambda: node.store.table.foreign.usage().used_bytes == 0)
 
 
-def test_who_takes_no_answer_is_sent_away_and_its_lease_ends(served):
+def test_a_peer_that_reads_no_reply_is_disconnected_and_its_lease_ends(served):
     node = served(HASTY, host_bytes=64 * MIB)
     namespace = namespace_of(4 * MIB)
     node.target.put([record_of(namespace, key) for key in KEYS[:8]], 10)
@@ -439,7 +435,7 @@ def test_connections_of_all_listeners_are_counted(node):
         node.until(lambda: node.service.status().connections == 1)
 
 
-def test_closing_cuts_everybody(node, ended):
+def test_closing_the_server_disconnects_every_peer(node, ended):
     raw = node.connect()
     node.close()
     assert ended(raw)
@@ -447,7 +443,7 @@ def test_closing_cuts_everybody(node, ended):
     assert node.target.exist(NAMESPACE, KEYS, 5).outcome is Outcome.GONE
 
 
-def test_an_address_in_use_or_elsewhere_is_an_error():
+def test_binding_an_address_in_use_or_of_another_machine_is_an_error():
     with bind("tcp://127.0.0.1:0") as listener:
         listener.listen()
         with pytest.raises(BusyError, match=r"listen: 'tcp://127.0.0.1:\d+': Address already"):
@@ -487,7 +483,7 @@ def test_a_thousand_gets_of_one_segment_read_each_block_once(served, monkeypatch
     assert sorted(reads) == sorted(KEYS)
 
 
-def test_a_peer_learns_where_the_page_of_a_target_is():
+def test_a_target_reports_the_url_of_its_status_page():
     with Store(16 << 20, [], {"default": b"s" * 32}, StoreOptions(serves_peers=True)) as store:
         listener = bind("tcp://127.0.0.1:0")
         addresses = NodeAddresses("", [address_of(listener)], "tcp://0.0.0.0:9464")
@@ -504,7 +500,7 @@ def test_a_peer_learns_where_the_page_of_a_target_is():
             assert one.page == "http://127.0.0.1:9464/"
 
 
-def test_a_peer_that_invents_domains_fills_no_memory(node):
+def test_traffic_counters_of_invented_domains_are_bounded(node):
     for number in range(2_000):
         node.service.count_received(number.to_bytes(16), 1, 10 + number % 2)
     told = node.service.status()

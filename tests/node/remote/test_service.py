@@ -38,7 +38,7 @@ def service():
         yield TargetService(store)
 
 
-def test_several_domains_share_what_may_be_under_way(service):
+def test_domains_share_the_receive_budget(service):
     """Of 2 MiB in all: one alone may have it all, beside others a half, and each one message."""
     with service.receiving(MIB, A) as first, service.receiving(MIB, A) as second:
         assert first
@@ -56,7 +56,7 @@ def test_several_domains_share_what_may_be_under_way(service):
         assert all_of_it
 
 
-def test_names_that_are_made_up_have_no_more_room_than_one_domain(service):
+def test_unknown_domains_together_get_the_receive_budget_of_one_domain(service):
     with contextlib.ExitStack() as stack:
         names = [bytes([i]) * 16 for i in range(20)]
         granted = [stack.enter_context(service.receiving(MIB // 4, name)) for name in names]
@@ -65,7 +65,7 @@ def test_names_that_are_made_up_have_no_more_room_than_one_domain(service):
         assert not stack.enter_context(service.receiving(1, B)), "half as much again, and no more"
 
 
-def test_a_domain_whose_records_are_here_is_no_stranger(service):
+def test_a_domain_with_stored_records_counts_as_known(service):
     stranger, guest = b"x" * 16, NAMESPACE._replace(domain=b"g" * 16)
     with service.receiving(2 * MIB, stranger):
         with service.receiving(1, guest.domain) as first:

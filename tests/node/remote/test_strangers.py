@@ -23,7 +23,7 @@ def node(serve_here):
     return serve_here(NAMESPACE, TargetLimits(handshakes=16, handshake_s=60.0, body_s=60.0))
 
 
-def test_a_system_without_threads_to_spare_turns_one_away_and_the_next_is_served(
+def test_a_peer_is_turned_away_if_no_thread_can_start_and_the_next_is_served(
     node, monkeypatch, ended
 ):
     start = threading.Thread.start
@@ -41,7 +41,7 @@ def test_a_system_without_threads_to_spare_turns_one_away_and_the_next_is_served
     assert node.service.status().turned_away == 1
 
 
-def test_a_stranger_is_given_little_memory(node, caplog, ended):
+def test_an_unauthenticated_peer_cannot_announce_a_large_message(node, caplog, ended):
     with socket.create_connection(tcp_endpoint(node.address)) as raw:
         raw.sendall(struct.pack("<IIQ", 1 << 20, 1, 0))
         assert ended(raw)
@@ -51,7 +51,7 @@ def test_a_stranger_is_given_little_memory(node, caplog, ended):
     assert "request 1 announces 1048576 bytes, the limit is 131072" in caplog.text
 
 
-def test_one_host_does_not_keep_the_others_at_the_door(node):
+def test_unauthenticated_connections_of_one_host_do_not_block_another_host(node):
     silent = [socket.create_connection(tcp_endpoint(node.address)) for _ in range(13)]
     until_s = time.monotonic() + 20
     while node.service.status().turned_away < 1 and time.monotonic() < until_s:
@@ -66,7 +66,7 @@ def test_one_host_does_not_keep_the_others_at_the_door(node):
 
 
 @pytest.mark.parametrize("said", [{"type": "join\nFAKE"}, {"type": "status", "\n" + "a" * 9999: 1}])
-def test_a_stranger_writes_no_lines_of_its_own_into_the_log(node, caplog, said, ended):
+def test_an_unauthenticated_peer_cannot_inject_log_lines(node, caplog, said, ended):
     body = msgspec.msgpack.encode(said)
     with socket.create_connection(tcp_endpoint(node.address)) as raw:
         raw.sendall(struct.pack("<IIQ", len(body), 1, 0) + body)

@@ -63,7 +63,7 @@ def behind(files):
         yield Behind(files, undo)
 
 
-def test_who_is_idle_keeps_its_connection(behind, files):
+def test_an_idle_peer_keeps_its_connection(behind, files):
     with contextlib.closing(TargetClient(behind.address, Credentials(tls=files))) as target:
         assert target.put([record_of(NAMESPACE, key) for key in KEYS], 10) == ["ok"] * 4
         for _ in range(3):
@@ -80,7 +80,7 @@ def test_a_health_check_that_connects_and_closes_is_not_in_the_audit_log(behind)
     assert not behind.service.store.audit.counts().get("denied")
 
 
-def test_closing_ends_who_is_in_the_middle_of_a_handshake(behind):
+def test_closing_the_server_ends_a_tls_handshake_in_progress(behind):
     with socket.create_connection(tcp_endpoint(behind.address), 10) as raw:
         while not any(isinstance(each, TlsStream) for each in behind.server._peers.values()):
             time.sleep(0.01)
@@ -90,7 +90,7 @@ def test_closing_ends_who_is_in_the_middle_of_a_handshake(behind):
         time.sleep(0.01)
 
 
-def test_who_shakes_hands_while_it_closes_is_not_served(behind, monkeypatch):
+def test_a_peer_whose_handshake_starts_during_close_is_not_served(behind, monkeypatch):
     """The handshake begins after whoever closes has counted its peers."""
     opened, closing, wrap = threading.Event(), threading.Event(), TlsStream.__init__
 
@@ -112,7 +112,7 @@ def test_who_shakes_hands_while_it_closes_is_not_served(behind, monkeypatch):
     assert behind.service.counters.requests == 0
 
 
-def test_a_certificate_is_held_against_the_name_of_the_member(tmp_path):
+def test_a_certificate_is_compared_with_the_tls_name_of_the_member(tmp_path):
     pytest.importorskip("cryptography")
     from holdfast_bench.harness.certificates import Authority
 
@@ -178,9 +178,7 @@ def test_a_host_says_why_a_certificate_is_not_accepted(tmp_path, of_target, of_h
         assert words in checked.why
 
 
-def test_a_certificate_that_was_replaced_is_used_and_one_that_can_not_be_used_is_not(
-    tmp_path, caplog
-):
+def test_a_replaced_certificate_is_loaded_unless_it_is_invalid(tmp_path, caplog):
     pytest.importorskip("cryptography")
     from holdfast_bench.harness.certificates import Authority
 

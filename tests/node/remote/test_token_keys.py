@@ -27,7 +27,7 @@ def files(tmp_path):
     return replace
 
 
-def test_a_second_key_counts_while_its_file_exists(files):
+def test_a_second_token_key_is_accepted_while_its_file_exists(files):
     keys = TokenKeys(files(first=b"1" * 32))
     assert keys.current() == [b"1" * 32]
     files(second=b"2" * 32)
@@ -36,7 +36,7 @@ def test_a_second_key_counts_while_its_file_exists(files):
     assert keys.current() == [b"2" * 32]
 
 
-def test_keys_that_were_usable_stay_while_a_file_is_not(files, caplog):
+def test_the_last_valid_keys_stay_in_use_while_a_key_file_is_invalid(files, caplog):
     keys = TokenKeys(files(first=b"1" * 32))
     for first in (b"short", None):
         files(first=first)

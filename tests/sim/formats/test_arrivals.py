@@ -19,7 +19,7 @@ def recorded(times):
 
 @pytest.mark.parametrize("rows", [mooncake, recorded])
 @pytest.mark.parametrize("unit", [1, 1e3, 1e6, 1e9])
-def test_dates_show_their_unit(loaded, rows, unit):
+def test_the_unit_of_times_is_found_if_they_are_dates(loaded, rows, unit):
     trace = loaded(rows([(DATE_S + at) * unit for at in TRAFFIC_S]))
     assert trace.time_s.tolist() == pytest.approx(TRAFFIC_S, abs=1e-5)
     assert not trace.untimed
@@ -48,36 +48,36 @@ def test_seconds_in_place_of_milliseconds_are_noticed(loaded):
         ([None, None], "has no times"),
     ],
 )
-def test_numbers_are_no_times(loaded, times, why):
+def test_request_numbers_are_not_accepted_as_arrival_times(loaded, times, why):
     trace = loaded(mooncake(times))
     assert why in trace.untimed
     assert trace.requests == len(times)
 
 
-def test_a_few_times_with_fractions_are_judged_and_whole_ones_are_not(loaded):
+def test_the_unit_of_a_few_times_is_doubted_only_if_they_have_fractions(loaded):
     assert "if they are seconds" in loaded(mooncake([0.0, 0.2, 0.4])).untimed
     assert not loaded(mooncake([0, 4, 9])).untimed
     assert not loaded(mooncake([0.0, 1500.5, 4000.25])).untimed
 
 
 @pytest.mark.parametrize("times", [[0, 1, 1, 2, 3], [0, 0.5, 2], [0, 1]])
-def test_seconds_of_traffic_are_times(loaded, times):
+def test_plausible_times_in_seconds_are_accepted(loaded, times):
     assert not loaded(recorded(times)).untimed
 
 
-def test_conversations_have_no_times_and_are_in_order(loaded):
+def test_conversations_without_times_keep_the_order_of_the_file(loaded):
     said = [{"from": "human", "value": "why? " * 99}, {"from": "gpt", "value": "so"}]
     trace = loaded([{"conversations": said}] * 3)
     assert trace.untimed == "it has no times"
     assert (trace.requests, trace.unique) == (3, trace.blocks // 3)
 
 
-def test_lines_with_and_without_times_are_refused(loaded):
+def test_a_mixture_of_lines_with_and_without_times_is_refused(loaded):
     with pytest.raises(TraceError, match="jsonl:2: some lines have a time and some have none"):
         loaded(mooncake([5, None]))
 
 
-def test_a_unit_is_for_times_that_are_numbers(loaded):
+def test_a_time_unit_is_accepted_only_for_numeric_times(loaded):
     text = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,8,1\n"
     with pytest.raises(TraceError, match=r"time unit ms: Azure .* says the unit itself; omit it"):
         loaded(text, time_unit="ms")

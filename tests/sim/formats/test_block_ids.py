@@ -10,7 +10,7 @@ def line(at, tokens, *ids, **more):
 
 
 @pytest.mark.parametrize("high", [2**63 - 1, 2**63, 2**64 - 1, -(2**63)])
-def test_ids_have_64_bits_signed_or_unsigned(loaded, token_hit, high):
+def test_signed_and_unsigned_64_bit_ids_are_read(loaded, token_hit, high):
     trace = loaded([line(at, 1024, high, 5) for at in (0, 3000)] + [line(9000, 1024, high, 6)])
     assert (token_hit(trace), trace.unique) == (pytest.approx(1536 / 3072), 3)
 
@@ -23,7 +23,7 @@ def test_ids_have_64_bits_signed_or_unsigned(loaded, token_hit, high):
         ([-1, 2**63], "jsonl:2: ids below 0 and ids above .* are mixed"),
     ],
 )
-def test_other_ids_are_refused(loaded, ids, message):
+def test_ids_over_64_bits_and_mixed_signedness_are_refused(loaded, ids, message):
     with pytest.raises(TraceError, match=message):
         loaded([line(0, 512, 1), line(3000, 512 * len(ids), *ids)])
     with pytest.raises(TraceError, match="are mixed"):
@@ -55,13 +55,13 @@ def test_a_file_that_lists_new_blocks_only_is_refused(loaded, rows, block_tokens
     assert loaded(independent, block_tokens=block_tokens).requests == 2
 
 
-def test_a_few_sessions_that_share_are_remarked_on(loaded):
+def test_a_remark_says_if_few_later_requests_of_sessions_share_a_prefix(loaded):
     rows = [line(7 * n, 512, n, session_id=n % 40) for n in range(80)]
     trace = loaded([*rows, line(999, 1024, 79, 100, session_id=39)])
     assert trace.remarks[0].startswith("only 1 of the 41 later requests of its sessions begin")
 
 
-def test_sizes_that_fit_equally_are_stated(loaded, caplog):
+def test_the_log_names_block_sizes_that_fit_equally_well(loaded, caplog):
     trace = loaded([line(9 * n * n, 500, 1) for n in range(5)])
     assert (trace.block_tokens, trace.other_block_tokens) == (256, (512, 1024, 2048, 4096))
     assert "blocks of 256 tokens are assumed, and blocks of 512 or 1,024" in caplog.text

@@ -28,7 +28,7 @@ def tar(**files: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("pack", PACKED)
-def test_a_compressed_file_or_archive_is_the_same(tmp_path, pack):
+def test_a_compressed_file_or_archive_loads_like_a_plain_file(tmp_path, pack):
     expected = [0, 1, 4, 9, 16, 25]
     one, archive = tmp_path / "traffic", tmp_path / "traffic.tar"
     one.write_bytes(PACKED[pack](b"".join(LINES)))
@@ -59,7 +59,7 @@ def test_a_wrong_line_of_an_archive_is_named_with_its_member(tmp_path):
         load(path)
 
 
-def test_what_is_no_trace_is_refused_by_name(tmp_path):
+def test_a_file_that_is_not_a_trace_is_refused_with_its_kind(tmp_path):
     path = tmp_path / "traffic"
     for content, message in (
         (tar(README=b"", LICENSE=b""), "no .json, .jsonl or .csv file in this archive"),

@@ -84,7 +84,7 @@ def test_usage_lines_with_prompts_are_a_trace_with_content(loaded, record):
     check_shared(trace)
 
 
-def test_usage_lines_alone_are_lengths(loaded):
+def test_usage_records_without_prompts_give_lengths_only(loaded):
     rows = [usage(each, created=START_S + 7 * n * n) for n, each in enumerate((FIRST, SECOND))]
     trace = loaded(rows)
     assert (trace.content, trace.requests, trace.time_s.tolist()) == (False, 2, [0, 7])
@@ -130,7 +130,7 @@ def test_continued_responses_are_one_session_that_resends_its_history(loaded):
     assert trace.unique == 22
 
 
-def test_anthropic_counts_cached_input_apart(loaded):
+def test_input_tokens_of_anthropic_usage_include_cached_tokens(loaded):
     counts = {"input_tokens": 5, "cache_read_input_tokens": 900, "output_tokens": 7}
     trace = loaded([{"usage": counts, "timestamp": START_S + n} for n in (0, 5)])
     assert trace.input_tokens.tolist() == [905, 905]
@@ -202,6 +202,6 @@ def test_prompts_that_were_not_stored_count_as_new(loaded):
         (spend(0, FIRST, startTime="noon"), 'startTime "noon": not a date'),
     ],
 )
-def test_what_is_wrong_in_a_log_is_named(loaded, row, message):
+def test_an_invalid_usage_record_is_refused_with_line_and_field(loaded, row, message):
     with pytest.raises(TraceError, match=message):
         loaded([row])

@@ -41,7 +41,7 @@ def chains(trace) -> list[list[int]]:
     return [trace.chain(request).tolist() for request in range(trace.requests)]
 
 
-def test_mooncake(read) -> None:
+def test_a_mooncake_trace_is_read(read) -> None:
     trace = read(jsonl(MOONCAKE))
     assert (trace.name, trace.block_tokens) == ("traffic", 512)
     assert trace.time_s.tolist() == [0.0, 3.0, 3.0]
@@ -52,7 +52,7 @@ def test_mooncake(read) -> None:
     assert np.isnan(trace.think_s).all()
 
 
-def test_compressed_is_the_same(read) -> None:
+def test_a_gzip_file_loads_like_the_plain_file(read) -> None:
     plain, packed = read(jsonl(MOONCAKE)), read(gzip.compress(jsonl(MOONCAKE)))
     assert chains(plain) == chains(packed)
 
@@ -61,7 +61,7 @@ def test_blank_lines_are_passed_over(read) -> None:
     assert read(b"\n" + jsonl(MOONCAKE).replace(b"\n", b"\n\n")).requests == 3
 
 
-def test_mooncake_with_sessions_and_full_blocks_only(read) -> None:
+def test_a_mooncake_trace_with_sessions_and_only_full_blocks_is_read(read) -> None:
     rows = [
         {"timestamp": 0, "session_id": "b", "input_length": 130, "hash_ids": [1, 2]},
         {"timestamp": 1, "session_id": 4, "input_length": 63, "hash_ids": []},
@@ -81,7 +81,7 @@ def test_the_block_size_is_found_from_a_single_length(read, tokens, ids, size) -
     assert read(jsonl([row])).block_tokens == size
 
 
-def test_bailian(read) -> None:
+def test_a_bailian_trace_is_read(read) -> None:
     def row(chat: int, parent: int, at: float, ids: list[int]) -> dict:
         length = 16 * len(ids) - 3
         return {
@@ -141,7 +141,7 @@ def test_agent_sessions_start_within_the_window(read) -> None:
     ]  # fmt: skip
 
 
-def test_requests_of_the_sub_agent_of_a_sub_agent_are_in_place(read) -> None:
+def test_requests_of_a_nested_sub_agent_have_their_time_and_order(read) -> None:
     def request(at, block, **more):
         return {"t": at, "in": 4, "out": 1, "hash_ids": [block], **more}
 
@@ -180,14 +180,14 @@ def test_burstgpt_sessions_that_resend_their_history_share_it(read) -> None:
     assert trace.think_s[2:].tolist() == [13, 9]
 
 
-def test_burstgpt_without_sessions(read) -> None:
+def test_a_burstgpt_trace_without_sessions_is_read(read) -> None:
     trace = read(b"Timestamp,Model,Request tokens,Response tokens\n5,x,64,6\n6.5,x,64,6\n")
     assert chains(trace) == [[0], [1]]
     assert trace.time_s.tolist() == [0, 1.5]
 
 
 @pytest.mark.parametrize("zone", ["", "+00:00"])
-def test_azure_of_both_years(read, zone) -> None:
+def test_azure_traces_of_2023_and_2024_are_read(read, zone) -> None:
     trace = read(
         f"TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 23:59:59.9799600{zone},130,10\r\n"
         f"2023-11-17 00:00:00.4799600{zone},63,8\r\n".encode(),
@@ -221,7 +221,7 @@ def test_sharegpt_hashes_text(read) -> None:
     assert as_list.session.tolist() == [0, 0, 1]
 
 
-def test_recorded_events(read) -> None:
+def test_a_trace_of_recorded_events_is_read(read) -> None:
     rows = [
         {"at_s": 7, "fingerprint": "ab", "tokens": 300, "keys": ["0a", "0b"], "session": "s"},
         {"at_s": 9.5, "fingerprint": "ab", "tokens": 400, "output_tokens": 9,
@@ -368,7 +368,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_named_with_its_line(read, case) -> None:
+def test_an_invalid_trace_is_refused_with_line_and_reason(read, case) -> None:
     content, message = WRONG[case]
     with pytest.raises(TraceError) as error:
         read(content)
@@ -376,13 +376,13 @@ def test_what_is_wrong_is_named_with_its_line(read, case) -> None:
     assert len(str(error.value)) < 1_000
 
 
-def test_every_known_format_is_listed(read) -> None:
+def test_the_error_for_an_unknown_format_lists_all_known_formats(read) -> None:
     with pytest.raises(TraceError) as error:
         read(b"{}")
     assert all(form.name in str(error.value) for form in FORMATS)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path) -> None:
+def test_a_missing_file_is_refused_with_its_path(tmp_path) -> None:
     with pytest.raises(TraceError, match="nowhere: cannot be read: No such file"):
         load(tmp_path / "nowhere")
 
@@ -402,7 +402,7 @@ def test_options_out_of_range_are_refused(read, reading, message) -> None:
         read(jsonl(SESSIONS), reading)
 
 
-def test_a_size_that_does_not_fit_is_refused(read) -> None:
+def test_a_block_size_that_contradicts_the_ids_is_refused(read) -> None:
     with pytest.raises(
         TraceError, match=r"traffic:1: 2 ids for 1000 tokens, but about 7\.8 blocks"
     ):
@@ -427,7 +427,9 @@ def test_a_size_that_does_not_fit_is_refused(read) -> None:
     st.integers(0, 10**6),
     st.binary(max_size=4),
 )
-def test_damage_anywhere_is_read_or_refused(tmp_path_factory, content, at, damage) -> None:
+def test_a_file_damaged_at_any_offset_is_read_or_refused(
+    tmp_path_factory, content, at, damage
+) -> None:
     at %= len(content)
     path = tmp_path_factory.getbasetemp() / "damaged"
     path.write_bytes(content[:at] + damage + content[at + 2 :])

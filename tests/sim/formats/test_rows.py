@@ -32,17 +32,17 @@ def session(*tokens):
 TOO_MANY = r"traffic:2: 2,147,483,648 blocks; a request has at most 4,194,304; correct or remove"
 
 
-def test_a_row_of_more_blocks_than_a_request_has_is_refused(read):
+def test_a_row_above_the_block_limit_of_a_request_is_refused(read):
     with pytest.raises(TraceError, match=TOO_MANY):
         read(f"{HEAD}0,2147483648,5\n1,100,5\n", ONE_TOKEN)
 
 
-def test_a_run_of_more_blocks_than_a_request_has_is_refused(read):
+def test_a_run_above_the_block_limit_of_a_request_is_refused(read):
     with pytest.raises(TraceError, match=TOO_MANY):
         read(session(10, 20) + session(2**31))
 
 
-def test_rows_of_more_blocks_than_a_trace_has_are_refused_where_they_pass_it(read):
+def test_the_row_that_exceeds_the_block_limit_of_a_trace_is_refused(read):
     rows = BLOCKS_MAX // REQUEST_BLOCKS_MAX + 1
     says = rf"traffic:{rows + 1}: 541,065,216 blocks up to here; a trace has at most 536,870,912;"
     with pytest.raises(TraceError, match=says):

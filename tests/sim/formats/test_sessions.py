@@ -39,7 +39,7 @@ def test_times_of_sub_agents_are_relative_or_absolute(loaded, start_s, inner_s, 
 
 
 @pytest.mark.parametrize("starts_s", [(0, 4, 0, 0), (20, 24, 24, 60)])
-def test_inner_and_listed_sub_agents_have_the_basis_of_the_session(loaded, starts_s):
+def test_nested_and_listed_sub_agents_use_the_time_basis_of_their_session(loaded, starts_s):
     first_s, inner_s, inner_first_s, listed_s = starts_s
     inner = {"t": inner_s, "requests": [request(inner_first_s, 1, 2)]}
     outer = {"t": 20, "requests": [request(first_s, 1), inner]}
@@ -48,7 +48,7 @@ def test_inner_and_listed_sub_agents_have_the_basis_of_the_session(loaded, start
     assert loaded([one], window_s=0.0).time_s.tolist() == [0, 20, 24, 60]
 
 
-def test_a_session_whose_sub_agents_disagree_is_refused(loaded):
+def test_a_session_that_mixes_relative_and_absolute_sub_agent_times_is_refused(loaded):
     with pytest.raises(TraceError, match=r"jsonl:1: .* one entry is relative, one absolute"):
         loaded([session(request(0, 1), sub_agent(100, 0, 5), sub_agent(300, 300, first=70))])
 
@@ -65,14 +65,16 @@ def test_a_session_whose_sub_agents_disagree_is_refused(loaded):
         (["local", "global", None, "global"], 1 / 4),
     ],
 )
-def test_only_global_sessions_share_in_any_order_of_the_lines(loaded, token_hit, ids, scopes, hit):
+def test_only_sessions_with_global_ids_share_blocks_in_any_line_order(
+    loaded, token_hit, ids, scopes, hit
+):
     rows = [session(request(0, *ids), hash_id_scope=scope) for scope in scopes]
     trace = loaded(rows, window_s=0.0)
     assert token_hit(trace) == pytest.approx(hit)
     assert trace.unique == round(len(ids) * len(scopes) * (1 - hit))
 
 
-def test_runs_across_the_border_of_numbers_and_hashes_are_the_same_ids(loaded, token_hit):
+def test_a_run_that_crosses_32_bits_gives_the_same_ids_as_a_list(loaded, token_hit):
     runs = {"t": 1, "in": 64 * 4, "out": 1, "runs": [[2**32 - 2, 4]]}
     ids = request(0, 2**32 - 2, 2**32 - 1, 2**32, 2**32 + 1)
     assert token_hit(loaded([session(ids, runs)])) == 0.5
@@ -97,6 +99,6 @@ def test_models_share_no_global_ids_and_a_session_counts_as_one_model(loaded, to
     )
 
 
-def test_a_longer_request_without_any_known_block_is_the_delta_form(loaded):
+def test_a_longer_request_without_a_known_block_is_refused_as_delta_form(loaded):
     with pytest.raises(TraceError, match="lists new blocks only"):
         loaded([session(request(0, 1), request(9, 2, 3))])

@@ -28,7 +28,7 @@ SESSION = {
     ],
     ids=["list", "indented list", "indented objects", "line a row"],
 )
-def test_lists_and_indented_json_are_read_as_lines_are(loaded, text):
+def test_json_lists_and_indented_json_load_like_json_lines(loaded, text):
     trace = loaded(text)
     assert trace.time_s.tolist() == [0, 5, 12, 21]
     bad = text.replace("[1, 5]", '"x"').replace("1,\n      5\n", '"x"\n').replace(
@@ -72,7 +72,7 @@ CSV = "Timestamp,Request tokens,Response tokens,Log\n1,5,6,a\n"
         (CSV + "2,5,6,7,8\n", "a cell has a comma in it", False),
     ],
 )
-def test_only_a_file_that_ends_early_may_be_cut(loaded, text, message, cut):
+def test_only_an_error_at_the_end_of_a_file_suggests_truncation(loaded, text, message, cut):
     with pytest.raises(TraceError, match=message) as refused:
         loaded(text)
     assert ("cut" in str(refused.value)) is cut

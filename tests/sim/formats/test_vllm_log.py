@@ -35,7 +35,7 @@ def coloured(line):
 
 
 @pytest.mark.parametrize("colour", [str, coloured])
-def test_tokens_answers_and_times_are_in_the_log(tmp_path, colour):
+def test_prompt_tokens_output_lengths_and_times_are_read_from_a_vllm_log(tmp_path, colour):
     file = tmp_path / "server.log"
     lines = LOG.read_text().splitlines(keepends=True)
     startup = "INFO 11-27 12:00:00 [api_server.py:1] vLLM API server version 0.33\nplain text\n"
@@ -49,7 +49,7 @@ def test_tokens_answers_and_times_are_in_the_log(tmp_path, colour):
     assert trace.remarks == ("its times are whole seconds",)
 
 
-def test_older_versions_log_prompts_at_info(loaded):
+def test_prompts_logged_at_info_level_by_older_vllm_are_read(loaded):
     tokens = list(range(40))
     trace = loaded(
         older("a", "12-31 23:59:58", 'say "x", prompt_token_ids: [7]', tokens)
@@ -63,7 +63,7 @@ def test_older_versions_log_prompts_at_info(loaded):
     assert "no lengths of answers; add --enable-log-outputs" in trace.remarks[1]
 
 
-def test_text_counts_where_tokens_are_not_logged(loaded):
+def test_prompt_text_is_used_if_tokens_are_not_logged(loaded):
     text = "<|system|>\nBe brief: don't.\n" * 20
     lines = [older(n, f"07-01 00:00:0{2 * n}", text + end, None) for n, end in enumerate("ab")]
     trace = loaded("".join(lines), "vllm.log")
@@ -79,7 +79,7 @@ def test_a_log_without_prompts_is_refused_with_the_options_that_log_them(loaded)
         loaded(older("a", "13-01 00:00:00", "x", [1]), "vllm.log")
 
 
-def test_prompts_of_one_length_may_be_cut(loaded):
+def test_a_remark_says_that_prompts_of_equal_length_may_be_truncated(loaded):
     lines = [older(n, f"07-01 00:{n:02d}:00", "x", list(range(20))) for n in range(12)]
     remarks = loaded("".join(lines), "vllm.log").remarks
     assert remarks[0].startswith("12 of its 12 prompts have the length 20: if the server ran with")

@@ -225,7 +225,7 @@ def written(config, kind):
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_models_own_cache_holds_what_its_config_says(name):
+def test_the_cache_of_a_transformers_model_has_the_size_read_from_its_config(name):
     compare(small_config(name))
 
 
@@ -261,7 +261,7 @@ SHIPPED = [name for name in known_models() if "Kimi" not in name]
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_config_saved_again_gives_the_same(name):
+def test_a_shipped_config_resaved_by_transformers_gives_the_same_shape(name):
     file = DATA / "models" / f"{name.replace('/', '--')}.json"
     published = json.loads(file.read_text())
     again = CONFIG_MAPPING[published["model_type"]].from_dict(published).to_dict()
@@ -273,7 +273,7 @@ def test_a_shipped_config_saved_again_gives_the_same(name):
 
 
 @pytest.mark.soak
-def test_the_table_of_model_types_is_that_of_the_installed_transformers():
+def test_the_model_type_table_matches_the_installed_transformers():
     script = Path(__file__).resolve().parents[3] / "tools" / "model_types.py"
     tool = runpy.run_path(str(script))
     written = (DATA / "model_types.json").read_text()

@@ -150,7 +150,7 @@ PUBLISHED = [
     PUBLISHED,
     ids=["gemma2", "gemma3", "phi4", "qwen3-next", "jamba", "bamba", "granite-4-h"],
 )
-def test_layers_that_see_all_are_told_from_the_others(config, full, a_token, windows, states):
+def test_full_window_and_state_layers_are_distinguished(config, full, a_token, windows, states):
     shape = read_model(Fields(config, "published"))
     assert sum(part.layers for part in shape.attention if part.kind == "full") == full
     assert shape.kv_bytes_per_token() == a_token
@@ -187,19 +187,19 @@ FULL = [
 
 
 @pytest.mark.parametrize(("said", "full"), FULL)
-def test_windows_are_where_the_config_says(said, full):
+def test_windowed_layers_follow_the_config(said, full):
     shape = read_model(Fields({**SMALL, **said}, "mine"))
     assert shape.kv_bytes_per_token() == full * A_LAYER
     assert shape.window_bytes() == (8 - full) * A_LAYER * 64
 
 
-def test_blocks_listed_by_kind_are_layers():
+def test_layers_block_type_lists_the_kinds_of_layers():
     kinds = ["attention"] * 3 + ["sliding_attention"] * 5
     shape = read_model(Fields({**SMALL, "layers_block_type": kinds, "sliding_window": 64}, "mine"))
     assert shape.kv_bytes_per_token() == 3 * A_LAYER
 
 
-def test_layers_that_use_what_others_keep_keep_nothing():
+def test_layers_that_share_kv_of_other_layers_store_none():
     kinds = ["full_attention", "sliding_attention"] * 4
     said = {"layer_types": kinds, "sliding_window": 64, "num_kv_shared_layers": 3}
     shape = read_model(Fields({**SMALL, **said}, "mine"))

@@ -35,7 +35,7 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_config_as_it_is_found_gives_the_bytes_of_its_fields(name):
+def test_a_published_config_gives_the_kv_bytes_of_its_fields(name):
     shape = load_model(str(CONFIGS / f"{name}.json"))
     assert (shape.kv_bytes_per_token(), shape.fixed_bytes()) == RIGHT[name]
 
@@ -50,7 +50,7 @@ RESAVED = {
 
 
 @pytest.mark.parametrize("name", RESAVED)
-def test_a_config_that_transformers_saved_again_gives_what_the_published_one_gives(name):
+def test_a_config_resaved_by_transformers_gives_the_published_shape(name):
     again, published = load_model(str(CONFIGS / f"{name}.json")), load_model(RESAVED[name])
     assert again.kv_bytes_per_token() == published.kv_bytes_per_token()
     assert again.kv_bytes_per_token("fp8") == published.kv_bytes_per_token("fp8")
@@ -137,7 +137,7 @@ GIVEN = [
 
 
 @pytest.mark.parametrize(("change", "a_token"), GIVEN)
-def test_fields_under_other_names_and_absent_ones_count_as_in_the_models_class(change, a_token):
+def test_renamed_and_absent_fields_have_the_meaning_of_the_model_class(change, a_token):
     assert read(**{**QWEN3, **change}).kv_bytes_per_token() == a_token
 
 
@@ -215,7 +215,7 @@ def test_the_language_part_alone_counts_at_any_depth():
         assert shape.kv_bytes_per_token() == 8 * ONE
 
 
-def test_a_multimodal_config_may_leave_to_the_class_what_the_class_knows():
+def test_a_multimodal_config_takes_absent_fields_from_its_model_class():
     """As in gemma-3-4b: the language part has no heads, head size and vocabulary."""
     part = {"hidden_size": 2560, "intermediate_size": 10_240, "num_hidden_layers": 34}
     part |= {"model_type": "gemma3_text", "sliding_window": 1024}

@@ -11,7 +11,7 @@ from holdfast.sim.model.catalogue import load_model
 from holdfast.sim.size.demand import Cut, of_trace, of_users
 
 
-def test_users_who_are_alike_hit_in_proportion_to_the_space():
+def test_hits_of_identical_users_are_proportional_to_capacity():
     demand = of_users(1000, 10_000, 500, 60.0)
     assert demand.unique_tokens == 1000 * 10_000
     for share in (0.0, 0.25, 0.5, 1.0):
@@ -20,7 +20,7 @@ def test_users_who_are_alike_hit_in_proportion_to_the_space():
 
 
 @given(st.data())
-def test_a_traces_hits_are_those_of_its_curve(any_trace, data):
+def test_the_hits_of_a_trace_match_its_exact_curve(any_trace, data):
     trace = data.draw(any_trace)
     if not trace.blocks:
         return
@@ -31,7 +31,7 @@ def test_a_traces_hits_are_those_of_its_curve(any_trace, data):
         assert exact.hit_tokens[blocks] - trace.requests <= held <= exact.hit_tokens[blocks]
 
 
-def test_some_requests_stand_for_all_of_a_real_trace(shipped):
+def test_a_sample_of_requests_has_the_hit_ratios_of_the_whole_trace(shipped):
     demand = of_trace(shipped("conversation"))
     some = demand.sampled()
     assert len(some.input_tokens) == 2000
@@ -71,7 +71,7 @@ def test_a_trace_can_come_at_another_rate(made):
             of_trace(trace, rate)
 
 
-def test_a_trace_may_be_as_long_as_its_times(made):
+def test_a_trace_may_span_very_long_times(made):
     trace = made([[1, 2], [1, 2]], [0, 0], [0, 10**12])
     assert of_trace(trace).requests_per_s == pytest.approx(2e-12)
 
@@ -101,7 +101,7 @@ def hits_at_ends(trace, blocks):
 
 
 @given(st.data())
-def test_a_context_that_is_kept_at_its_end_serves_as_far_as_that(any_trace, data):
+def test_a_context_stored_at_its_end_only_hits_up_to_that_end(any_trace, data):
     trace = data.draw(any_trace)
     if not trace.blocks:
         return
@@ -111,7 +111,7 @@ def test_a_context_that_is_kept_at_its_end_serves_as_far_as_that(any_trace, data
         assert held.tolist() == hits_at_ends(trace, blocks)
 
 
-def test_what_branches_within_a_context_hits_only_where_it_can_be_cut(made):
+def test_a_branch_inside_a_context_misses_if_contexts_are_cut_at_ends_only(made):
     branches = made([[1, 2, 3], [1, 2, 4], [1, 2, 4, 5]], [0, 0, 0], [0, 1, 1])
     assert of_trace(branches).held(1e9).tolist() == [0, 8, 12]
     demand = of_trace(branches, cut=Cut.END)
@@ -121,7 +121,7 @@ def test_what_branches_within_a_context_hits_only_where_it_can_be_cut(made):
     assert not of_trace(made([[1], [2]], [0, 0], [0, 1]), cut=Cut.END).held(1e9).any()
 
 
-def test_a_user_whose_context_is_half_held_has_to_compute_it():
+def test_a_half_held_context_misses_if_it_can_be_cut_at_its_end_only():
     demand = of_users(4, 1000, 100, 60.0, Cut.END)
     assert demand.held(1500).tolist() == [900, 0, 0, 0]
     assert of_users(4, 1000, 100, 60.0).held(1500).tolist() == [900, 500, 0, 0]
@@ -140,18 +140,18 @@ def test_windows_and_states_are_kept_at_ends_only(model, cut):
     assert Cut.of(load_model(model)) is cut
 
 
-def test_the_rate_that_is_sized_for_is_said(made):
+def test_the_description_of_a_demand_states_the_requested_rate(made):
     trace = made([[1, 2], [1, 2], [1, 3]], [0, 0, 0], [0, 1, 1])
     assert of_trace(trace, 20.0).about.endswith("average; sized for 20 per second")
     assert "sized for" not in of_trace(trace).about
 
 
-def test_a_trace_that_tells_no_content_is_refused(shipped):
+def test_a_trace_of_lengths_without_content_is_refused(shipped):
     with pytest.raises(ConfigError, match="its reuse is unknown; use a trace with block ids"):
         of_trace(shipped("azure_llm_2023_code"))
 
 
-def test_reuse_within_sessions_is_said_to_be_all_that_is_known(tmp_path):
+def test_the_description_says_if_reuse_is_known_within_sessions_only(tmp_path):
     file = tmp_path / "burst.csv"
     head = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens"
     turns = "0,s,1,m,128,64,192,Conversation log\n60,s,1,m,256,64,320,Conversation log\n"

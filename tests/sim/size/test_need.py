@@ -19,7 +19,7 @@ def test_capacity_is_what_the_claim_says(worked_out, asked):
     assert tier.capacity_bytes / 1e12 == pytest.approx(320, abs=0.01)
 
 
-def test_wear_decides_where_much_is_written(worked_out, asked):
+def test_wear_sets_the_number_of_drives_under_heavy_writes(worked_out, asked):
     """10,000 new tokens a second of a dense 70B are 283 TB a day: ten drives of 30.72 TB."""
     question = asked(of_users(50, 4000, 2000, 10.0), nodes=1)
     [tier] = worked_out(question, CandidateTier("pool-flash", question.demand.unique_tokens)).tiers
@@ -28,7 +28,7 @@ def test_wear_decides_where_much_is_written(worked_out, asked):
     assert tier.writes_per_day == pytest.approx(283.1 / 307.2, abs=0.001)
 
 
-def test_bandwidth_is_what_readers_leave_of_it(worked_out, asked):
+def test_a_read_gets_the_bandwidth_that_other_reads_leave_free(worked_out, asked):
     question = asked(of_users(1000, 50_000, 1000, 100.0), goal=SizingGoal(1.0))
     found = worked_out(question, CandidateTier("pool-flash", question.demand.unique_tokens))
     [tier] = found.tiers
@@ -52,7 +52,7 @@ def networked(question, bytes_per_s):
     return msgspec.structs.replace(question, gpu=gpu)
 
 
-def test_what_comes_from_a_pool_comes_by_network(worked_out, asked):
+def test_reads_from_a_pool_are_limited_by_the_network(worked_out, asked):
     """16 GB over 25 GB/s take .64 s, however fast the pool is."""
     question = networked(asked(of_users(8000, 50_000, 1000, 600.0), nodes=40), 25e9 / 8)
     whole, load_s = question.demand.unique_tokens, 49_000 * 327_680 / 25e9
@@ -66,7 +66,7 @@ def test_what_comes_from_a_pool_comes_by_network(worked_out, asked):
         answer(hurried)
 
 
-def test_the_network_of_more_machines_is_taken_where_one_is_too_slow(worked_out, asked):
+def test_more_machines_are_needed_if_the_network_of_few_is_too_slow(worked_out, asked):
     question = networked(asked(of_users(8000, 50_000, 1000, 600.0)), 25e9 / 8)
     assert (
         worked_out(question, CandidateTier("pool-flash", question.demand.unique_tokens)) is not None
@@ -127,7 +127,7 @@ def test_an_object_store_is_paid_by_the_month_and_the_call(worked_out, asked):
     assert tier.watts == 0
 
 
-def test_a_node_has_room_for_so_many_channels(worked_out, asked):
+def test_the_number_of_memory_channels_per_node_is_limited(worked_out, asked):
     question = asked(of_users(300, 40_000, 1000, 60.0), media=("ddr5",), nodes=1)
     tier = CandidateTier("ddr5", question.demand.unique_tokens)  # 3.9 TB: 62 channels
     assert worked_out(question, tier) is None

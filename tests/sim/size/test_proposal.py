@@ -38,7 +38,7 @@ def test_the_purchase_is_whole_units_at_their_price(worked_out, asked):
     assert (host.servers, disk.servers) == (0, 0)
 
 
-def test_a_pool_fills_servers_of_its_own(worked_out, asked):
+def test_the_drives_of_a_pool_are_counted_in_whole_servers(worked_out, asked):
     question = asked(of_users(20_000, 50_000, 1000, 300.0))
     [pool] = worked_out(question, CandidateTier("pool-flash", question.demand.unique_tokens)).tiers
     assert pool.servers == -(-pool.units // 8) > 1
@@ -46,7 +46,7 @@ def test_a_pool_fills_servers_of_its_own(worked_out, asked):
 
 
 @pytest.mark.parametrize("level", ["low", "mid", "high"])
-def test_the_price_of_power_is_that_of_the_level_asked_for(asked, level):
+def test_the_price_of_power_has_the_requested_price_level(asked, level):
     question = asked(LOAD, price_level=level)
     price = getattr(question.profile.site.dollars_per_kwh, level)
     [line] = [line for line in assumptions(question) if line.startswith(f"prices: {level} of")]
@@ -106,7 +106,7 @@ def test_a_much_cheaper_purchase_of_nearly_the_same_cost_is_named(asked, shipped
     assert f"For ${host.purchase_dollars:,.0f}, " in advice(question, found)
 
 
-def test_a_ladder_that_is_only_rented_is_not_named_against_itself(asked):
+def test_the_advice_does_not_compare_a_rented_ladder_with_itself(asked):
     question = asked(LOAD, media=("s3-express",))
     found = answer(question)
     assert found.best.tiers
@@ -116,19 +116,19 @@ def test_a_ladder_that_is_only_rented_is_not_named_against_itself(asked):
     assert "is enough" not in text
 
 
-def test_where_no_tier_saves_its_cost_nothing_is_bought(asked):
+def test_the_advice_is_to_buy_nothing_if_no_tier_saves_its_cost(asked):
     question = priced(asked(LOAD, media=("ddr5",)), "ddr5", 1e6)
     assert advice(question, answer(question)).startswith("Buy nothing")
 
 
-def test_what_a_goal_costs_above_computing_everything_is_said(asked):
+def test_the_advice_states_the_extra_cost_of_a_goal_over_full_recompute(asked):
     question = priced(asked(LOAD, media=("nvme-tlc",), goal=SizingGoal(1.0)), "nvme-tlc", 1e4)
     found = answer(question)
     assert found.without.ttft_s[1] > 1.0
     assert "more than computing every token" in advice(question, found)
 
 
-def test_what_the_gpus_hold_themselves_is_told(asked):
+def test_the_assumptions_state_how_many_tokens_fit_in_gpu_memory(asked):
     question = asked(of_users(10, 1000, 10, 60.0))
     room = 8 * 141e9 * 0.9 - question.shape.weights_bytes
     assert question.device_tokens == pytest.approx(room / 327_680)

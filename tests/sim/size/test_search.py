@@ -25,7 +25,7 @@ def priced(question, medium, dollars_per_gb):
     return msgspec.structs.replace(question, profile=profile)
 
 
-def test_the_proposal_is_the_cheapest_that_is_in_time(asked):
+def test_the_proposal_is_the_cheapest_ladder_that_meets_the_goal(asked):
     question = asked(of_users(300, 40_000, 1000, 60.0), goal=SizingGoal(0.5), nodes=2)
     found = answer(question)
     assert found.best.ttft_s[1] <= 0.5
@@ -67,7 +67,7 @@ def test_machines_that_can_not_compute_the_load_are_refused(worked_out, asked):
         answer(small)
 
 
-def test_a_window_that_is_not_full_is_not_brought_whole(asked):
+def test_only_the_filled_part_of_a_window_is_loaded(asked):
     question = asked(of_users(100, 2000, 10, 60.0), "llama-4-maverick")
     lowest_s, _ = ttft_bound(question, {1.0: question.demand.held(question.demand.unique_tokens)})
     load_s = 1990 * 48 * 4096 / question.link_bytes_per_s
@@ -82,7 +82,9 @@ UNREACHABLE = [
 
 
 @pytest.mark.parametrize(("ttft_s", "new", "message"), UNREACHABLE)
-def test_a_goal_that_can_not_be_met_says_what_can_and_why(asked, ttft_s, new, message):
+def test_an_unreachable_goal_is_refused_with_the_lowest_ttft_and_the_reason(
+    asked, ttft_s, new, message
+):
     question = asked(of_users(100, 100_000, new, 60.0), goal=SizingGoal(ttft_s))
     with pytest.raises(ConfigError, match=f"slo-ttft {ttft_s} s: not reachable for 95%.*{message}"):
         answer(question)
@@ -103,7 +105,7 @@ def test_a_search_computes_a_models_flop_once_whatever_it_tries(asked, monkeypat
     assert 4096 <= len(lengths) <= 2 * 4096
 
 
-def test_an_engine_that_is_slow_itself_is_named(asked):
+def test_the_error_says_if_the_engine_alone_misses_the_goal(asked):
     question = asked(of_users(10, 200, 10, 60.0), goal=SizingGoal(0.03))
     with pytest.raises(ConfigError, match=r"the engine itself takes 0\.04 s"):
         answer(question)
@@ -118,7 +120,7 @@ def test_media_that_are_too_slow_are_named(asked):
         answer(question)
 
 
-def test_a_question_without_an_answer_is_refused(asked):
+def test_an_invalid_sizing_question_is_refused(asked):
     with pytest.raises(ConfigError, match=r"200,000 tokens.*at most 131,072"):
         answer(asked(of_users(10, 200_000, 10, 60.0)))
     with pytest.raises(ConfigError, match=r"weights .* take 141 GB; use more GPUs"):
@@ -150,7 +152,7 @@ def test_the_lowest_ttft_is_what_all_requests_can_have(asked, shipped):
         answer(msgspec.structs.replace(question, goal=SizingGoal(lowest_s - 0.02)))
 
 
-def test_of_proposals_that_cost_the_same_the_quickest_is_taken(asked):
+def test_the_fastest_of_equally_priced_proposals_is_chosen(asked):
     load = of_users(30_000, 15_000, 2000, 1200.0)
     found = answer(asked(load, "Kimi-K2-Instruct", gpu="B200x8", media=("s3-express",)))
     best = found.best

@@ -41,7 +41,7 @@ def fill(tier, blocks):
         held[number] = found.places[0]
 
 
-def test_it_is_a_volatile_tier(tier):
+def test_the_cxl_tier_is_volatile(tier):
     assert isinstance(tier, Volatile)
 
 
@@ -98,7 +98,7 @@ def test_a_record_that_can_never_fit_evicts_nothing(tier):
     assert tier.usage().records == len(held)
 
 
-def test_bytes_that_are_no_record_are_corrupt(tier):
+def test_bytes_that_are_not_a_record_are_corrupt(tier):
     [place] = tier.reserve([8192]).places
     assert tier.write([TierPut(place, memoryview(bytearray(8192)))]) == [Outcome.CORRUPT]
     assert tier.usage().used_bytes == 0

@@ -145,7 +145,7 @@ def test_too_many_regions_are_refused_and_the_named_size_is_enough(tmp_path):
     check_file(config_for(tmp_path / "none", **sizes | {"region_bytes": enough}))
 
 
-def test_a_second_tier_on_one_folder_is_refused_and_the_first_works_on(tmp_path):
+def test_a_second_tier_on_one_folder_is_refused_and_the_first_still_works(tmp_path):
     first = DiskTier(config_for(tmp_path))
     with pytest.raises(BusyError, match="in use by process"):
         DiskTier(config_for(tmp_path))

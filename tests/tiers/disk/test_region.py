@@ -128,7 +128,7 @@ def test_freed_records_that_do_not_fit_are_omitted():
     "life",
     [LIFE._replace(uuid=bytes(16)), LIFE._replace(region=4), LIFE._replace(generation=1)],
 )
-def test_another_life_is_rejected(life):
+def test_a_footer_or_header_of_another_region_life_is_rejected(life):
     assert region.parse_footer(region.pack_footer(life, ENTRIES), LIFE, 64) is None
     if life.generation == LIFE.generation:
         assert region.parse_region_header(region.pack_region_header(life), UUID, 3) == 0

@@ -216,7 +216,7 @@ def test_a_record_of_another_length_than_reserved_is_refused(medium, nbytes):
     assert tier.usage().records == 0
 
 
-def test_bytes_that_are_no_record_are_refused(medium):
+def test_bytes_that_are_not_a_record_are_refused(medium):
     tier = tier_on(medium)
     [place] = tier.reserve([SECTOR]).places
     assert tier.write([TierPut(place, memoryview(bytearray(SECTOR)))]) == [Outcome.CORRUPT]
@@ -270,7 +270,7 @@ def test_a_failed_read_is_gone_for_its_record_only(medium):
     assert tier.usage().failures == 1
 
 
-def test_a_region_whose_header_fails_is_left_for_another(medium):
+def test_records_go_to_another_region_after_a_region_header_fails(medium):
     tier = tier_on(medium)
     start = tier._superblock.geometry.region_at(0)
     medium.fails = lambda what, at, nbytes: what == "write" and at == start
@@ -292,7 +292,7 @@ def test_a_failed_footer_causes_only_a_scan(medium):
     assert [s.header.key for s in again.survivors()] == [BLOCKS.key(n) for n in range(8)]
 
 
-def test_a_snapshot_that_could_not_be_written_is_written_at_the_next_chance(medium):
+def test_a_snapshot_that_could_not_be_written_is_written_later(medium):
     tier = tier_on(medium)
     [first, _] = BLOCKS.save(tier, range(2))
     tier.close()

@@ -87,7 +87,7 @@ def state(tier):
     return tier.describe()["members"][0]["state"]
 
 
-def test_lookups_that_find_every_lane_busy_are_no_failure_of_the_store(store, tmp_path):
+def test_lookups_while_every_lane_is_busy_do_not_count_as_failures(store, tmp_path):
     tier, hold = store(takes_s=0.0, deadline_s=60.0), tmp_path / "hold"
     wait_until_started(tier)
     hold.touch()
@@ -120,7 +120,7 @@ def test_a_call_that_gets_its_lane_late_does_not_kill_the_client(store, monkeypa
     assert tier._process is client
 
 
-def test_a_wait_for_a_starting_client_is_no_failure_of_the_store(store):
+def test_a_wait_for_a_starting_client_does_not_count_as_a_failure(store):
     tier = store(takes_s=0.0, starts_s=60.0)  # it is killed before
     for _ in range(3):
         assert tier.held(BLOCKS.namespace, [b"k" * 16], 0) == 0

@@ -54,7 +54,7 @@ def test_an_answer_is_fine_up_to_a_limit_and_late_after_it(clock, seconds, condi
     assert target.closed
 
 
-def test_a_refusal_is_told_in_the_words_of_the_target():
+def test_a_refusal_is_reported_in_the_targets_words():
     checked = check_member(MEMBER, lambda _: Answers(Outcome.GONE, refusal="no token"), 2.0)
     assert checked.text() == "refused: no token"
 

@@ -75,7 +75,7 @@ def test_a_member_is_connected_to_once(connections, made):
     assert len(made) == 1
 
 
-def test_who_moved_is_reached_anew_and_the_old_connections_end_with_the_next_view(
+def test_a_member_that_moved_is_reconnected_and_its_old_connection_is_closed_later(
     connections, made
 ):
     called = Called()
@@ -87,7 +87,7 @@ def test_who_moved_is_reached_anew_and_the_old_connections_end_with_the_next_vie
     assert [far.closed for far in made] == [True, False]
 
 
-def test_who_can_not_be_connected_to_has_nothing_under_way_and_keeps_what_there_was(
+def test_a_failed_connection_leaves_no_call_in_flight_and_keeps_the_old_connection(
     connections, made, health, caplog
 ):
     called = Called()
@@ -101,7 +101,7 @@ def test_who_can_not_be_connected_to_has_nothing_under_way_and_keeps_what_there_
     assert not made[0].closed
 
 
-def test_of_a_read_counts_when_its_first_byte_came(connections, health):
+def test_the_latency_of_a_read_is_the_time_to_its_first_byte(connections, health):
     def get(_, on_progress):
         health._clock.advance(0.002)
         on_progress(48)
@@ -115,7 +115,7 @@ def test_of_a_read_counts_when_its_first_byte_came(connections, health):
 
 
 @pytest.mark.parametrize(("blocks", "first_byte_s"), [(0, None), (1, 0.3)])
-def test_a_read_that_brings_nothing_went_well_and_is_no_measure_of_reads(
+def test_a_read_without_blocks_is_a_success_and_yields_no_read_latency(
     connections, health, counts, blocks, first_byte_s
 ):
     def get(*_):
@@ -129,7 +129,7 @@ def test_a_read_that_brings_nothing_went_well_and_is_no_measure_of_reads(
     assert report.failure_share == counts.usage().failures == 0
 
 
-def test_what_was_wrong_with_a_member_that_left_is_forgotten(connections, counts, caplog):
+def test_the_reported_trouble_of_a_member_that_left_is_forgotten(connections, counts, caplog):
     for address in ("tcp://h:1", "tcp://nowhere:1"):
         connections.call(at(address), lambda target, _: failed(target))
     assert connections.trouble("a") == "broken"
@@ -145,7 +145,7 @@ def failed(target):
     return [Outcome.GONE]
 
 
-def test_nothing_stays_connected_at_the_end(connections, made):
+def test_a_close_closes_all_connections(connections, made):
     for address in ("tcp://h:1", "tcp://h:2", "tcp://h:3"):
         connections.call(at(address), Called())
     connections.call(at("tcp://h:9", "b"), Called())

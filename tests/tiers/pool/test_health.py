@@ -55,7 +55,7 @@ def test_a_slow_target_is_ejected_within_seconds_and_comes_back_later():
     assert scene.health.trusted("n2")
 
 
-def test_one_that_stays_slow_is_out_for_longer_each_time():
+def test_a_target_that_stays_slow_is_ejected_for_longer_each_time():
     scene = Scene(4)
     out_s = []
     was_out = False
@@ -68,7 +68,7 @@ def test_one_that_stays_slow_is_out_for_longer_each_time():
     assert lengths == pytest.approx([30, 60], abs=0.2)
 
 
-def test_a_read_takes_what_its_first_byte_took_however_much_followed():
+def test_the_measured_time_of_a_read_ends_at_its_first_byte():
     scene = Scene(3)
     call = scene.health.begin("n0", 1 << 30, CallKind.READ)
     scene.clock.advance(0.002)
@@ -79,7 +79,7 @@ def test_a_read_takes_what_its_first_byte_took_however_much_followed():
     assert scene.health.reports()[0].first_byte_s == pytest.approx(0.002)
 
 
-def test_what_a_read_waited_for_a_connection_of_ours_is_not_held_against_who_answers():
+def test_the_wait_for_a_free_connection_does_not_count_as_latency_of_the_target():
     scene = Scene(3)
     call = scene.health.begin("n0", 1 << 20, CallKind.READ)
     for moved, waited_s in ((0, 1.2), (48, 0.002), (0, 0.5)):  # the last: another lane's
@@ -89,7 +89,7 @@ def test_what_a_read_waited_for_a_connection_of_ours_is_not_held_against_who_ans
     assert scene.health.reports()[0].first_byte_s == pytest.approx(0.002)
 
 
-def test_who_serves_a_large_context_is_not_compared_with_those_who_answer_questions():
+def test_read_latencies_are_not_compared_with_lookup_latencies():
     scene = Scene(4)
     for _ in range(200):
         scene.clock.advance(0.05)
@@ -106,7 +106,7 @@ def test_who_serves_a_large_context_is_not_compared_with_those_who_answer_questi
 
 
 @pytest.mark.parametrize("took_s", [0.03, 0.3])
-def test_who_alone_has_what_is_asked_for_is_not_slow_beside_those_who_have_nothing(took_s):
+def test_a_target_that_returns_blocks_is_not_compared_with_targets_that_miss(took_s):
     scene = Scene(3)
     for _ in range(200):
         scene.clock.advance(0.05)
@@ -119,7 +119,7 @@ def test_who_alone_has_what_is_asked_for_is_not_slow_beside_those_who_have_nothi
     assert scene.health.hedge_after_s() == pytest.approx(took_s)
 
 
-def test_who_left_the_list_is_known_yet_and_counts_for_nobody():
+def test_a_member_that_left_keeps_its_breaker_and_does_not_count_towards_the_cap():
     scene = Scene(4)
     for _ in range(3):
         scene.ask("n0", 0.001, CallEnding.ERROR)
@@ -135,27 +135,27 @@ def test_a_target_that_fails_one_time_in_five_is_ejected():
     assert scene.ejected == {"n1"}
 
 
-def test_a_target_that_fails_now_and_then_is_not():
+def test_a_target_that_fails_one_time_in_fifty_is_not_ejected():
     scene = Scene(5)
     scene.run(30, {}, failing={"n1": 50})
     assert scene.ejected == set()
 
 
 @pytest.mark.parametrize("took_s", [0.0011, 0.0029, 0.02, 0.08])
-def test_a_little_slower_is_no_outlier(took_s):
+def test_a_slightly_slower_target_is_not_ejected(took_s):
     scene = Scene(4)
     scene.run(5, {"n2": took_s})
     assert scene.ejected == set()
 
 
-def test_when_everybody_is_slow_nobody_is_ejected():
+def test_no_target_is_ejected_if_all_are_slow():
     scene = Scene(8)
     scene.run(5, {})
     scene.run(5, dict.fromkeys(scene.names, 0.5))
     assert scene.ejected == set()
 
 
-def test_of_two_nobody_is_the_odd_one_out():
+def test_no_target_of_two_is_ejected():
     scene = Scene(2)
     scene.run(5, {"n1": 0.5})
     assert scene.ejected == set()
@@ -164,7 +164,7 @@ def test_of_two_nobody_is_the_odd_one_out():
 @pytest.mark.parametrize(
     ("targets", "most"), [(0, 0), (2, 0), (3, 1), (4, 1), (7, 2), (10, 3), (16, 4), (100, 30)]
 )
-def test_the_cap_is_30_per_cent_and_one_of_three(targets, most):
+def test_at_most_30_per_cent_of_targets_or_one_of_three_may_be_ejected(targets, most):
     assert ejected_max(targets) == most
 
 
@@ -181,7 +181,7 @@ def test_the_cap_is_30_per_cent_and_one_of_three(targets, most):
     ),
     st.integers(1, 12),
 )
-def test_never_more_than_the_cap_are_ejected(count, asks, later_count):
+def test_ejections_never_exceed_the_cap(count, asks, later_count):
     scene = Scene(count)
     for number, took_s, ending, wait_s in asks:
         scene.clock.advance(wait_s)
@@ -192,7 +192,7 @@ def test_never_more_than_the_cap_are_ejected(count, asks, later_count):
     assert len(scene.ejected) <= ejected_max(later_count)
 
 
-def test_a_mild_outlier_makes_room_for_one_that_is_far_worse_and_for_no_other():
+def test_a_much_slower_target_takes_the_ejection_of_a_mild_outlier():
     scene = Scene(4)
     scene.run(3, {"n2": 0.1})
     assert scene.ejected == {"n2"}
@@ -204,7 +204,7 @@ def test_a_mild_outlier_makes_room_for_one_that_is_far_worse_and_for_no_other():
     assert scene.ejected == {"n1"}
 
 
-def test_one_that_fails_makes_room_for_nobody():
+def test_a_failing_target_stays_ejected_if_another_becomes_slow():
     scene = Scene(5)
     scene.run(5, {}, failing={"n1": 5})
     scene.run(5, {"n2": 1.0})
@@ -220,13 +220,13 @@ def test_open_breakers_count_towards_the_cap():
     assert reports["n0"].phase is not BreakerPhase.CLOSED or not reports["n2"].ejected
 
 
-def test_a_target_that_is_not_known_yet_may_be_asked():
+def test_a_target_without_history_may_receive_requests():
     scene = Scene(2)
     assert scene.health.trusted("new")
     assert scene.ask("new", 0.001)
 
 
-def test_calls_to_a_target_that_was_forgotten_end_in_peace():
+def test_calls_to_a_forgotten_target_end_without_an_error():
     scene = Scene(2)
     call = scene.health.begin("n1", 100)
     scene.health.keep(["n0"])
@@ -235,7 +235,7 @@ def test_calls_to_a_target_that_was_forgotten_end_in_peace():
     assert [report.target for report in scene.health.reports()] == ["n0"]
 
 
-def test_the_one_with_fewer_bytes_in_flight_is_chosen():
+def test_the_target_with_fewer_bytes_in_flight_is_chosen():
     scene = Scene(2)
     call = scene.health.begin("n0", 1 << 20)
     assert {scene.health.choose(["n0", "n1"]) for _ in range(20)} == {"n1"}
@@ -258,7 +258,7 @@ def test_two_choices_spread_load_better_than_one():
     assert loads[2] < loads[1] / 5
 
 
-def test_late_is_what_is_late_for_the_usual_target():
+def test_the_hedge_delay_follows_the_latencies_of_a_typical_target():
     scene = Scene(5)
     assert scene.health.hedge_after_s() is None
     for name in scene.names:
@@ -279,7 +279,7 @@ def test_reports_show_what_was_measured():
     assert report["n2"].phase is BreakerPhase.CLOSED
 
 
-def test_one_of_four_answering_100_ms_late_spoils_the_tail_for_five_seconds_at_most():
+def test_one_of_four_targets_100_ms_late_raises_the_p99_for_at_most_five_seconds():
     def fetches(slow):
         """Ask four targets 400 times a second for 15 s; return (when, how long) of each."""
         scene = Scene(4)
@@ -306,7 +306,7 @@ def test_one_of_four_answering_100_ms_late_spoils_the_tail_for_five_seconds_at_m
     assert p99(fetches(slow="n3")) <= 1.3 * p99(fetches(slow=None))
 
 
-def test_one_that_is_being_tried_is_not_trusted_and_is_doubted_for_a_while_after():
+def test_a_probed_target_is_not_trusted_and_stays_unsure_for_a_time_afterwards():
     scene, options = Scene(4), HealthOptions()
     assert scene.health.trusted("n1")
     assert not scene.health.unsure("n1")
@@ -327,7 +327,7 @@ def test_one_that_is_being_tried_is_not_trusted_and_is_doubted_for_a_while_after
     assert not scene.health.unsure("n1")
 
 
-def test_who_is_down_for_how_long_is_counted_from_when_it_was_last_up():
+def test_the_down_time_of_a_target_counts_from_when_it_was_last_up():
     scene = Scene(3)
     assert scene.health.down(15) == set()
     scene.clock.advance(100)
@@ -351,7 +351,7 @@ def ejected_scene():
     return scene, options
 
 
-def test_one_that_was_ejected_is_tried_before_users_requests_go_there():
+def test_an_ejected_target_is_probed_before_it_gets_user_requests():
     scene, options = ejected_scene()
     assert scene.health.due_for_probe() == ["n2"]
     assert not scene.health.trusted("n2")
@@ -363,7 +363,7 @@ def test_one_that_was_ejected_is_tried_before_users_requests_go_there():
     assert scene.health.trusted("n2")
 
 
-def test_one_that_is_no_better_is_ejected_again_at_no_users_cost():
+def test_a_target_whose_probes_are_still_slow_is_ejected_again():
     scene, options = ejected_scene()
     for name in ("n0", "n1", "n3"):
         scene.ask(name, 0.001)
@@ -376,7 +376,7 @@ def test_one_that_is_no_better_is_ejected_again_at_no_users_cost():
     assert scene.health.due_for_probe() == []
 
 
-def test_in_a_smaller_pool_one_that_is_taken_back_needs_no_trial():
+def test_a_target_readmitted_because_the_pool_shrank_needs_no_probes():
     scene = Scene(4)
     scene.run(2, {"n2": 0.101})
     scene.health.keep(["n1", "n2"])

@@ -54,7 +54,7 @@ def pool():
 
 
 @pytest.mark.parametrize("down_s", [10, 300])
-def test_a_member_that_was_down_serves_once_its_probes_went_well(pool, down_s):
+def test_a_member_that_was_down_serves_after_its_probes_succeed(pool, down_s):
     pool.down = {"n1"}
     under_way = [pool.health.begin("n1", 1_000, CallKind.READ) for _ in range(20)]
     pool.run(1)
@@ -72,7 +72,7 @@ def test_a_member_that_was_down_serves_once_its_probes_went_well(pool, down_s):
     assert pool.report("n1").ejections == 0
 
 
-def test_one_that_fails_all_requests_and_passes_all_trials_is_ejected_nevertheless(pool):
+def test_a_member_that_fails_requests_but_passes_probes_is_ejected(pool):
     began_s = pool.clock.now()
     while not pool.report("n1").ejections:
         pool.down = {"n1"}
@@ -84,7 +84,7 @@ def test_one_that_fails_all_requests_and_passes_all_trials_is_ejected_neverthele
     assert not pool.health.trusted("n1")
 
 
-def test_who_is_down_is_left_to_its_breaker(pool):
+def test_a_member_that_is_down_is_handled_by_its_breaker_and_not_ejected(pool):
     pool.down = {"n1"}
     under_way = [pool.health.begin("n1", 1_000, CallKind.READ) for _ in range(20)]
     for call in under_way:
@@ -95,7 +95,7 @@ def test_who_is_down_is_left_to_its_breaker(pool):
     assert not pool.health.trusted("n1")
 
 
-def test_what_was_sent_before_an_ejection_is_no_trial_of_what_came_after(pool):
+def test_answers_to_requests_sent_before_an_ejection_do_not_count_as_probes(pool):
     pool.slow_s = {"n2": 0.2}
     under_way = [pool.health.begin("n2", 1_000, CallKind.READ) for _ in range(10)]
     while not pool.report("n2").ejected:
@@ -112,7 +112,7 @@ def test_what_was_sent_before_an_ejection_is_no_trial_of_what_came_after(pool):
     assert pool.report("n2").ejections == 1
 
 
-def test_one_that_goes_down_while_it_is_tried_is_tried_again_when_it_is_back(pool):
+def test_a_member_that_goes_down_during_its_probes_is_probed_again_when_it_is_back(pool):
     pool.slow_s = {"n2": 0.2}
     while not pool.report("n2").ejected:
         pool.run(0.1)

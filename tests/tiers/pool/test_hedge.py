@@ -30,7 +30,7 @@ def test_the_budget_is_used_when_everything_is_late():
     assert budget.hedges == 500
 
 
-def test_a_quiet_time_saves_up_no_storm():
+def test_requests_without_hedges_save_up_a_bounded_number_of_hedges():
     budget = HedgeBudget()
     for _ in range(1_000_000 // 100):
         budget.request()
@@ -57,7 +57,7 @@ def test_threads_share_one_budget():
     assert budget.hedges == 400
 
 
-def test_late_is_unknown_until_there_is_enough_to_go_by():
+def test_the_hedge_delay_is_unknown_until_there_are_enough_samples():
     delays = HedgeDelays()
     for _ in range(19):
         delays.record(0.001)
@@ -66,7 +66,7 @@ def test_late_is_unknown_until_there_is_enough_to_go_by():
     assert delays.late_s == 0.001
 
 
-def test_late_is_the_95th_percentile_of_the_last_answers():
+def test_the_hedge_delay_is_the_95th_percentile_of_the_last_answers():
     delays = HedgeDelays()
     for number in range(1_000):
         delays.record(number / 1_000)

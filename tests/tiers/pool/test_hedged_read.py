@@ -29,7 +29,7 @@ def test_a_hot_segment_gets_a_second_copy_and_outlives_its_owner(fleet) -> None:
     assert set(one.read(chain)) == {Outcome.OK}
 
 
-def test_one_fetch_of_a_long_context_makes_nothing_hot_however_many_batches_it_takes(fleet):
+def test_a_fetch_counts_once_towards_a_hot_segment_for_any_number_of_batches(fleet):
     one = fleet()
     chain = one.chain(1, 512)
     one.write(chain)
@@ -49,7 +49,7 @@ def test_one_fetch_of_a_long_context_makes_nothing_hot_however_many_batches_it_t
     assert max(one.pool.hot._counts.values()).hits == 61
 
 
-def test_what_was_written_before_it_was_hot_gets_its_second_copy_too(fleet, monkeypatch) -> None:
+def test_a_segment_written_before_it_was_hot_gets_its_second_copy(fleet, monkeypatch) -> None:
     for most in (tier.HEDGED_BYTES_MAX, 1):  # hedged, and one owner after the other
         monkeypatch.setattr(tier, "HEDGED_BYTES_MAX", most)
         one = fleet()
@@ -76,7 +76,7 @@ def hot(one):
     return chain, {name: t for name, t in one.targets.items() if chain.keys[0] in t.records}
 
 
-def test_who_stands_in_for_one_of_two_owners_is_not_asked_first(fleet, monkeypatch) -> None:
+def test_a_substitute_for_one_of_two_owners_is_not_asked_first(fleet, monkeypatch) -> None:
     one = fleet()
     monkeypatch.setattr(one.pool.health, "hedge_after_s", lambda: None)  # nobody is asked second
     chain, owners = hot(one)
@@ -93,7 +93,7 @@ def test_who_stands_in_for_one_of_two_owners_is_not_asked_first(fleet, monkeypat
     assert asked == {alive}
 
 
-def test_who_answered_a_hedged_read_is_not_asked_again(fleet) -> None:
+def test_an_owner_that_answered_a_hedged_read_is_not_asked_again(fleet) -> None:
     one = fleet()
     chain, owners = hot(one)
     empty, full = owners
@@ -105,7 +105,7 @@ def test_who_answered_a_hedged_read_is_not_asked_again(fleet) -> None:
     assert one.targets[full].calls - before[full] <= 40 + one.pool.hedged_reads.hedging.hedges
 
 
-def test_what_is_too_large_to_hedge_is_read_into_the_callers_memory_at_once(fleet, monkeypatch):
+def test_a_read_too_large_to_hedge_goes_directly_into_the_callers_memory(fleet, monkeypatch):
     one = fleet()
     chain, _ = hot(one)
     monkeypatch.setattr(tier, "HEDGED_BYTES_MAX", NAMESPACE.record_bytes)
@@ -123,7 +123,9 @@ def test_what_is_too_large_to_hedge_is_read_into_the_callers_memory_at_once(flee
         (Outcome.MISS, Outcome.MISS),
     ],
 )
-def test_a_hedged_read_that_fails_at_both_owners_is_no_miss(fleet, monkeypatch, answered, outcome):
+def test_a_hedged_read_that_fails_at_both_owners_is_not_reported_as_a_miss(
+    fleet, monkeypatch, answered, outcome
+):
     one = fleet(2)
     chain, owners = hot(one)
     monkeypatch.setattr(one.pool.health, "hedge_after_s", lambda: 0.0)
@@ -152,7 +154,7 @@ def test_blocks_are_not_misplaced_if_the_other_owner_did_not_answer(fleet, monke
     assert one.pool.misplaced(NAMESPACE, chain.keys) == set()
 
 
-def test_a_late_copy_is_overtaken_by_the_other_within_the_budget(fleet, monkeypatch) -> None:
+def test_a_late_read_is_overtaken_by_a_hedged_read_within_the_budget(fleet, monkeypatch) -> None:
     one = fleet()
     chain, owners = hot(one)
     for _ in range(200):  # so that the usual time of an answer is known

@@ -16,7 +16,7 @@ def name(number):
 
 
 @given(st.lists(st.integers(0, 30), max_size=400), st.integers(1, 20))
-def test_counts_are_bounds_and_the_frequent_are_kept(hits, capacity):
+def test_counts_bound_the_true_counts_and_frequent_segments_are_kept(hits, capacity):
     sketch = HotSegments(ManualClock(), capacity)
     for number in hits:
         sketch.hit(name(number))
@@ -30,7 +30,7 @@ def test_counts_are_bounds_and_the_frequent_are_kept(hits, capacity):
     assert sum(count.hits for count in kept.values()) == len(hits)
 
 
-def test_a_hot_head_is_found_among_many_cold_ones():
+def test_a_hot_segment_is_found_among_many_cold_ones():
     chance = random.Random(3)
     sketch = HotSegments(ManualClock(), capacity=64, hot_hits=60)
     hot = name(1 << 40)
@@ -43,7 +43,7 @@ def test_a_hot_head_is_found_among_many_cold_ones():
     assert not any(sketch.is_hot(name(number)) for number in range(5_000))
 
 
-def test_what_was_hot_yesterday_makes_room():
+def test_a_segment_that_is_no_longer_requested_stops_being_hot_and_is_forgotten():
     clock = ManualClock()
     sketch = HotSegments(clock, half_life_s=60, hot_hits=60)
     assert [sketch.hit(name(1)) for _ in range(100)] == [False] * 59 + [True] * 41
@@ -58,7 +58,7 @@ def test_what_was_hot_yesterday_makes_room():
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.floats(0, 40)), max_size=200))
-def test_halving_keeps_the_sketch_whole(steps):
+def test_halving_the_counts_keeps_the_sketch_consistent(steps):
     clock = ManualClock()
     sketch = HotSegments(clock, capacity=5, half_life_s=30)
     for number, wait_s in steps:
@@ -71,7 +71,7 @@ def test_halving_keeps_the_sketch_whole(steps):
 
 
 @pytest.mark.parametrize(("hits_a_minute", "hot_share"), [(64, 1.0), (29, 0.0)])
-def test_sixty_four_a_minute_are_always_hot_and_below_thirty_never(hits_a_minute, hot_share):
+def test_a_segment_is_hot_at_64_requests_a_minute_and_never_below_30(hits_a_minute, hot_share):
     clock = ManualClock()
     sketch = HotSegments(clock)
     hot = []

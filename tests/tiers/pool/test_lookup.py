@@ -53,7 +53,7 @@ def test_copies_are_the_first_of_the_ranking():
         assert scene.write(name, 2) == [m.id for m in Placement(members(5)).order(name)[:2]]
 
 
-def test_the_next_ranked_stands_in_for_one_that_is_down_and_nothing_else_moves():
+def test_the_next_ranked_member_replaces_one_that_is_down_and_no_other_segment_moves():
     scene = Scene(*members(5))
     before = {name: scene.write(name) for name in SEGMENTS}
     scene.down = {"n03"}
@@ -65,7 +65,7 @@ def test_the_next_ranked_stands_in_for_one_that_is_down_and_nothing_else_moves()
     assert {name: scene.write(name) for name in SEGMENTS} == before
 
 
-def test_who_stood_in_is_asked_too_for_as_long_as_the_owner_is_doubted():
+def test_a_substitute_is_also_read_while_the_owner_is_unsure():
     scene = Scene(*members(5))
     scene.down = scene.unsure = {"n03"}
     stood_in = {name: scene.write(name)[0] for name in SEGMENTS}
@@ -79,21 +79,21 @@ def test_who_stood_in_is_asked_too_for_as_long_as_the_owner_is_doubted():
     assert all(len(scene.read(name)) == 1 for name in SEGMENTS)
 
 
-def test_with_everybody_down_there_is_nobody_to_ask():
+def test_a_route_is_empty_if_all_members_are_down():
     scene = Scene(*members(3))
     scene.down = {"n00", "n01", "n02"}
     route = scene.lookup.route(SEGMENTS[0])
     assert route.write == route.read == ()
 
 
-def test_an_empty_membership_routes_to_nobody():
+def test_a_route_is_empty_if_there_are_no_members():
     lookup = SegmentLookup(Membership(ManualClock()), lambda _: True)
     assert lookup.route(SEGMENTS[0]).read == ()
     assert lookup.shares() == {}
     assert lookup.members() == ()
 
 
-def test_after_a_join_every_segment_is_still_found_all_the_ramp_long():
+def test_every_segment_is_found_during_the_whole_ramp_of_a_new_member():
     scene = Scene(*members(8))
     held = {name: scene.write(name)[0] for name in SEGMENTS}
     scene.observe(*members(9))
@@ -119,7 +119,7 @@ def test_a_drained_member_is_read_but_not_written():
     assert not any("n02" in scene.read(name) for name in SEGMENTS)
 
 
-def test_a_member_that_was_only_taken_off_the_list_is_still_asked():
+def test_a_member_removed_from_the_list_is_still_read_for_a_time():
     scene = Scene(*members(4))
     held = {name: scene.write(name)[0] for name in SEGMENTS}
     scene.observe(*members(3))
@@ -128,7 +128,7 @@ def test_a_member_that_was_only_taken_off_the_list_is_still_asked():
     assert {m.id for m in scene.lookup.members()} == {"n00", "n01", "n02", "n03"}
 
 
-def test_an_old_owner_is_asked_where_it_lives_now():
+def test_a_previous_owner_is_read_at_its_current_address():
     scene = Scene(*members(4))
     moved = [Member(id=m.id, address="tcp://192.0.2.1:1") for m in members(4)]
     scene.observe(*moved, *members(5)[4:])
@@ -137,7 +137,7 @@ def test_an_old_owner_is_asked_where_it_lives_now():
         assert all(m.address == "tcp://192.0.2.1:1" for m in old)
 
 
-def test_nobody_is_asked_twice():
+def test_no_member_occurs_twice_in_a_route():
     scene = Scene(*members(6))
     scene.observe(*members(7))
     scene.down = {"n01"}
@@ -154,7 +154,7 @@ def test_shares_follow_weights_and_the_ramp():
     assert scene.lookup.shares()["big"] == pytest.approx(0.5)
 
 
-def test_what_one_that_started_later_wrote_to_a_new_member_is_found_while_it_warms_up():
+def test_a_segment_written_by_a_later_process_is_found_during_the_ramp_of_its_owner():
     early, late = Scene(*members(3)), Scene(*members(4))
     early.observe(*members(4))
     for name in SEGMENTS:
@@ -167,7 +167,7 @@ def fresh(*listed):
 
 
 @pytest.mark.parametrize("joined", [1, 2])
-def test_a_fresh_process_asks_who_owned_a_segment_before_members_joined(joined):
+def test_a_new_process_also_reads_the_owners_from_before_members_joined(joined):
     before = Scene(*members(8))
     held = {name: before.write(name)[0] for name in SEGMENTS}
     scene = fresh(*members(8 + joined))
@@ -175,7 +175,7 @@ def test_a_fresh_process_asks_who_owned_a_segment_before_members_joined(joined):
     assert all(len(scene.read(name)) <= 3 for name in SEGMENTS)
 
 
-def test_a_fresh_process_asks_members_that_drain():
+def test_a_new_process_reads_draining_members():
     before = Scene(*members(8))
     held = {name: before.write(name)[0] for name in SEGMENTS}
     listed = members(8)
@@ -185,7 +185,7 @@ def test_a_fresh_process_asks_members_that_drain():
     assert all(scene.write(name) != ["n03"] for name in SEGMENTS)
 
 
-def test_a_process_that_started_long_ago_asks_the_owner_only():
+def test_a_process_that_started_long_ago_reads_the_owner_only():
     scene = fresh(*members(8))
     assert any(len(scene.read(name)) > 1 for name in SEGMENTS)
     scene.clock.advance(601)

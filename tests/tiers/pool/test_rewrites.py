@@ -32,7 +32,7 @@ def owners(placed):
     return {place: placed.rank(place.to_bytes(8, "little"))[0].id for place in PLACES}
 
 
-def test_a_stray_is_told_once_and_only_if_asked_for():
+def test_a_misplaced_block_is_returned_once_and_only_on_request():
     misplaced_blocks = MisplacedBlocks(ManualClock())
     misplaced_blocks.found(NAMESPACE, KEYS[:4])
     assert misplaced_blocks.take(NAMESPACE, KEYS[2:6]) == {KEYS[2], KEYS[3]}
@@ -41,7 +41,7 @@ def test_a_stray_is_told_once_and_only_if_asked_for():
     assert misplaced_blocks.moved == 4
 
 
-def test_no_more_is_moved_than_the_budget_allows_in_any_second():
+def test_misplaced_blocks_are_moved_within_the_byte_rate():
     clock = ManualClock()
     misplaced_blocks = MisplacedBlocks(clock, bytes_per_s=10.0 * NAMESPACE.record_bytes)
     misplaced_blocks.found(NAMESPACE, KEYS)
@@ -54,21 +54,21 @@ def test_no_more_is_moved_than_the_budget_allows_in_any_second():
     assert misplaced_blocks.moved == 25
 
 
-def test_only_so_many_strays_are_remembered(monkeypatch):
+def test_the_number_of_remembered_misplaced_blocks_is_bounded(monkeypatch):
     monkeypatch.setattr(rewrites, "MISPLACED_MAX", 10)
     misplaced_blocks = MisplacedBlocks(ManualClock())
     misplaced_blocks.found(NAMESPACE, KEYS[:50])
     assert misplaced_blocks.take(NAMESPACE, KEYS) == set(KEYS[40:50])
 
 
-def test_the_same_key_in_another_namespace_is_no_stray():
+def test_the_same_key_in_another_namespace_is_not_misplaced():
     misplaced_blocks, other = MisplacedBlocks(ManualClock()), NAMESPACE._replace(domain=b"o" * 16)
     misplaced_blocks.found(NAMESPACE, KEYS[:2])
     assert misplaced_blocks.take(other, KEYS[:2]) == set()
     assert misplaced_blocks.take(NAMESPACE, KEYS[:2]) == set(KEYS[:2])
 
 
-def test_a_member_that_left_takes_its_places_along_and_no_others():
+def test_only_the_places_of_a_member_that_left_are_lost():
     losses, before = LostBlocks(placement(0, 1, 2, 3)), owners(placement(0, 1, 2, 3))
     assert losses.since(placement(0, 1, 2, 3), ()) is None
     lost = losses.since(placement(0, 1, 3), ())
@@ -76,14 +76,14 @@ def test_a_member_that_left_takes_its_places_along_and_no_others():
     assert losses.since(placement(0, 1, 3), ()) is None
 
 
-def test_one_that_drains_counts_as_leaving_and_one_that_joins_does_not():
+def test_the_places_of_a_draining_member_are_lost_and_a_join_loses_none():
     losses = LostBlocks(placement(0, 1))
     assert losses.since(placement(0, 1, 2), ()) is None
     lost = losses.since(placement(0, 1, 2, n1=MemberState.DRAINING), ())
     assert {owners(placement(0, 1, 2))[place] for place in PLACES if lost(place)} == {"n1"}
 
 
-def test_one_that_is_down_for_long_counts_once_until_it_is_up_again():
+def test_the_places_of_a_member_that_is_long_down_are_lost_once_per_outage():
     losses, three = LostBlocks(placement(0, 1, 2)), placement(0, 1, 2)
     lost = losses.since(three, {"n0"})
     assert {owners(three)[place] for place in PLACES if lost(place)} == {"n0"}

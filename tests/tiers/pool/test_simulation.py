@@ -269,14 +269,14 @@ def simulate(seed, steps=400, namespace=World):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_routes_are_what_the_textbook_says_whatever_happens(seed):
+def test_routes_match_the_reference_model_after_random_events(seed):
     _, namespace = simulate(seed)
     assert namespace.events > 10
     assert sum(client.hits for client in namespace.clients) > 0
 
 
 @pytest.mark.soak
-def test_routes_are_right_for_as_long_as_asked(soak_s):
+def test_routes_match_the_reference_model_during_a_soak(soak_s):
     end_s = time.monotonic() + soak_s
     seed = 1_000
     while time.monotonic() < end_s:
@@ -354,7 +354,7 @@ def test_a_drain_costs_no_hit_while_it_lasts():
     assert "flash-3" not in written
 
 
-def test_a_death_costs_what_the_dead_held_once():
+def test_the_blocks_of_a_dead_member_are_missed_about_once():
     namespace = warm(3, nodes=8)
     lost = len(namespace.nodes[5].held)
     namespace.nodes[5].alive = namespace.nodes[5].listed = False
@@ -369,7 +369,7 @@ def test_a_death_costs_what_the_dead_held_once():
     assert hit_share(namespace, steps=200) == 1.0
 
 
-def test_the_dead_are_left_alone_within_two_seconds():
+def test_a_dead_member_gets_only_probes_after_two_seconds():
     namespace = warm(4, nodes=8)
     namespace.nodes[5].alive = False  # still listed: only the breaker can tell
     asked = []
@@ -390,7 +390,7 @@ def test_the_dead_are_left_alone_within_two_seconds():
     assert len(requests) <= probes_most
 
 
-def test_flapping_at_1_hz_moves_nothing():
+def test_a_member_flapping_at_1_hz_costs_no_hit_and_changes_no_view():
     namespace = warm(5, nodes=8)
     namespace.nodes[2].flapping = True
     epochs = [client.membership.views().current.view.epoch for client in namespace.clients]

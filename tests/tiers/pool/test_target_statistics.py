@@ -15,7 +15,7 @@ def evidence():
     return TargetStatistics(breaker, 1.0)
 
 
-def test_each_kind_has_a_latency_of_its_own(evidence):
+def test_each_kind_of_call_has_its_own_latency(evidence):
     for _ in range(10):
         evidence.learn(CallKind.QUESTION, CallEnding.OK, 0.001, 0.001)
         evidence.learn(CallKind.READ, CallEnding.OK, 0.03, 0.5)
@@ -26,7 +26,7 @@ def test_each_kind_has_a_latency_of_its_own(evidence):
     assert evidence.fresh == 30
 
 
-def test_a_read_that_finds_nothing_is_an_answer_and_says_nothing_of_reads(evidence):
+def test_an_empty_read_counts_as_an_answer_and_yields_no_read_latency(evidence):
     for _ in range(30):
         evidence.learn(CallKind.READ, CallEnding.EMPTY, 0.0003, 0.0003)
     assert evidence.answers[CallKind.READ].latency_s is None
@@ -37,7 +37,7 @@ def test_a_read_that_finds_nothing_is_an_answer_and_says_nothing_of_reads(eviden
     assert evidence.failure_share < 1 / 32
 
 
-def test_to_find_nothing_later_than_others_find_something_is_slow(evidence):
+def test_empty_reads_slower_than_successful_reads_raise_the_read_latency(evidence):
     for _ in range(20):
         evidence.learn(CallKind.READ, CallEnding.OK, 0.01, 0.01)
     evidence.learn(CallKind.READ, CallEnding.EMPTY, 0.0003, 0.0003)
@@ -47,7 +47,7 @@ def test_to_find_nothing_later_than_others_find_something_is_slow(evidence):
     assert evidence.answers[CallKind.READ].latency_s == pytest.approx(0.3, rel=0.01)
 
 
-def test_failures_count_whatever_was_asked_and_what_we_gave_up_does_not(evidence):
+def test_failures_of_every_kind_of_call_count_and_cancelled_calls_do_not(evidence):
     for kind in CallKind:
         evidence.learn(kind, CallEnding.ERROR, 0.1, 0.1)
     failing = evidence.failure_share
@@ -61,7 +61,7 @@ def test_failures_count_whatever_was_asked_and_what_we_gave_up_does_not(evidence
     assert evidence.fresh == 3
 
 
-def test_what_failed_early_does_not_make_a_target_look_quick():
+def test_early_failures_do_not_lower_the_latency_of_a_target():
     answers = AnswerTimes()
     answers.learn(CallEnding.OK, 0.1)
     answers.learn(CallEnding.ERROR, 0.01)
@@ -70,7 +70,7 @@ def test_what_failed_early_does_not_make_a_target_look_quick():
     assert answers.latency_s == pytest.approx(0.2)
 
 
-def test_after_an_ejection_nothing_is_known(evidence):
+def test_an_ejection_clears_the_statistics_of_a_target(evidence):
     evidence.learn(CallKind.READ, CallEnding.ERROR, 0.1, 0.1)
     evidence.forget()
     assert (evidence.answers[CallKind.READ].latency_s, evidence.slowest_s()) == (None, 0.0)

@@ -43,14 +43,14 @@ def test_a_chain_comes_back_from_several_members(fleet) -> None:
     assert set(holders) == {1}
 
 
-def test_a_segment_lies_on_one_member_whole(fleet) -> None:
+def test_a_segment_is_placed_on_one_member_as_a_whole(fleet) -> None:
     one = fleet()
     chain = one.chain(2, SEGMENT_BLOCKS)
     one.write(chain)
     assert sorted(len(target.records) for target in one.targets.values()) == [0, 0, 0, 512]
 
 
-def test_held_counts_from_where_it_is_asked_and_ends_at_a_hole(fleet) -> None:
+def test_held_counts_blocks_from_its_start_to_the_first_missing_block(fleet) -> None:
     one = fleet()
     chain = one.chain(3, 2 * SEGMENT_BLOCKS)
     one.write(chain)
@@ -61,7 +61,7 @@ def test_held_counts_from_where_it_is_asked_and_ends_at_a_hole(fleet) -> None:
     assert one.pool.held(NAMESPACE, chain.keys, 900) == 0
 
 
-def test_a_dead_member_costs_its_segments_and_no_more(fleet) -> None:
+def test_a_dead_member_loses_only_its_own_segments(fleet) -> None:
     one = fleet()
     chains = [one.chain(seed, 20) for seed in range(40)]
     for chain in chains:
@@ -82,7 +82,7 @@ def test_a_dead_member_costs_its_segments_and_no_more(fleet) -> None:
         assert set(one.read(chain)) == {Outcome.OK}
 
 
-def test_after_a_join_the_owner_of_old_is_asked_too(fleet) -> None:
+def test_the_previous_owner_of_a_segment_is_read_after_a_join(fleet) -> None:
     one = fleet(4)
     one.announce(["t0", "t1", "t2"])
     chains = [one.chain(seed, 3) for seed in range(60)]
@@ -94,7 +94,7 @@ def test_after_a_join_the_owner_of_old_is_asked_too(fleet) -> None:
         assert set(one.read(chain)) == {Outcome.OK}
 
 
-def test_a_dead_member_that_left_the_list_stays_left_alone_however_often_the_list_is_told(fleet):
+def test_a_dead_member_that_left_gets_no_request_after_repeated_list_updates(fleet):
     one = fleet(4)
     chains = [one.chain(seed, 3) for seed in range(20)]
     dead = one.targets["t0"]
@@ -109,7 +109,7 @@ def test_a_dead_member_that_left_the_list_stays_left_alone_however_often_the_lis
     assert dead.calls == before
 
 
-def test_who_comes_back_is_compared_again_although_nobody_says_so_twice(fleet) -> None:
+def test_a_member_that_rejoins_is_compared_again_after_one_list_update(fleet) -> None:
     """The list is told once; time decides when a member counts again."""
     settling = MembershipOptions(dead_after_s=0.5, ramp_s=0.0, transient_s=0.0, unseen_s=0.0)
     one = fleet(3, membership=settling)
@@ -121,7 +121,7 @@ def test_who_comes_back_is_compared_again_although_nobody_says_so_twice(fleet) -
             time.sleep(0.02)
 
 
-def test_what_the_owner_of_old_served_is_a_stray_until_it_is_taken(fleet) -> None:
+def test_a_block_served_by_its_previous_owner_is_misplaced_until_it_is_rewritten(fleet) -> None:
     one = fleet(4)
     one.announce(["t0", "t1", "t2"])
     chains = [one.chain(seed, 3) for seed in range(60)]
@@ -142,7 +142,7 @@ def test_what_the_owner_of_old_served_is_a_stray_until_it_is_taken(fleet) -> Non
         assert one.pool.misplaced(NAMESPACE, chain.keys) == set()
 
 
-def test_users_requests_try_nobody_and_who_stood_in_is_remembered(fleet) -> None:
+def test_probes_run_outside_user_requests_and_substitutes_are_remembered(fleet) -> None:
     one = fleet(2, health=RESTLESS)
     chains = [one.chain(seed, 3) for seed in range(12)]
     dead = one.targets["t0"]
@@ -185,7 +185,7 @@ def test_places_of_a_member_that_left_or_is_long_down_are_lost(fleet) -> None:
     assert one.pool.lost() is None
 
 
-def test_what_a_member_has_already_is_known_before_it_is_sent(fleet) -> None:
+def test_blocks_that_a_member_already_holds_are_known_before_a_write(fleet) -> None:
     one = fleet(3)
     assert isinstance(one.pool, Queryable)
     chain = one.chain(1, 200)
@@ -199,7 +199,7 @@ def test_what_a_member_has_already_is_known_before_it_is_sent(fleet) -> None:
     assert one.pool.known([]) == []
 
 
-def test_a_few_small_blocks_are_not_worth_a_question(fleet) -> None:
+def test_few_small_blocks_are_written_without_a_lookup(fleet) -> None:
     one = fleet(3)
     chain = one.chain(1, 5)
     one.write(chain)
@@ -208,7 +208,7 @@ def test_a_few_small_blocks_are_not_worth_a_question(fleet) -> None:
     assert sum(target.calls for target in one.targets.values()) == calls
 
 
-def test_of_a_hot_segment_is_known_what_both_owners_have(fleet, monkeypatch) -> None:
+def test_a_block_of_a_hot_segment_is_known_only_if_both_owners_hold_it(fleet, monkeypatch) -> None:
     one = fleet(3)
     monkeypatch.setattr(one.pool.hot, "is_hot", lambda _: True)
     chain = one.chain(1, 200)
@@ -221,7 +221,7 @@ def test_of_a_hot_segment_is_known_what_both_owners_have(fleet, monkeypatch) -> 
 
 
 @pytest.mark.parametrize("mood", ["dead", "rude"])
-def test_of_who_does_not_answer_nothing_is_known(fleet, mood) -> None:
+def test_no_block_is_known_of_a_member_that_does_not_answer(fleet, mood) -> None:
     one = fleet(2)
     chain = one.chain(1, 200)
     one.write(chain)
@@ -230,7 +230,7 @@ def test_of_who_does_not_answer_nothing_is_known(fleet, mood) -> None:
     assert one.pool.known(one.puts(chain)) == [False] * 200
 
 
-def test_a_member_that_refuses_us_is_gone_not_an_error(fleet) -> None:
+def test_a_refusal_by_a_member_is_the_outcome_gone_and_not_an_exception(fleet) -> None:
     one = fleet(1)
     chain = one.chain(1, 3)
     one.targets["t0"].mood = "rude"
@@ -239,7 +239,7 @@ def test_a_member_that_refuses_us_is_gone_not_an_error(fleet) -> None:
     assert Outcome.OK not in one.read(chain)
 
 
-def test_no_members_is_a_miss(fleet) -> None:
+def test_reads_and_writes_of_a_pool_without_members_do_not_succeed(fleet) -> None:
     one = fleet(0)
     chain = one.chain(1, 3)
     assert Outcome.OK not in one.write(chain)
@@ -247,7 +247,7 @@ def test_no_members_is_a_miss(fleet) -> None:
 
 
 @pytest.mark.parametrize(("mood", "within_s"), [("dead", 9.0), ("rude", 9.0), ("well", 0.0)])
-def test_a_member_that_does_not_answer_has_not_said_no(fleet, mood, within_s) -> None:
+def test_a_lookup_without_an_answer_is_gone_or_late_and_not_a_miss(fleet, mood, within_s) -> None:
     one = fleet(3)
     chain = one.chain(1, 5)
     assert one.pool.ask(NAMESPACE, chain.keys, 0) == HeldAnswer(0, Outcome.OK)
@@ -279,7 +279,7 @@ class Listing:
     ("words", "within_s", "listed"),
     [("", 0.05, False), ("no such file", 3_600.0, False), ("", 60.0, True)],
 )
-def test_the_first_list_of_members_is_waited_for(words, within_s, listed) -> None:
+def test_a_pool_waits_for_its_first_member_list_until_a_time_limit(words, within_s, listed) -> None:
     tier = PoolTier(source := Listing(words), lambda _: None)
     try:
         if listed:
@@ -291,7 +291,7 @@ def test_the_first_list_of_members_is_waited_for(words, within_s, listed) -> Non
         tier.close()
 
 
-def test_a_question_does_not_wait_for_reads_that_take_all_threads(fleet) -> None:
+def test_a_lookup_does_not_wait_for_reads_that_occupy_all_threads(fleet) -> None:
     one = fleet(1, threads=1, ask_s=0.05)
     gate, begun = threading.Event(), threading.Event()
     target = one.targets["t0"]
@@ -320,7 +320,7 @@ def test_a_question_does_not_wait_for_reads_that_take_all_threads(fleet) -> None
     assert not reading.is_alive()
 
 
-def test_a_part_that_no_thread_reads_by_the_deadline_is_late(fleet) -> None:
+def test_a_part_of_a_read_that_no_thread_starts_before_the_deadline_is_late(fleet) -> None:
     one = fleet(1, threads=1, deadline_s=0.05)
     target = one.targets["t0"]
     get = target.get
@@ -347,7 +347,7 @@ def test_records_after_the_first_missing_one_are_misses(fleet) -> None:
     assert one.read(chain) == [Outcome.OK, Outcome.MISS, Outcome.MISS, Outcome.MISS]
 
 
-def test_a_system_without_threads_to_spare_reads_and_writes_all_the_same(fleet, monkeypatch):
+def test_a_pool_reads_and_writes_if_no_thread_can_be_started(fleet, monkeypatch):
     """A pool of threads that would make one now leaves the work in its queue, for later."""
     one = fleet()
 
@@ -361,7 +361,7 @@ def test_a_system_without_threads_to_spare_reads_and_writes_all_the_same(fleet, 
     assert set(one.read(chain)) == {Outcome.OK}
 
 
-def test_at_the_end_of_a_program_that_did_not_close_it_records_are_written(fleet, monkeypatch):
+def test_a_pool_writes_records_during_interpreter_exit(fleet, monkeypatch):
     """Pools of threads accept no work once the interpreter exits; the store still writes then."""
     one = fleet()
 
@@ -374,7 +374,7 @@ def test_at_the_end_of_a_program_that_did_not_close_it_records_are_written(fleet
     assert one.pool.held(NAMESPACE, chain.keys, 0) == len(chain)
 
 
-def test_a_part_that_fails_as_none_should_waits_for_the_others(fleet) -> None:
+def test_an_unexpected_error_in_one_part_of_a_read_waits_for_the_other_parts(fleet) -> None:
     one = fleet(2)
     chain = one.chain(1, 8 * SEGMENT_BLOCKS)
     heads = chain.keys[::SEGMENT_BLOCKS]
@@ -403,7 +403,7 @@ def test_a_part_that_fails_as_none_should_waits_for_the_others(fleet) -> None:
     assert all(report.in_flight_bytes == 0 for report in one.pool.health.reports())
 
 
-def test_many_threads_at_once(fleet) -> None:
+def test_concurrent_writes_and_reads_of_many_threads_succeed(fleet) -> None:
     one = fleet()
     chains = [one.chain(seed, 30) for seed in range(16)]
     failures = []
@@ -431,7 +431,7 @@ def test_a_record_without_a_segment_is_found_again(fleet) -> None:
     assert into == record
 
 
-def test_while_all_breakers_are_open_nobody_is_asked_read_or_written_to(fleet) -> None:
+def test_no_member_gets_a_request_while_all_breakers_are_open(fleet) -> None:
     one = fleet()
     chains = [one.chain(seed, 5) for seed in range(20)]
     assert one.pool.reachable()
@@ -448,7 +448,7 @@ def test_while_all_breakers_are_open_nobody_is_asked_read_or_written_to(fleet) -
     assert sum(target.calls for target in one.targets.values()) == before
 
 
-def test_who_is_asked_when_the_time_is_over_is_not_blamed_for_it(fleet) -> None:
+def test_a_target_is_not_blamed_for_a_request_without_time_left(fleet) -> None:
     one = fleet()
     chain = one.chain(1, 5)
     assert one.pool.held(NAMESPACE, chain.keys, 0, within_s=0.0) == 0

@@ -9,7 +9,7 @@ from holdfast.tiers.pool.health import HealthOptions
 from holdfast.wire.remote.client import ReceivedRecords
 
 
-def test_of_a_write_is_heard_what_went_while_it_goes_on(fleet) -> None:
+def test_progress_of_a_long_write_keeps_the_breaker_closed(fleet) -> None:
     one = fleet(1, health=HealthOptions(breaker=BreakerOptions(stall_s=0.3)))
     breaker = one.pool.health._targets["t0"].breaker
 
@@ -27,7 +27,7 @@ def test_of_a_write_is_heard_what_went_while_it_goes_on(fleet) -> None:
     assert breaker.opened == 0
 
 
-def test_what_we_did_not_send_in_time_is_late_and_no_fault_of_the_member(fleet) -> None:
+def test_a_request_not_sent_in_time_is_late_and_no_failure_of_the_member(fleet) -> None:
     one = fleet(1)
     chain = one.chain(1, 3)
     one.targets["t0"].put = lambda records, *_: [Outcome.UNSENT] * len(records)
@@ -39,7 +39,7 @@ def test_what_we_did_not_send_in_time_is_late_and_no_fault_of_the_member(fleet) 
     assert one.pool.health.reports()[0].failure_share == 0
 
 
-def test_what_came_before_we_could_send_no_more_is_kept(fleet) -> None:
+def test_blocks_received_before_a_request_could_not_be_sent_are_kept(fleet) -> None:
     one = fleet(1)
     chain = one.chain(1, 3)
     one.write(chain)

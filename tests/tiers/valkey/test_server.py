@@ -48,7 +48,7 @@ def answering():
     thread.join(30)
 
 
-def test_a_call_after_its_deadline_is_no_failure_of_the_server(silent):
+def test_a_call_after_its_deadline_does_not_count_as_a_server_failure(silent):
     server = ValkeyServer(silent, RespLogin(), SystemClock())
     for _ in range(10):
         assert server.call(lambda _: None, Deadline.within(-1)) is Outcome.LATE

@@ -51,13 +51,13 @@ def eventually(condition, within_s=60.0):
 # Login and TLS.
 
 
-def test_a_login_with_a_password_from_a_file(serve, opened, password):
+def test_a_login_with_a_password_from_a_file_succeeds(serve, opened, password):
     servers = serve(flags=["--requirepass", SECRET], login=RespLogin(password_file=password))
     blocks = ChainedBlocks(4_000)
     assert blocks.save(opened(servers, password_file=password), range(3)) == [Outcome.OK] * 3
 
 
-def test_a_login_with_a_user_of_few_permissions(serve, opened, password):
+def test_a_user_with_few_permissions_can_save_load_and_delete(serve, opened, password):
     servers = serve()
     rule = ["on", f">{SECRET}", "~kv:*", "+get", "+set", "+exists", "+del", "+ping"]
     assert servers.ask(servers.endpoints[0], "ACL", "SETUSER", "hf", *rule) == b"OK"
@@ -100,7 +100,7 @@ def test_an_unusable_password_file_is_refused_by_name(tmp_path, mode, words):
         ValkeyTier(ValkeyOptions(address=address, password_file=str(file)))
 
 
-def test_tls_with_a_client_certificate(serve, opened, tmp_path):
+def test_a_server_that_requires_a_client_certificate_is_used_over_tls(serve, opened, tmp_path):
     authority = Authority(tmp_path)
     files, client = authority.issue("server"), authority.issue("node")
     context = ssl.create_default_context(cafile=files.ca)

@@ -58,7 +58,7 @@ class TestCluster(TestOneServer):
     nodes = 3
 
 
-def test_records_of_another_length_are_replaced_however_many_there_were(monkeypatch):
+def test_a_record_of_another_length_is_replaced_even_if_many_were_found(monkeypatch):
     namespace, replaced = namespace_of(300), []
 
     class Connection:

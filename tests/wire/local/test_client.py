@@ -36,7 +36,7 @@ def counting(peer):
         peer.say(frame.request_id, m.Committed(frame.message.lease))
 
 
-def test_an_arena_of_another_size_than_announced_is_no_session(fake_node):
+def test_an_arena_smaller_than_announced_is_a_protocol_error(fake_node):
     def small(peer):
         frame = peer.take()
         data = encode(frame.request_id, m.Welcome(m.PROTOCOL, "fake", b"k" * 32, 1 << 40))
@@ -80,7 +80,7 @@ def test_descriptors_that_a_node_sends_in_the_handshake_are_closed(fake_node, an
             assert name not in str(fd.readlink())
 
 
-def test_a_node_that_stands_still_holds_up_nobody_for_long(fake_node, monkeypatch):
+def test_sending_to_a_node_that_does_not_read_times_out(fake_node, monkeypatch):
     still = threading.Event()
 
     def stand_still(peer):
@@ -109,7 +109,7 @@ def test_a_node_that_stands_still_holds_up_nobody_for_long(fake_node, monkeypatc
     assert max(waited) <= 100
 
 
-def test_who_is_turned_away_unheard_is_told_why(tmp_path, monkeypatch):
+def test_a_client_refused_before_its_hello_gets_the_reason(tmp_path, monkeypatch):
     address = f"unix://{tmp_path}/full.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "full.sock"))
@@ -161,7 +161,7 @@ def test_poll_never_waits_and_finds_the_reply_once_it_came(fake_node):
     client.close()
 
 
-def test_what_is_expected_is_waited_for_behind_answers_to_others(fake_node, monkeypatch):
+def test_expect_waits_for_its_reply_behind_replies_to_other_requests(fake_node, monkeypatch):
     go = threading.Event()
 
     def script(peer):
@@ -252,7 +252,7 @@ def test_a_silent_node_is_gone_within_the_deadline_and_stays_gone(fake_node, mon
             call()
 
 
-def test_everyone_who_waits_learns_of_the_end(fake_node):
+def test_every_waiting_thread_gets_an_error_when_the_connection_ends(fake_node):
     client = Client(fake_node(silent), HELLO, 5)
     seen = []
 
@@ -344,7 +344,7 @@ def test_a_hello_answered_wrongly_is_a_protocol_error(fake_node, answer):
         Client(address, HELLO, 5)
 
 
-def test_a_node_that_never_welcomes_is_gone_in_time(fake_node):
+def test_a_node_that_never_sends_a_welcome_is_gone_at_the_timeout(fake_node):
     with pytest.raises(NodeGoneError, match="no session"):
         Client(fake_node(lambda peer: (peer.take(), peer.take())), HELLO, 0.2)
 
@@ -365,7 +365,7 @@ def test_garbage_from_a_node_ends_the_client(fake_node, data):
     assert client.closed
 
 
-def test_a_reply_nobody_asked_for_ends_the_client(fake_node):
+def test_a_reply_to_an_unknown_request_closes_the_client(fake_node):
     def script(peer):
         peer.welcome()
         peer.say(peer.take().request_id + 5, m.Done())
@@ -376,7 +376,7 @@ def test_a_reply_nobody_asked_for_ends_the_client(fake_node):
         client.call(m.Status(), m.Done, 5)
 
 
-def test_no_node_is_gone_at_once(tmp_path):
+def test_connecting_without_a_node_fails_at_once(tmp_path):
     with pytest.raises(NodeGoneError, match="No such file"):
         Client(f"unix://{tmp_path}/none.sock", HELLO, 5)
 
@@ -389,7 +389,7 @@ def test_an_address_that_is_no_socket_path_is_a_config_error(address):
         Client(address, HELLO, 5)
 
 
-def test_requests_that_fill_the_socket_wait_for_room_and_take_replies_in(fake_node, monkeypatch):
+def test_a_client_reads_replies_while_it_waits_to_send_requests(fake_node, monkeypatch):
     monkeypatch.setattr("holdfast.wire.local.client.SEND_S", 20.0)  # others may have the processor
     count, size = 200, 64 * 1024
 
@@ -418,7 +418,7 @@ print(type(client.wait(request, 5.0)).__name__, flush=True)
 """
 
 
-def test_time_in_which_this_process_stands_still_is_no_time_of_the_node(fake_node):
+def test_time_during_which_the_client_is_stopped_does_not_count_as_a_timeout(fake_node):
     """Where a machine stalls, the node stalls too: it answers a moment after both go on."""
     goes_on = threading.Event()
 

@@ -25,7 +25,7 @@ def granting(returned, before_granting):
     return script
 
 
-def test_what_a_forgotten_reply_grants_goes_back_when_it_comes(fake_node):
+def test_grants_in_a_forgotten_reply_are_returned_when_it_arrives(fake_node):
     returned, forgotten = [], threading.Event()
     client = Client(fake_node(granting(returned, lambda: forgotten.wait(30))), HELLO, 5)
     for message in (m.Fetch(b"", 1.0), m.Reserve(b"", b"", 0)):
@@ -37,7 +37,7 @@ def test_what_a_forgotten_reply_grants_goes_back_when_it_comes(fake_node):
     client.close()
 
 
-def test_what_a_reply_at_hand_grants_goes_back_when_it_is_forgotten(fake_node):
+def test_grants_in_a_received_reply_are_returned_when_it_is_forgotten(fake_node):
     returned = []
     client = Client(fake_node(granting(returned, lambda: None)), HELLO, 5)
     ids = [client.send(message) for message in (m.Fetch(b"", 1.0), m.Reserve(b"", b"", 0))]
@@ -49,7 +49,7 @@ def test_what_a_reply_at_hand_grants_goes_back_when_it_is_forgotten(fake_node):
     client.close()
 
 
-def test_what_goes_back_waits_until_the_frame_under_way_is_out(fake_node, monkeypatch):
+def test_grants_are_returned_after_the_frame_that_is_being_sent(fake_node, monkeypatch):
     monkeypatch.setattr("holdfast.wire.local.client.SEND_S", 20.0)
     said = []
 

@@ -46,7 +46,7 @@ def test_a_process_that_computes_is_runnable_and_one_that_is_stopped_is_not(star
     until(lambda: not is_runnable(busy.pid))
 
 
-def test_a_process_that_sleeps_is_not(started):
+def test_a_sleeping_or_ended_process_is_not_runnable(started):
     asleep = started("import time; time.sleep(600)")
     until(lambda: not is_runnable(asleep.pid))
     asleep.kill()
@@ -54,6 +54,6 @@ def test_a_process_that_sleeps_is_not(started):
     assert not is_runnable(asleep.pid)
 
 
-def test_this_process_and_an_unknown_one_are_not():
+def test_the_own_process_and_an_unknown_one_are_not_runnable():
     assert not is_runnable(os.getpid())
     assert not is_runnable(0)

@@ -92,7 +92,7 @@ def connect(path):
 
 @as_root
 @forks
-def test_a_folder_that_a_stranger_made_where_anybody_may_is_not_entered(shared, listen):
+def test_a_folder_of_another_user_in_a_world_writable_folder_is_not_trusted(shared, listen):
     folder = folder_of(STRANGER, shared)
     listen(folder / "node.sock", STRANGER)
     told = (
@@ -105,7 +105,7 @@ def test_a_folder_that_a_stranger_made_where_anybody_may_is_not_entered(shared, 
 @as_root
 @forks
 @pytest.mark.parametrize("mode", [0o775, 0o1775])
-def test_a_folder_that_a_stranger_made_where_a_group_may_is_not_entered(tmp_path, listen, mode):
+def test_a_folder_of_another_user_in_a_group_writable_folder_is_not_trusted(tmp_path, listen, mode):
     team = tmp_path / "team"
     team.mkdir()
     team.chmod(mode)
@@ -124,7 +124,7 @@ def test_a_folder_that_a_stranger_made_where_a_group_may_is_not_entered(tmp_path
 
 @as_root
 @forks
-def test_the_node_of_a_service_user_is_spoken_to(tmp_path, listen):
+def test_the_node_of_a_service_user_is_trusted(tmp_path, listen):
     folder = folder_of(SERVICE, tmp_path)
     heard = listen(folder / "node.sock", SERVICE)
     with contextlib.closing(connect(folder / "node.sock")) as client:
@@ -134,7 +134,7 @@ def test_the_node_of_a_service_user_is_spoken_to(tmp_path, listen):
 
 @as_root
 @forks
-def test_a_process_of_yet_another_user_is_told_nothing(tmp_path, listen):
+def test_nothing_is_sent_to_a_process_that_does_not_own_the_socket(tmp_path, listen):
     folder = folder_of(SERVICE, tmp_path)
     heard = listen(folder / "node.sock", STRANGER, SERVICE)
     told = rf"belongs to user {SERVICE}, and a process of user {STRANGER} answers; find out whose"
@@ -144,7 +144,7 @@ def test_a_process_of_yet_another_user_is_told_nothing(tmp_path, listen):
 
 
 @as_root
-def test_a_way_through_a_strangers_link_is_not_taken(shared, tmp_path, fake_node):
+def test_a_path_through_a_symlink_of_another_user_is_not_trusted(shared, tmp_path, fake_node):
     fake_node(lambda peer: peer.welcome())  # tmp_path/node.sock
     good = folder_of(0, tmp_path, "good")
     (good / "hop").symlink_to(shared / "theirs")
@@ -159,7 +159,7 @@ def test_a_way_through_a_strangers_link_is_not_taken(shared, tmp_path, fake_node
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
-def test_a_folder_that_others_may_change_is_no_place_for_a_node(tmp_path, mode):
+def test_a_node_in_a_folder_that_others_may_change_is_not_trusted(tmp_path, mode):
     folder = tmp_path / "open"
     folder.mkdir()
     folder.chmod(mode)
@@ -171,7 +171,7 @@ def test_a_folder_that_others_may_change_is_no_place_for_a_node(tmp_path, mode):
             connect(folder / "node.sock")
 
 
-def test_a_socket_of_ours_where_anybody_may_make_one_is_ours(shared):
+def test_an_own_socket_in_a_world_writable_folder_is_trusted(shared):
     (shared / "loop").symlink_to("loop")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(shared / "node.sock"))
@@ -181,7 +181,7 @@ def test_a_socket_of_ours_where_anybody_may_make_one_is_ours(shared):
             connect(path)
 
 
-def test_a_user_whom_this_namespace_does_not_know_may_be_the_owner(tmp_path, monkeypatch):
+def test_an_unmapped_user_of_a_user_namespace_may_be_the_owner(tmp_path, monkeypatch):
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(peer_check.os, "geteuid", lambda: 1)
     monkeypatch.setattr(peer_check, "ROOT", 1)
@@ -197,7 +197,7 @@ def test_a_user_whom_this_namespace_does_not_know_may_be_the_owner(tmp_path, mon
         peer_check.check_listener(user, "/x", frozenset({7}))
 
 
-def test_a_stranger_in_a_lost_nodes_place_is_logged(tmp_path, caplog):
+def test_an_untrusted_folder_in_place_of_a_lost_node_is_logged_once(tmp_path, caplog):
     folder = tmp_path / "there"
     folder.mkdir()
     caplog.set_level(logging.WARNING)
@@ -220,7 +220,7 @@ def test_a_stranger_in_a_lost_nodes_place_is_logged(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
-def test_a_folder_of_ours_in_one_that_others_write_to_is_ours(tmp_path, mode):
+def test_an_own_folder_in_a_folder_that_others_may_write_to_is_trusted(tmp_path, mode):
     shared = tmp_path / "shared"
     own = shared / "holdfast"
     own.mkdir(parents=True, mode=0o700)

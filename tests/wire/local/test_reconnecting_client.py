@@ -32,7 +32,7 @@ def test_no_node_means_no_client(tmp_path):
     link.close()
 
 
-def test_nobody_waits_for_a_node_that_says_nothing(fake_node):
+def test_a_silent_node_delays_no_request(fake_node):
     asked, answers = threading.Event(), threading.Event()
 
     def slow(peer):
@@ -77,7 +77,7 @@ def test_wait_returns_none_when_time_is_up(tmp_path):
     link.close()
 
 
-def test_a_refusing_node_is_logged_once_and_asked_again(fake_node, caplog):
+def test_a_refusing_node_is_logged_once_and_retried(fake_node, caplog):
     def refuse(peer):
         peer.say(peer.take().request_id, m.Refused("protocol version 1 is not supported"))
 
@@ -134,7 +134,7 @@ def test_close_ends_the_thread(fake_node, tmp_path, connected):
     assert not link._thread.is_alive()
 
 
-def test_the_arena_of_a_node_that_is_gone_is_let_go_of(fake_node):
+def test_the_arena_of_a_lost_node_is_released(fake_node):
     die = threading.Event()
 
     def first(peer):
@@ -149,7 +149,7 @@ def test_the_arena_of_a_node_that_is_gone_is_let_go_of(fake_node):
     link.close()
 
 
-def test_a_process_out_of_descriptors_for_now_connects_later(fake_node, monkeypatch):
+def test_a_client_without_free_descriptors_retries_the_connection(fake_node, monkeypatch):
     calls = []
 
     def scarce(*values, **named):
@@ -167,7 +167,7 @@ def test_a_process_out_of_descriptors_for_now_connects_later(fake_node, monkeypa
     link.close()
 
 
-def test_a_node_that_ends_each_session_at_once_is_not_asked_without_pause(monkeypatch):
+def test_reconnects_back_off_if_a_node_ends_each_session_at_once(monkeypatch):
     now, pauses = [0.0], []
 
     class Ended(threading.Event):

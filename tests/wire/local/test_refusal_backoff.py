@@ -38,7 +38,7 @@ def test_each_refusal_doubles_the_delay_up_to_a_minute(backoff, clock):
     assert len(set(delays[-4:])) > 1, "all engines of a machine would ask together"
 
 
-def test_a_session_makes_the_next_refusal_a_first_one(backoff, clock):
+def test_an_accepted_session_resets_the_backoff(backoff, clock):
     for _ in range(5):
         refused(backoff, clock)
     backoff.accepted()
@@ -46,7 +46,7 @@ def test_a_session_makes_the_next_refusal_a_first_one(backoff, clock):
     assert refused(backoff, clock) <= 1.5
 
 
-def test_a_node_that_was_started_again_is_asked_at_once(backoff, clock, tmp_path):
+def test_a_restarted_node_is_retried_at_once(backoff, clock, tmp_path):
     for _ in range(8):
         refused(backoff, clock)
     backoff.connecting()

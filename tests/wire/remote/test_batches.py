@@ -20,7 +20,7 @@ def test_every_record_is_in_one_message_in_order(sizes, ways, message_bytes):
 
 
 @given(SIZES, st.integers(1, 4))
-def test_lanes_differ_by_two_records_at_most(sizes, ways):
+def test_batch_parts_exceed_an_equal_share_by_two_records_at_most(sizes, ways):
     if sum(sizes) < SPLIT_BYTES:
         assert len(parts_of_batch(sizes, ways, 66 * MIB)) == min(1, len(sizes))
         return
@@ -29,7 +29,7 @@ def test_lanes_differ_by_two_records_at_most(sizes, ways):
         assert sum(sum(sizes[span]) for span in batch_part) <= share + 2 * largest
 
 
-def test_what_is_small_is_one_message_and_nothing_is_none():
+def test_a_small_batch_is_one_message_and_an_empty_batch_is_none():
     assert parts_of_batch([MIB] * 3, 2, 66 * MIB) == [[slice(0, 3)]]
     assert len(parts_of_batch([MIB] * 8, 2, 66 * MIB)) == 2
     assert parts_of_batch([], 2, 66 * MIB) == []

@@ -28,7 +28,7 @@ def test_spans_travel_as_pairs_of_eight_bytes():
         unpack_spans(bytes(15))
 
 
-def test_a_target_that_answers_a_put_with_records_changes_none_of_ours():
+def test_a_put_answered_with_records_leaves_the_callers_records_unchanged():
     said = bytes(encode(1, RecordsFollow(1, "ok")))
     parts = iter([said[:16], said[16:]])
 
@@ -48,7 +48,7 @@ def test_a_target_that_answers_a_put_with_records_changes_none_of_ours():
     assert bytes(record) == b"r" * 256
 
 
-def test_a_pool_for_which_no_thread_can_start_is_made_by_a_later_call(monkeypatch):
+def test_a_buffer_pool_is_created_later_if_no_thread_can_start_at_first(monkeypatch):
     made = SimpleNamespace(spoiled=False)
     monkeypatch.setattr(buffer_pool_module, "installed", lambda: True)
     monkeypatch.setattr(buffer_pool_module, "BufferPool", lambda: made)
@@ -70,7 +70,7 @@ def buffer_pool():
 
 @needs_nixl
 class TestBufferPool:
-    def test_what_does_not_fit_or_finds_no_lane_goes_another_way(self, buffer_pool):
+    def test_acquire_returns_none_if_the_size_does_not_fit_or_no_buffer_is_free(self, buffer_pool):
         assert buffer_pool.acquire(MIB + 1) is None
         assert buffer_pool.acquire(0) is None
         buffers = [buffer_pool.acquire(MIB), buffer_pool.acquire(1)]
@@ -79,7 +79,7 @@ class TestBufferPool:
             buffer_pool.release(buffer)
         assert buffer_pool.acquire(1) is not None
 
-    def test_a_lane_holds_what_was_copied_in(self):
+    def test_a_buffer_holds_the_records_that_were_copied_in(self):
         buffer = BufferPool(buffers=1, buffer_bytes=MIB).acquire(30)
         records = consecutive(buffer, [10, 20])
         copy_parts([b"a" * 10, bytearray(b"b" * 20)], records)
@@ -99,7 +99,7 @@ class TestBufferPool:
         assert second is not first
         assert second.acquire(1) is not None
 
-    def test_an_agent_reaches_only_what_another_laid_open(self, buffer_pool):
+    def test_an_agent_reaches_only_registered_memory_of_its_peer(self, buffer_pool):
         agent = NixlAgent("target")
         ours = memoryview(bytearray(b"x" * 4096))
         agent.register(ours)
@@ -117,7 +117,7 @@ class TestBufferPool:
         agent.remove_peer(peer)
         buffer_pool.release(buffer)
 
-    def test_a_transfer_that_nobody_attends_to_is_called_back(self, buffer_pool, monkeypatch):
+    def test_a_transfer_without_progress_fails_at_its_time_limit(self, buffer_pool, monkeypatch):
         monkeypatch.setattr(nixl, "MOVE_S_MAX", 0.2)
         agent = NixlAgent("target")
         ours = memoryview(bytearray(MIB))
@@ -180,7 +180,7 @@ def test_a_transfer_that_fails_is_cancelled_before_its_memory_is_used_again(stat
         agent.move("READ", "peer", [MemorySpan(0, 8)], [ours])
 
 
-def test_it_is_wanted_where_there_is_rdma_or_somebody_asks_for_it(monkeypatch, tmp_path):
+def test_nixl_is_wanted_with_rdma_hardware_or_if_configured(monkeypatch, tmp_path):
     monkeypatch.setattr(nixl, "installed", lambda: True)
     monkeypatch.setattr(nixl, "RDMA", tmp_path / "none")
     assert [nixl.wanted(way) for way in ("auto", "nixl", "tcp")] == [False, True, False]

@@ -34,14 +34,14 @@ def is_replaced(client, made_s):
     return client._may_use_nixl_now(SimpleNamespace(buffer_pool=None, made_s=made_s))
 
 
-def test_without_a_road_there_is_no_window_and_no_reason_to_connect_anew(now):
+def test_a_client_without_nixl_has_no_buffer_pool_and_keeps_its_connections(now):
     client = TargetClient(ADDRESS)
     now[0] += 10 * FALLBACK_S
     assert client._buffer_pool() is None
     assert not is_replaced(client, made_s=0.0)
 
 
-def test_a_connection_made_before_the_window_was_there_is_made_anew_after_a_while(now):
+def test_a_connection_older_than_the_buffer_pool_is_replaced_after_a_delay(now):
     transfer_buffers = FakeTransferBuffers()
     client = TargetClient(ADDRESS, transfer_buffers=transfer_buffers)
     made_s = now[0]
@@ -53,7 +53,7 @@ def test_a_connection_made_before_the_window_was_there_is_made_anew_after_a_whil
     assert client._buffer_pool() == "window"
 
 
-def test_after_a_call_that_failed_the_road_is_left_for_a_while(now, monkeypatch):
+def test_the_buffer_pool_is_not_used_for_a_while_after_a_failed_call(now, monkeypatch):
     transfer_buffers = FakeTransferBuffers()
     transfer_buffers.made = "window"
     client = TargetClient(ADDRESS, transfer_buffers=transfer_buffers)

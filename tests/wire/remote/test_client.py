@@ -64,7 +64,7 @@ def test_records_land_in_the_callers_buffers_and_nowhere_else(target):
     assert all(bytes(buffer) == bytes([MARK]) * len(buffer) for buffer in into[3:])
 
 
-def test_the_words_of_a_target_are_printable(target):
+def test_nonprintable_characters_in_a_targets_messages_are_escaped(target):
     hostile = "\x1b[2J\x9b31m\u202e\n"
     script = serving(m.RecordsFollow(0, "gone", hostile), Refused(hostile))
     node = target(script)
@@ -89,7 +89,7 @@ def test_a_put_carries_headers_ahead_and_whole_records_behind(target):
     assert payload == b"".join(RECORDS[:3])
 
 
-def test_an_answer_that_does_not_come_is_late_and_the_connection_is_dropped(target):
+def test_a_missing_answer_is_late_and_its_connection_is_closed(target):
     node, into = target(silent, serving(m.Existing(b"\1"))), marked()
     got = node.get(NAMESPACE, KEYS, into, LATE_S)
     assert (got.blocks, got.outcome) == (0, Outcome.LATE)
@@ -159,7 +159,7 @@ def test_a_dribble_does_not_extend_the_deadline(target):
         "another reply", "hello again",
     ],
 )  # fmt: skip
-def test_garbage_is_a_target_that_has_gone(target, data):
+def test_a_target_that_answers_garbage_is_gone(target, data):
     def script(far):
         far.welcome()
         far.take()
@@ -201,7 +201,7 @@ def test_a_restarted_target_is_found_again_without_an_error(target):
     assert node.exist(NAMESPACE, KEYS[:1], 5) == (b"\0", Outcome.OK)
 
 
-def test_no_target_is_gone():
+def test_an_unreachable_target_is_gone():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = "tcp://{}:{}".format(*listener.getsockname())
     node = TargetClient(address)
@@ -213,7 +213,7 @@ def test_no_target_is_gone():
     assert node.exist(NAMESPACE, KEYS, 5).outcome is Outcome.GONE
 
 
-def test_who_finds_no_connection_of_ours_free_has_sent_nothing_and_questions_find_one(target):
+def test_records_are_unsent_without_a_free_connection_but_lookups_get_one(target):
     go, asked = threading.Event(), threading.Event()
 
     def busy(far):
@@ -246,7 +246,7 @@ def test_who_finds_no_connection_of_ours_free_has_sent_nothing_and_questions_fin
     assert on_progress[1] > 0
 
 
-def test_a_call_that_fails_before_it_has_a_connection_gives_its_claim_back(target, monkeypatch):
+def test_a_call_that_fails_before_it_connects_releases_its_connection_slot(target, monkeypatch):
     """Otherwise calls with records would find no connection free after as many failures."""
     transfer_buffers = SimpleNamespace(buffer_pool=lambda: None)
     monkeypatch.setattr(client_module, "FALLBACK_S", 0.0)
@@ -268,7 +268,7 @@ def test_a_call_that_fails_before_it_has_a_connection_gives_its_claim_back(targe
     assert node.put(RECORDS[:1], 20) == [Outcome.OK]
 
 
-def test_no_time_is_late():
+def test_a_call_with_a_deadline_of_zero_is_late():
     assert TargetClient("tcp://127.0.0.1:1").exist(NAMESPACE, KEYS, 0) == (bytes(8), Outcome.LATE)
 
 
@@ -278,7 +278,7 @@ def test_a_target_that_refuses_one_request_is_gone_and_says_why(target):
     assert node.refusal == "no room for this"
 
 
-def test_the_trouble_is_that_of_the_last_call_also_if_it_is_refused_as_an_earlier_one(target):
+def test_trouble_describes_the_last_call_even_if_an_earlier_refusal_repeats(target):
     def script(far):
         far.welcome()
         _, request_id, _ = far.take()
@@ -293,7 +293,7 @@ def test_the_trouble_is_that_of_the_last_call_also_if_it_is_refused_as_an_earlie
     assert troubles == ["refused: no room", "the answer to request 10, not 3", "refused: no room"]
 
 
-def test_a_target_that_refuses_us_is_an_error(target):
+def test_a_refusal_during_the_handshake_raises_an_error(target):
     def script(far):
         far.say(0, m.Challenge(m.TARGET_PROTOCOL, b"n" * 32))
         _, request_id, _ = far.take()
@@ -312,7 +312,7 @@ def test_another_version_is_an_error_that_names_both(target):
         target(script).exist(NAMESPACE, KEYS, 5)
 
 
-def test_a_target_without_the_tokens_key_is_not_believed(target, tmp_path):
+def test_a_target_without_the_tokens_key_is_rejected(target, tmp_path):
     from holdfast.wire.remote import token
 
     file = tmp_path / "token"

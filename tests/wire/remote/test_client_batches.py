@@ -43,7 +43,7 @@ def test_a_large_batch_goes_over_two_connections_and_keeps_its_order(target):
     assert sorted(map(len, seen)) == [128 * (count // 2), 128 * (count - count // 2)]
 
 
-def test_who_reads_hears_of_the_first_byte_before_the_rest_is_here(target):
+def test_a_get_reports_progress_before_the_whole_answer_has_arrived(target):
     on_progress, go_on = [], threading.Event()
 
     def script(far):
@@ -64,7 +64,7 @@ def test_who_reads_hears_of_the_first_byte_before_the_rest_is_here(target):
     assert on_progress[0] == HEADER_BYTES
 
 
-def test_who_writes_hears_of_what_went_before_all_is_taken(target):
+def test_a_put_reports_progress_before_all_bytes_are_sent(target):
     records = [RECORDS[i % 8] for i in range(SPLIT_BYTES // NAMESPACE.record_bytes - 1)]
     on_progress, go_on = [], threading.Event()
 
@@ -83,7 +83,7 @@ def test_who_writes_hears_of_what_went_before_all_is_taken(target):
 
 
 @pytest.mark.parametrize("said", ["full", "ok"])
-def test_a_hole_in_the_first_half_ends_the_run(said, target):
+def test_a_missing_block_in_the_first_half_ends_the_run(said, target):
     count = SPLIT_BYTES // NAMESPACE.record_bytes + 2
     keys = [key_of(i) for i in range(count)]
 

@@ -53,7 +53,7 @@ def test_a_token_file_that_can_not_be_used_is_named(written, data, mode, words):
     assert "5ec2e7" not in str(refused.value), "it may be a key that was taken for a token"
 
 
-def test_a_file_that_is_not_there_or_is_none_is_named(tmp_path):
+def test_a_token_file_that_is_missing_or_not_regular_is_named(tmp_path):
     os.mkfifo(tmp_path / "pipe", 0o600)
     for file, words in (
         (tmp_path / "none", "No such file"),

@@ -27,12 +27,12 @@ def named(monkeypatch, *hosts, after=None):
     monkeypatch.setattr("holdfast.wire.remote.stream.socket.getaddrinfo", look)
 
 
-def test_an_address_is_asked_nobody_about(listener):
+def test_a_numeric_address_is_not_resolved(listener):
     with contextlib.closing(dial(HostPort(*listener.getsockname()), Deadline.within(10))) as made:
         assert made.getpeername() == listener.getsockname()
 
 
-def test_a_name_server_that_takes_its_time_is_late(listener, monkeypatch):
+def test_a_slow_name_server_raises_a_timeout(listener, monkeypatch):
     known = threading.Event()
     named(monkeypatch, "127.0.0.1", after=known)
     with pytest.raises(TimeoutError, match="'far' was not found in time"):
@@ -58,7 +58,7 @@ def test_the_first_address_that_answers_is_taken(monkeypatch, listener):
     assert [round(seconds, -2) for _, seconds in tried] == [3_000, 4_500, 9_000]
 
 
-def test_where_none_answers_the_last_reason_is_told(monkeypatch):
+def test_the_last_error_is_raised_if_no_address_answers(monkeypatch):
     def refuse(address, _):
         raise ConnectionRefusedError(address.host)
 
@@ -69,6 +69,6 @@ def test_where_none_answers_the_last_reason_is_told(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["no such name", "x" * 64 + ".org"])
-def test_a_name_that_means_nothing_is_an_error_of_the_system(name):
+def test_an_unresolvable_name_raises_an_oserror(name):
     with pytest.raises(OSError):  # what it says is the system's
         dial(HostPort(name, 1), Deadline.within(9))

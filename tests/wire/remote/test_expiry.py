@@ -52,7 +52,7 @@ def test_a_certificate_is_good_expires_soon_or_can_not_be_used(
     assert not state_of(files, "tls.ca").trouble
 
 
-def test_a_chain_ends_with_its_first_certificate_and_authorities_with_their_last(authority):
+def test_a_chain_expires_with_its_first_certificate_and_authorities_with_the_last(authority):
     long = authority.issue("long", begins=NOW - DAY, expires=NOW + 40 * DAY)
     short = authority.issue("short", begins=NOW - 9 * DAY, expires=NOW - DAY)
     both = Path(short.cert)
@@ -84,7 +84,7 @@ def test_certificates_of_openssl_are_read_with_years_of_two_and_of_four_digits(
     "data",
     [b"", b"no certificate", b"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n"],
 )
-def test_a_file_without_a_certificate_is_named_and_raises_nothing(tmp_path, data):
+def test_a_file_without_a_certificate_is_reported_and_raises_no_error(tmp_path, data):
     (file := tmp_path / "x.crt").write_bytes(data)
     state = certificate_state("tls.cert", str(file))
     assert state.trouble.startswith("holds no certificate in PEM")
@@ -109,7 +109,7 @@ def test_a_token_says_when_it_expires_and_what_it_permits(
     assert bool(state.trouble) is bool(trouble)
 
 
-def test_a_token_of_a_wrong_clock_has_a_date_too(tmp_path):
+def test_the_expiry_date_of_a_token_from_a_wrong_clock_is_capped(tmp_path):
     (file := tmp_path / "token").touch(mode=0o600)
     file.write_text(token.issue(b"k" * 32, "host-a", ("read",), 600, (1 << 40) - 600))
     (state,) = credential_states(Credentials(token_file=str(file)))

@@ -96,7 +96,7 @@ def ask(address, **options):
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_both_ends_are_known_from_netlink_and_from_the_lists(host):
+def test_the_user_of_each_end_is_found_by_netlink_and_in_proc(host):
     with connected(host) as (one, other):
         for end in (one, other):
             pair = peer_user._pair(end)
@@ -119,7 +119,7 @@ def test_an_end_that_was_closed_or_not_accepted_has_no_user(host):
             assert peer_user._from_proc(peer_user._pair(one)) is None
 
 
-def test_without_netlink_the_lists_are_read(monkeypatch):
+def test_the_user_is_read_from_proc_without_netlink(monkeypatch):
     def refused(_):
         raise PermissionError
 
@@ -131,7 +131,7 @@ def test_without_netlink_the_lists_are_read(monkeypatch):
         assert peer_user.peer_user(one) is None
 
 
-def test_a_number_that_stands_for_any_unmapped_user_is_none(monkeypatch):
+def test_the_overflow_user_id_counts_as_unknown(monkeypatch):
     monkeypatch.setattr(peer_user, "_from_netlink", lambda _: STRANGER)
     with connected("127.0.0.1") as (one, _):
         monkeypatch.setattr(peer_check, "_ALL_IDS", 0)
@@ -140,7 +140,7 @@ def test_a_number_that_stands_for_any_unmapped_user_is_none(monkeypatch):
         assert peer_user.peer_user(one) is None
 
 
-def test_who_is_not_known_is_refused(monkeypatch):
+def test_a_peer_of_an_unknown_user_is_refused(monkeypatch):
     monkeypatch.setattr(peer_user, "peer_user", lambda _: None)
     with pytest.raises(
         RefusedError, match=r"the peer belongs to a user that .* not tell; .* only user 0 "
@@ -168,7 +168,7 @@ def test_another_user_of_the_machine_is_refused_by_name_unless_the_target_is_ope
 @as_root
 @forks
 @pytest.mark.parametrize("is_open", [False, True])
-def test_a_real_target_goes_by_its_configuration(tmp_path, is_open):
+def test_a_running_target_admits_other_users_only_if_it_is_open(tmp_path, is_open):
     file = tmp_path / "target.yaml"
     file.write_text(
         "listen: tcp://127.0.0.1:0\n"
@@ -189,7 +189,7 @@ def test_a_real_target_goes_by_its_configuration(tmp_path, is_open):
 
 @as_root
 @forks
-def test_a_stranger_who_took_a_targets_port_hears_nothing():
+def test_nothing_is_sent_to_another_users_process_on_a_targets_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"

@@ -43,7 +43,7 @@ def beside(work, *args):
 @pytest.mark.parametrize(
     "sizes", [[0], [1], [5 * MIB + 3], [1, 0, 4096, 3 * MIB, 7], [100] * 1500, [700_000] * 9]
 )
-def test_what_is_sent_in_parts_arrives_in_other_parts(ends, sizes):
+def test_bytes_sent_in_parts_are_received_in_parts_of_other_sizes(ends, sizes):
     near, far = ends
     sent = random.Random(1).randbytes(sum(sizes))
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
@@ -64,13 +64,13 @@ def test_a_receive_ends_at_its_deadline_and_keeps_what_came(ends):
     assert bytes(into) == b"abc" + bytes(7)
 
 
-def test_a_send_nobody_takes_ends_at_its_deadline(ends):
+def test_a_send_that_the_peer_does_not_read_ends_at_its_deadline(ends):
     near, _ = ends
     with pytest.raises(TimeoutError):
         near.send([bytes(64 * MIB)], Deadline.within(0.2))
 
 
-def test_who_wants_to_hear_of_bytes_hears_of_them_while_a_receive_goes_on(ends):
+def test_progress_is_reported_during_a_receive(ends):
     near, far = ends
     sent, on_progress, told = random.Random(4).randbytes(MIB), [], threading.Event()
 
@@ -90,7 +90,7 @@ def test_who_wants_to_hear_of_bytes_hears_of_them_while_a_receive_goes_on(ends):
     assert (into, on_progress[0]) == (sent, 1000)
 
 
-def test_who_wants_to_hear_of_bytes_hears_of_them_while_a_send_goes_on(ends):
+def test_progress_is_reported_during_a_send(ends):
     near, far = ends[0], PlainStream(ends[1])
     sent, told = bytes(64 * MIB), threading.Event()
     thread = beside(near.send, [sent], Deadline.within(20, lambda _: told.set()))
@@ -100,7 +100,7 @@ def test_who_wants_to_hear_of_bytes_hears_of_them_while_a_send_goes_on(ends):
     thread.join()
 
 
-def test_no_time_out_is_set_anew_for_each_call_that_somebody_hears_of(ends, monkeypatch):
+def test_calls_that_report_progress_set_the_socket_timeout_once(ends, monkeypatch):
     near, far = ends
     set_to = []
     limit = near._socket.setsockopt
@@ -157,7 +157,7 @@ def test_a_send_cut_into_short_calls_loses_and_repeats_nothing(ends, tmp_path, s
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_a_receive_looks_up_every_so_often_and_goes_on(ends, tmp_path, sealed):
+def test_a_receive_checks_its_limit_while_it_waits_and_continues(ends, tmp_path, sealed):
     near, far = ends[0], PlainStream(ends[1])
     if sealed:
         near, far = sealed_ends(ends, tmp_path)
@@ -195,7 +195,7 @@ def sealed_ends(ends, folder):
     return sealed[0], far
 
 
-def test_a_trickle_is_given_up(ends):
+def test_a_receive_below_the_minimum_rate_times_out(ends):
     near, far = ends
     stop = threading.Event()
 
@@ -210,7 +210,7 @@ def test_a_trickle_is_given_up(ends):
     thread.join()
 
 
-def test_a_peer_that_takes_enough_over_tls_keeps_its_pace(ends, tmp_path):
+def test_a_slow_tls_reader_above_the_minimum_rate_does_not_time_out(ends, tmp_path):
     """It takes 468 KiB in 4 s, of which 160 must move: less than one large call has."""
     for end in (ends[0]._socket, ends[1]):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)
@@ -234,7 +234,7 @@ def test_a_peer_that_takes_enough_over_tls_keeps_its_pace(ends, tmp_path):
         far.close()
 
 
-def test_enough_bytes_buy_more_time():
+def test_enough_bytes_extend_the_progress_limit():
     pace = ProgressLimit(1000, 0.05)
     time.sleep(0.06)
     assert pace.seconds(1000) > 0
@@ -243,7 +243,7 @@ def test_enough_bytes_buy_more_time():
         pace.seconds(999)
 
 
-def test_the_end_of_the_other_side_is_an_error(ends):
+def test_a_receive_raises_if_the_other_side_closes(ends):
     near, far = ends
     far.sendall(b"ab")
     far.close()
@@ -252,7 +252,7 @@ def test_the_end_of_the_other_side_is_an_error(ends):
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_a_cut_wakes_whoever_waits(ends, tmp_path, sealed):
+def test_cutting_a_stream_ends_a_waiting_receive(ends, tmp_path, sealed):
     near, far = sealed_ends(ends, tmp_path) if sealed else ends
     timer = threading.Timer(0.1, near.cut)
     timer.start()

@@ -98,7 +98,7 @@ def test_a_missed_goal_is_exit_code_1(measured):
     assert [row["what"] for row in rows if row["ok"] is False] == ["vllm.warm.4096"]
 
 
-def test_a_peer_that_missed_is_no_comparison(measured):
+def test_a_peer_with_misses_is_not_judged(measured):
     missed = FAST.missed | {ttft_race.PEER: 2}
     loads = ThroughputPairs([10.0] * 5, [10.1] * 5)
     status, rows = measured([msgspec.structs.replace(FAST, missed=missed), LONG], loads)
@@ -141,7 +141,7 @@ def test_too_few_rounds_are_refused_before_the_work(subject, capsys):
 
 
 @pytest.mark.parametrize("subject", ["pool", "quota", "seal", "tiers"])
-def test_a_folder_that_is_not_there_is_named(subject, tmp_path, monkeypatch, capsys):
+def test_a_missing_folder_is_refused_with_its_path(subject, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("holdfast_bench.cli.bench.seal.core_rows", lambda _: [])
     row = report.at_most("index", 1.0, "us")
     monkeypatch.setattr("holdfast_bench.measure.index.coverage_row", lambda _: row)
@@ -151,7 +151,7 @@ def test_a_folder_that_is_not_there_is_named(subject, tmp_path, monkeypatch, cap
 
 
 @pytest.mark.parametrize(("speed", "status"), [(9.0, 0), (7.0, 1)])
-def test_json_on_standard_output_stands_alone(speed, status, monkeypatch, capsys):
+def test_standard_output_holds_only_the_json_report(speed, status, monkeypatch, capsys):
     rows = [report.at_least("seal.core", speed, "GB/s", 8.0)]
     monkeypatch.setattr("holdfast_bench.cli.bench.seal.need_cipher", lambda: None)
     monkeypatch.setattr("holdfast_bench.cli.bench.seal.core_rows", lambda _: rows)
@@ -192,7 +192,7 @@ def test_a_bench_that_never_began_leaves_nothing(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("subject", ["calibrate", "plan", "vllm"])
-def test_without_the_engine_the_remedy_is_named(subject, monkeypatch, capsys):
+def test_a_bench_without_vllm_installed_names_the_remedy(subject, monkeypatch, capsys):
     monkeypatch.setattr(measuring, "find_spec", lambda _: None)
     assert main(["bench", subject]) == 2
     assert "vLLM is not installed here: `make setup` brings its CPU build" in (
@@ -213,7 +213,7 @@ def test_a_ladder_file_that_can_not_be_written_is_refused_before_the_work(target
     assert words in capsys.readouterr().err
 
 
-def test_without_a_gpu_the_remedy_is_named(monkeypatch, capsys):
+def test_a_bench_without_a_gpu_names_the_remedy(monkeypatch, capsys):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["bench", "gpu"]) == 2
@@ -230,7 +230,7 @@ def test_every_subject_shows_its_own_options(subject, capsys):
     assert "--quick" in out
 
 
-def test_an_unknown_subject_is_answered_with_the_known_ones(capsys):
+def test_an_unknown_subject_is_refused_with_the_known_subjects(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["bench", "weather"])
     assert ended.value.code == 2

@@ -19,7 +19,7 @@ def test_every_policy_is_measured_beside_the_bound(monkeypatch, reported):
     assert abs(rows["tau-bench.60.leaf_lru"]["value"] - 0.859) < 0.001
 
 
-def test_a_figure_that_is_known_and_not_met_fails_the_run(monkeypatch, reported):
+def test_a_figure_that_misses_its_known_value_fails_the_run(monkeypatch, reported):
     wrong = TAU[0]._replace(known={30: (0.5, 0.611)})
     monkeypatch.setattr(policies, "SUBJECTS", (wrong,))
     status, rows = reported("bench", "policies", "--traces", TRACES)

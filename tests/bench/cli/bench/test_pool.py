@@ -53,7 +53,7 @@ def test_without_vllm_the_engine_part_is_a_row_that_says_why(measured, tmp_path)
     assert row["why"].startswith("vLLM is not installed here")
 
 
-def test_a_part_nobody_knows_is_refused(capsys):
+def test_an_unknown_part_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["bench", "pool", "--only", "everything"])
     assert "everything" in capsys.readouterr().err

@@ -50,7 +50,7 @@ class Measured:
 
 
 @pytest.mark.parametrize(("slow", "status"), [(1.1, 0), (1.5, 1)])
-def test_the_99th_percentile_in_the_flood_is_held_against_that_in_peace(
+def test_the_p99_during_the_flood_is_compared_with_the_p99_without_it(
     monkeypatch, reported, slow, status
 ):
     monkeypatch.setattr(quota, "_Bench", Measured)
@@ -72,7 +72,7 @@ def test_the_99th_percentile_in_the_flood_is_held_against_that_in_peace(
     assert [round(pause, 6) for pause in pauses] == [0.12] * 404 + [0.0] * 202
 
 
-def test_an_incomplete_fetch_is_an_error_but_not_one_of_usage(monkeypatch, tmp_path):
+def test_an_incomplete_fetch_is_an_error_but_not_a_usage_error(monkeypatch, tmp_path):
     for name, value in (("CONTEXTS", 1), ("HOST_BYTES", 32 << 20), ("DISK_BYTES", 64 << 20)):
         monkeypatch.setattr(quota, name, value)
     with contextlib.closing(quota._Bench(tmp_path, 1.0)) as bench:
@@ -83,7 +83,7 @@ def test_an_incomplete_fetch_is_an_error_but_not_one_of_usage(monkeypatch, tmp_p
     assert not isinstance(raised.value, ConfigError)
 
 
-def test_the_worst_of_few_is_no_percentile():
+def test_too_few_rounds_for_a_99th_percentile_are_refused():
     with pytest.raises(ConfigError, match="--rounds: 1 is fewer than 2; raise it"):
         quota.add_arguments(parser := argparse.ArgumentParser()) or parser.parse_args(
             ["--rounds", "1"]
@@ -92,7 +92,7 @@ def test_the_worst_of_few_is_no_percentile():
     assert quota.percentile_99([*fetches, 9.0]) == 0.1
 
 
-def test_no_bytes_of_the_floods_clients_are_lost(monkeypatch):
+def test_concurrent_flood_clients_lose_no_counted_bytes(monkeypatch):
     class Raced(quota._Bench):
         """Its counter is read by two threads before one writes, if nothing keeps them apart."""
 

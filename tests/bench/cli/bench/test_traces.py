@@ -47,7 +47,7 @@ def test_a_trace_that_can_not_be_read_is_refused(tmp_path, capsys) -> None:
     assert "neither a file nor a shipped trace" in capsys.readouterr().err
 
 
-def test_a_file_of_ones_own_is_named_by_its_name(figures, tmp_path) -> None:
+def test_the_rows_of_a_users_trace_carry_its_file_name(figures, tmp_path) -> None:
     line = b'{"timestamp": 0, "input_length": 64, "output_length": 1, "hash_ids": [1]}\n'
     (tmp_path / "mine.jsonl").write_bytes(line * 3)
     status, rows = figures(tmp_path / "mine.jsonl")
