@@ -195,8 +195,8 @@ def test_a_public_domain_is_configured_and_erased(shell):
 
 def test_the_key_of_tokens_is_replaced_while_hosts_are_served(shell):
     page = shell.page("rotate")
-    target, _ = page.blocks("yaml")
-    make_key, make_token, end, _ = page.blocks("sh")
+    target, *_ = page.blocks("yaml")
+    make_key, make_token, end, *_ = page.blocks("sh")
     address = f"tcp://127.77.0.1:{free_port()}"
     (shell.folder / "target.yaml").write_text(target.replace("tcp://127.77.0.1:7441", address))
     new_key(shell.folder / "etc" / "token.key")
@@ -223,7 +223,7 @@ def test_the_key_of_tokens_is_replaced_while_hosts_are_served(shell):
 
 def test_data_keys_and_the_secret_of_a_domain_are_replaced(shell):
     page = shell.page("rotate")
-    _, domains = page.blocks("yaml")
+    *_, domains = page.blocks("yaml")
     new_key(shell.folder / "etc" / "team.key")
     only_team = "".join(line for line in domains.splitlines(True) if "team-2" not in line)
     [rotate] = page.commands("holdfast domain rotate")
@@ -244,7 +244,7 @@ def test_data_keys_and_the_secret_of_a_domain_are_replaced(shell):
     shell.run(rotate.replace("default", "team"))
     assert serves("team", 1, saves=False)
     shell.run(f"{retire.replace('default', 'team')} --yes")
-    shell.run(page.blocks("sh")[3])
+    shell.run(page.blocks("sh")[-1])
     stop(node)
     (shell.folder / "node.yaml").write_text(domains)
     node = shell.serve("holdfast serve --config node.yaml")
@@ -258,6 +258,30 @@ def test_data_keys_and_the_secret_of_a_domain_are_replaced(shell):
     (shell.folder / "node.yaml").write_text(domains.replace("  team: ", "  #"))
     shell.serve("holdfast serve --config node.yaml")
     assert serves("team-2", 1, saves=False)
+
+
+def test_blocks_outlive_a_new_key_that_protects_the_secret_of_a_domain(shell, find_program):
+    find_program("openssl", "openssl")
+    page = shell.page("rotate")
+    encrypt, replace = page.blocks("sh")[3:5]
+    new_key(shell.folder / "etc" / "team.key")
+    shell.run(encrypt)
+    disk = f"{{kind: disk, path: {shell.folder}/lib, capacity: 64 MiB}}"
+    (shell.folder / "node.yaml").write_text(
+        f"listen: unix://{shell.folder}/holdfast/node.sock\n"
+        f"tiers: [{{kind: host, capacity: 64 MiB}}, {disk}]\n{page.blocks('yaml')[1]}"
+    )
+    tokens, blocks = tokens_for(1), blocks_for(1)
+    for is_replaced in (False, True):
+        node = shell.serve("holdfast serve --config node.yaml")
+        with holdfast.open(f"unix://{shell.folder}/holdfast/node.sock", domain="team") as store:
+            session, found = store.session(FINGERPRINT), np.zeros_like(blocks)
+            if not is_replaced:
+                session.save(tokens, blocks)
+            assert session.fetch(tokens, into=found).blocks == BLOCKS
+            assert (found == blocks).all()
+        stop(node)
+        shell.run(replace)
 
 
 def test_hints_are_sent_and_counted(shell):
