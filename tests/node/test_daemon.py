@@ -432,7 +432,7 @@ def test_the_http_token_has_a_minimum_and_a_maximum_length(tmp_path, nbytes, wor
     assert http_token(config) == b"s" * 32
 
 
-def test_sessions_of_engines_and_hosts_are_logged_but_operator_requests_are_not(
+def test_the_log_names_engines_and_hosts_but_no_operator_that_connects(
     start_node, engine, tmp_path
 ):
     node = start_node(listen=[f"unix://{tmp_path}/node.sock", f"tcp://127.0.0.1:{free_port()}"])
