@@ -20,7 +20,7 @@ from holdfast.plan.reuse import Ints, Longs
 from holdfast.status import CurveStatus, TierCurve
 
 ACCESSES_MAX = 1 << 20
-"""Maximum block accesses that are remembered, eight bytes each."""
+"""Maximum block accesses that are remembered, 16 bytes each."""
 
 REQUESTS_MAX = 1 << 15
 """Maximum requests that are remembered."""
@@ -32,14 +32,21 @@ _WORDS = KEY_BYTES // 8
 
 
 class RecentRequest(NamedTuple):
-    """One request: its arrival in seconds, prompt tokens, sizes of a block, and keys, shortened."""
+    """One request: its arrival in seconds, prompt tokens, sizes of a block, and packed keys."""
 
     at_s: float
     tokens: int
     block_tokens: int
     record_bytes: int
-    keys: Longs
-    """[blocks] The first eight bytes of each key: enough to tell a million keys apart."""
+    keys: bytes
+
+    @property
+    def blocks(self) -> int:
+        return len(self.keys) // KEY_BYTES
+
+    def ids(self) -> Longs:
+        """Return the first eight bytes of each key: enough to tell a million keys apart."""
+        return np.frombuffer(self.keys, np.int64)[::_WORDS]
 
 
 class RequestBlocks(NamedTuple):
@@ -73,14 +80,18 @@ class RecentRequests:
         self._requests = deque[RecentRequest]()
 
     def note(self, namespace: Namespace, keys: bytes, tokens: int, at_s: float) -> None:
-        """Remember a request by the packed keys of its full blocks; forget the oldest ones."""
-        short = np.frombuffer(keys, np.int64)[::_WORDS][: self._accesses_max].copy()
+        """Remember a request by the packed keys of its full blocks; forget the oldest ones.
+
+        Keeps `keys` without a copy: a lookup waits for this.
+        """
+        kept = keys[: self._accesses_max * KEY_BYTES]
         sizes = namespace.block_tokens, namespace.record_bytes
         with self._lock:
-            self._requests.append(RecentRequest(at_s, tokens, *sizes, short))
-            self._accesses += len(short)
+            request = RecentRequest(at_s, tokens, *sizes, kept)
+            self._requests.append(request)
+            self._accesses += request.blocks
             while self._accesses > self._accesses_max or len(self._requests) > REQUESTS_MAX:
-                self._accesses -= len(self._requests.popleft().keys)
+                self._accesses -= self._requests.popleft().blocks
 
     def curve(self, capacities: Mapping[str, int]) -> CurveStatus:
         """Return the hits at `MULTIPLES` of each tier's capacity in bytes.
@@ -91,14 +102,14 @@ class RecentRequests:
             recent = list(self._requests)
         by_size: dict[int, int] = {}
         for one in recent:
-            by_size[one.block_tokens] = by_size.get(one.block_tokens, 0) + len(one.keys)
+            by_size[one.block_tokens] = by_size.get(one.block_tokens, 0) + one.blocks
         if not by_size:
             return CurveStatus()
         size = max(by_size, key=lambda block_tokens: by_size[block_tokens])
         kept = [one for one in recent if one.block_tokens == size]
-        counts = np.array([len(one.keys) for one in kept], np.int64)
+        counts = np.array([one.blocks for one in kept], np.int64)
         starts = np.concatenate(([0], np.cumsum(counts)))
-        ids = np.unique(np.concatenate([one.keys for one in kept]), return_inverse=True)[1]
+        ids = np.unique(np.concatenate([one.ids() for one in kept]), return_inverse=True)[1]
         tokens = np.array([one.tokens for one in kept], np.int64)
         blocks = RequestBlocks(size, tokens, starts, ids.astype(np.int32))
         found = curve(blocks)
