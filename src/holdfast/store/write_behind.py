@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from typing import NamedTuple
 
 from holdfast.blocks.envelope import read_header
@@ -39,6 +40,7 @@ from holdfast.tiers.base import (
     segment_place,
     takes_writes,
 )
+from holdfast.tiers.checked import CheckedTier
 from holdfast.workers import submit_or_run, workers
 
 BATCH_BLOCKS = 32
@@ -318,22 +320,24 @@ class WriteBehind:
     def _reserve(self, picked: Sequence[_Load]) -> list[_Load]:
         """Return the picked blocks for which the tier has a place.
 
-        Takes the lock after the tier answered: a tier of another package may be slow. What it
-        evicted leaves the index before anything is written to its place.
+        The lock is held until what the tier evicted has left the index: otherwise a drop or an
+        eviction beside this would free places that the tier has just reserved for these blocks.
+        A tier of another package may be slow, so it is asked before the lock is taken.
         """
         if self._local is None or not picked:
             return list(picked)
         table, batch = self._table, list[_Load]()
-        reserved = self._local.reserve([len(load.put.record) for load in picked])
-        capacity_bytes = self._local.usage().capacity_bytes if reserved.dropped else 0
-        with table.lock:
-            for dropped in reserved.dropped:
-                table.forget(dropped, self._number, capacity_bytes)
-            for load, place in zip(picked, reserved.places, strict=True):
-                if place == NOWHERE:
-                    table.queues.do_not_admit([load.row])
-                else:
-                    batch.append(load._replace(put=TierPut(place, load.put.record)))
+        with nullcontext() if isinstance(self._local, CheckedTier) else table.lock:
+            reserved = self._local.reserve([len(load.put.record) for load in picked])
+            capacity_bytes = self._local.usage().capacity_bytes if reserved.dropped else 0
+            with table.lock:
+                for dropped in reserved.dropped:
+                    table.forget(dropped, self._number, capacity_bytes)
+                for load, place in zip(picked, reserved.places, strict=True):
+                    if place == NOWHERE:
+                        table.queues.do_not_admit([load.row])
+                    else:
+                        batch.append(load._replace(put=TierPut(place, load.put.record)))
         return batch
 
     def _record(self, row: int) -> memoryview:
