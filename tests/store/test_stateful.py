@@ -363,6 +363,8 @@ class SealedOverRottingMemory(OverRottingMemory):
     @rule(bring_back=st.booleans())
     def erase(self, bring_back: bool) -> None:
         """Erase the domain, and perhaps put back what lay below, as from a backup."""
+        while self.store.table.unwritten():  # a dropped block whose write runs is not a backup's
+            self.store.mover.wake()
         image = dict(self.records)
         self.store.erase("default")
         erased, kept = self.namespaces
