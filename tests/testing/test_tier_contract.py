@@ -227,4 +227,5 @@ def test_a_tier_that_only_claims_to_be_durable_is_noticed(tmp_path):
     assert broken_promises(Wrapped, True, tmp_path) == {
         "test_what_survives_is_what_was_written",
         "test_records_of_one_key_in_two_namespaces_survive_both",
+        "test_a_survivor_keeps_its_place_until_the_next_is_taken",
     }

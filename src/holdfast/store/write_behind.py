@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import nullcontext
 from typing import NamedTuple
 
 from holdfast.blocks.envelope import read_header
@@ -40,7 +39,7 @@ from holdfast.tiers.base import (
     segment_place,
     takes_writes,
 )
-from holdfast.tiers.checked import CheckedTier
+from holdfast.tiers.checked import CheckedLocalTier
 from holdfast.workers import submit_or_run, workers
 
 BATCH_BLOCKS = 32
@@ -321,15 +320,17 @@ class WriteBehind:
         """Return the picked blocks for which the tier has a place.
 
         The lock is held until what the tier evicted has left the index: otherwise a drop or an
-        eviction beside this would free places that the tier has just reserved for these blocks.
-        A tier of another package may be slow, so it is asked before the lock is taken.
+        eviction beside this frees places that the tier has just reserved for these blocks.
+        A tier of another package may be slow, so it is asked before the lock is taken; until then
+        `holding_frees` keeps such places.
         """
-        if self._local is None or not picked:
+        tier = self._local
+        if tier is None or not picked:
             return list(picked)
         table, batch = self._table, list[_Load]()
-        with nullcontext() if isinstance(self._local, CheckedTier) else table.lock:
-            reserved = self._local.reserve([len(load.put.record) for load in picked])
-            capacity_bytes = self._local.usage().capacity_bytes if reserved.dropped else 0
+        with tier.holding_frees() if isinstance(tier, CheckedLocalTier) else table.lock:
+            reserved = tier.reserve([len(load.put.record) for load in picked])
+            capacity_bytes = tier.usage().capacity_bytes if reserved.dropped else 0
             with table.lock:
                 for dropped in reserved.dropped:
                     table.forget(dropped, self._number, capacity_bytes)

@@ -323,6 +323,22 @@ class TierContract:
                 places = blocks.save(second, [200 + number])
                 assert blocks.load(second, [200 + number], places) == [Outcome.OK]
 
+    def test_a_survivor_keeps_its_place_until_the_next_is_taken(self, tmp_path: Path) -> None:
+        blocks = Blocks(65_000)
+        first = self.make_tier(tmp_path, self.capacity_bytes)
+        blocks.save(first, range(20))
+        first.close()
+        with closing(self.make_tier(tmp_path, self.capacity_bytes)) as second:
+            survivors = iter(second.survivors())
+            taken = next(survivors, None)
+            assert (taken is not None) == self.durable
+            records = self.capacity_bytes // blocks.namespace.record_bytes
+            for number in range(100, 100 + 2 * records):
+                [place] = blocks.reserve(second).places
+                assert taken is None or place != taken.place
+                if place != NOWHERE:
+                    second.write([TierPut(place, blocks.record(number))])
+
 
 class Blocks:
     """Test blocks of one size, by number, with methods that write, read and check them."""

@@ -146,7 +146,8 @@ class LocalTier(Tier, Protocol):
     def survivors(self) -> Iterator[SurvivingRecord]:
         """Yield the records of an earlier process, oldest first; none on a volatile tier.
 
-        Called once, after construction, while the tier already serves other calls.
+        Called once, after construction, while the tier already serves other calls. The place of a
+        record is given to no other record before the caller takes the next one.
         """
         ...
 

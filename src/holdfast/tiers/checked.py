@@ -8,8 +8,9 @@ shows why.
 
 Calls that must not take time (`STATE_S`) run on one thread of the tier, in order, so that their
 caller waits for a limited time. The store calls only `free` under its lock, and `free` does not
-wait. Lookups run on threads of their own. Reads and writes run on the caller's thread: it owns the
-buffers, and waits in the background.
+wait. What is freed while places are reserved is held back (`holding_frees`). Lookups run on threads
+of their own. Reads and writes run on the caller's thread: it owns the buffers, and waits in the
+background.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, ClassVar, Literal, TypeVar
@@ -165,6 +167,10 @@ class CheckedTier:
         self._usage = TierUsage(0, 0, 0)
         self._freed: Future[None] | None = None
         """The last places that are being freed; the thread frees in order."""
+        self._held_frees: list[Place] | None = None
+        """Places to free at the end of `holding_frees`; None outside it."""
+        self._evicted: set[Place] = set()
+        """Places of the blocks that the tier evicted within `holding_frees`."""
 
     # The promises of `Tier`.
 
@@ -282,19 +288,54 @@ class CheckedLocalTier(CheckedTier):
     A method that the tier lacks does nothing, which is what the store would do without it.
     """
 
+    @contextmanager
+    def holding_frees(self) -> Iterator[None]:
+        """Hold back frees, from before a `reserve` until the store has forgotten what it evicted.
+
+        `reserve` may give the place of an evicted block to a new one. Until the store has forgotten
+        the evicted block, a drop of it frees that place, which belongs to the new block. Places of
+        evicted blocks are not freed; the others are freed at the end. One thread at a time
+        reserves.
+        """
+        with self._mutex:
+            self._held_frees = []
+        try:
+            yield
+        finally:
+            with self._mutex:
+                held, self._held_frees = self._held_frees, None
+                places = [place for place in held if place not in self._evicted]
+                self._evicted = set()
+                if places:
+                    self._free_soon(places)
+
     def reserve(self, sizes: Sequence[int]) -> ReservedPlaces:
-        """Reserve on the caller's thread, which holds no lock, after earlier places were freed."""
+        """Reserve within `holding_frees`, on the caller's thread, which holds no lock.
+
+        Places that were freed before are free by then.
+        """
 
         def work() -> ReservedPlaces:
-            if (freed := self._freed) is not None:
-                self._wait(freed, STATE_S)
-                self._freed = None
+            self._await_frees()
             return _reserved(self._tier.reserve(sizes), sizes)
 
-        return self._quietly("reserve", work) or ReservedPlaces([NOWHERE] * len(sizes), [])
+        reserved = self._quietly("reserve", work)
+        if reserved is None:
+            return ReservedPlaces([NOWHERE] * len(sizes), [])
+        with self._mutex:
+            self._evicted.update(dropped.place for dropped in reserved.dropped)
+        return reserved
 
     def free(self, places: Sequence[Place]) -> None:
         """Free places soon, and before the next `reserve`, whatever the breaker says."""
+        with self._mutex:
+            if self._held_frees is None:
+                self._free_soon(places)
+            else:
+                self._held_frees += places
+
+    def _free_soon(self, places: Sequence[Place]) -> None:
+        """Queue places to be freed. Call under the mutex, so that `_freed` is the last one."""
 
         def work() -> None:
             try:
@@ -303,6 +344,11 @@ class CheckedLocalTier(CheckedTier):
                 self._note("free", error)
 
         self._freed = self._state.start(work)
+
+    def _await_frees(self) -> None:
+        """Wait until all places that were freed so far are free; raise _TooSlowError if late."""
+        if (freed := self._freed) is not None:
+            self._wait(freed, STATE_S)
 
     def survivors(self) -> Iterator[SurvivingRecord]:
         try:
@@ -328,7 +374,12 @@ class CheckedLocalTier(CheckedTier):
         if not isinstance(self._tier, RecordsFrees):
             return True
         record = self._tier.record_frees
-        return self._quietly("record_frees", lambda: _typed(record(), bool)) or False
+
+        def work() -> bool:
+            self._await_frees()
+            return _typed(record(), bool)
+
+        return self._quietly("record_frees", work) or False
 
     def give_up_copy(self) -> None:
         if isinstance(self._tier, Lockable):  # in a forked child: no lock, no thread, no log
