@@ -37,6 +37,62 @@ def test_drain_and_serve_change_the_state_of_a_member(file, capsys):
     assert yaml.safe_load(file.read_text())["members"][0]["weight"] == 4.0
 
 
+BLOCK_STYLE = """\
+# Rack 4; ask Kim before a change.
+members:
+  - id: a   # the old one
+    address: "tcp://10.0.0.1:7000"  # 25 GbE
+
+  - address: tcp://10.0.0.2:7000
+    id: b
+# end
+"""
+FLOW_STYLE = """\
+members:
+  - {id: a, address: "tcp://10.0.0.1:7000"}  # the old one
+  - {id: b, state: serving, address: "tcp://10.0.0.2:7000"}
+"""
+JSON_LIST = """\
+{"members": [
+  {"id": "a", "address": "tcp://10.0.0.1:7000"},
+  {"id": "b", "address": "tcp://10.0.0.2:7000"}
+]}
+"""
+NO_LAST_NEWLINE = """\
+members:
+- id: b
+  address: tcp://10.0.0.2:7000
+- id: a
+  address: tcp://10.0.0.1:7000 # the old one"""
+
+
+@pytest.mark.parametrize(
+    ("text", "last", "drained"),
+    [
+        (BLOCK_STYLE, "# 25 GbE", "# 25 GbE\n    state: draining"),
+        (FLOW_STYLE, '1:7000"', '1:7000", state: draining'),
+        (JSON_LIST, '1:7000"', '1:7000", "state": "draining"'),
+        (NO_LAST_NEWLINE, "old one", "old one\n  state: draining"),
+    ],
+    ids=["block style", "flow style", "JSON", "no newline at the end"],
+)
+def test_drain_and_serve_keep_everything_else_of_the_file(file, text, last, drained):
+    file.write_text(text)
+    assert main(["pool", "drain", "a", "--members", str(file)]) == 0
+    assert file.read_text() == (after := text.replace(last, drained))
+    assert main(["pool", "serve", "a", "--members", str(file)]) == 0
+    assert file.read_text() == after.replace("draining", "serving")
+
+
+def test_a_member_that_shares_its_state_with_others_alone_is_drained(file):
+    file.write_text(
+        "members:\n- {id: a, address: 'tcp://10.0.0.1:7000', state: &state serving}\n"
+        "- {id: b, address: 'tcp://10.0.0.2:7000', state: *state}\n"
+    )
+    assert main(["pool", "drain", "b", "--members", str(file)]) == 0
+    assert states(file) == {"a": "serving", "b": "draining"}
+
+
 def test_the_member_file_is_found_in_the_configuration(file, tmp_path):
     config = tmp_path / "holdfast.yaml"
     pool = {"kind": "pool", "members": "members.yaml"}

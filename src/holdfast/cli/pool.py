@@ -7,6 +7,7 @@ import contextlib
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,8 +15,8 @@ from holdfast.cli.options import add_config_arguments, load_config
 from holdfast.config import PoolOptions
 from holdfast.errors import ConfigError, MembershipError
 from holdfast.membership.file_source import FileSource
-from holdfast.membership.member_list import as_data
-from holdfast.membership.members import MemberState
+from holdfast.membership.member_list import as_data, read_members
+from holdfast.membership.members import Member, MemberState
 from holdfast.regular_file import locked_beside, replacing
 
 LOCK_S = 10.0
@@ -85,17 +86,56 @@ def _set_state(file: Path, member: str, state: MemberState) -> None:
         raise ConfigError(
             f"{file}: {member!r} is the last one that takes segments; add another member"
         )
-    _replace(file, {"members": [as_data(each) for each in known.values()]})
+    _replace(file, _with_state(file.read_bytes().decode(), member, tuple(known.values())))
 
 
-def _replace(file: Path, data: dict[str, object]) -> None:
-    """Replace a file atomically, keeping its mode and, if permitted, its owner."""
+def _with_state(text: str, member: str, wanted: tuple[Member, ...]) -> str:
+    """Return a list whose member has its new state; comments, order and notation stay if they can.
+
+    They cannot if, for example, an anchor gives several members one state.
+    """
     import yaml
 
+    state = next(each.state for each in wanted if each.id == member)
+    with contextlib.suppress(yaml.YAMLError, MembershipError, KeyError, AttributeError):
+        edited = _edited(text, member, state)
+        if read_members(yaml.safe_load(edited), "") == wanted:
+            return edited
+    data = {"members": [as_data(each) for each in wanted]}
+    return yaml.safe_dump(msgspec.to_builtins(data), sort_keys=False)
+
+
+def _edited(text: str, member: str, state: MemberState) -> str:
+    """Return a list with the state of one member replaced, or added after its last field."""
+    import yaml
+
+    def fields(mapping: Any) -> dict[str, Any]:  # noqa: ANN401  # a node of YAML
+        return {key.value: value for key, value in mapping.value}
+
+    for entry in fields(yaml.compose(text, yaml.SafeLoader))["members"].value:
+        if fields(entry)["id"].value != member:
+            continue
+        if value := fields(entry).get("state"):
+            word = f'"{state}"' if value.style == '"' else str(state)
+            return text[: value.start_mark.index] + word + text[value.end_mark.index :]
+        first_key, last_value = entry.value[0][0], entry.value[-1][1]
+        end = last_value.end_mark.index
+        if not entry.flow_style:
+            end = len(text) if (newline := text.find("\n", end)) < 0 else newline
+            added = f"\n{' ' * first_key.start_mark.column}state: {state}"
+        elif first_key.style == '"':
+            added = f', "state": "{state}"'
+        else:
+            added = f", state: {state}"
+        return text[:end] + added + text[end:]
+    raise KeyError(member)
+
+
+def _replace(file: Path, text: str) -> None:
+    """Replace a file atomically, keeping its mode and, if permitted, its owner."""
     was = file.stat()
-    text = yaml.safe_dump(msgspec.to_builtins(data), sort_keys=False)
-    with replacing(file) as fd, os.fdopen(fd, "w", encoding="utf-8", closefd=False) as opened:
+    with replacing(file) as fd, os.fdopen(fd, "wb", closefd=False) as opened:
         with contextlib.suppress(PermissionError):
             os.fchown(fd, was.st_uid, was.st_gid)
         os.fchmod(fd, stat.S_IMODE(was.st_mode))
-        opened.write(text)
+        opened.write(text.encode())

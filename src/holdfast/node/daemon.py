@@ -155,7 +155,9 @@ def _serve_http(
     """Serve metrics and status; on TCP, clients without a token must be of this node's user."""
     any_user = token or config.http.open or not is_tcp(config.http.listen)
     check_client = None if any_user else pages.check_client
-    server = HttpServer(listener, pages.routes(), token, check_client=check_client).start()
+    server = HttpServer(
+        listener, pages.routes(), token, check_client=check_client, deny=pages.deny
+    ).start()
     _log.info("metrics and status at %s", config.http.listen)
     return server
 

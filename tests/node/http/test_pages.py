@@ -91,13 +91,17 @@ def test_a_token_guards_all_but_the_probes(start_node, tmp_path):
     port, file = free_port(), tmp_path / "token"
     file.write_text("secret-of-16-bytes\n")
     file.chmod(0o600)
-    start_node(http={"listen": f"tcp://0.0.0.0:{port}", "token_file": str(file)})
+    node = start_node(http={"listen": f"tcp://0.0.0.0:{port}", "token_file": str(file)})
     base = f"http://127.0.0.1:{port}"
     assert fetch(f"{base}/readyz") == "ready\n"
     with pytest.raises(urllib.error.HTTPError, match="401"):
         fetch(f"{base}/metrics")
     held = {"Authorization": "Bearer secret-of-16-bytes"}
     assert "holdfast_info" in fetch(f"{base}/metrics", held)
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        fetch(f"{base}/metrics", {"Authorization": "Bearer guess-of-16-bytes"})
+    node.stop()
+    assert "a wrong token over HTTP" in (node.folder / "disk" / "audit.jsonl").read_text()
 
 
 GET_AS_USER = """

@@ -248,6 +248,18 @@ def test_paths_that_are_not_public_require_the_token(serve):
     assert answer_to(connect(get("/open")))[0] == "HTTP/1.1 200 OK"
 
 
+def test_wrong_tokens_are_reported_with_their_host_and_missing_ones_are_not(serve):
+    denied = []
+    connect = serve(TOKEN, deny=lambda *told: denied.append(told))
+    for header in ("X: y", f"Authorization: Bearer {TOKEN.decode()}"):
+        answer_to(connect(get("/", header)))
+    assert denied == []
+    for header in ("Authorization: Bearer wrong", "Authorization: Digest x"):
+        answer_to(connect(get("/", header)))
+    answer_to(connect(get("/open", "Authorization: Bearer wrong")))
+    assert denied == [("host 127.0.0.1", "presented a wrong token over HTTP")] * 2
+
+
 def test_closing_cuts_clients_and_frees_the_port():
     listener = bind("tcp://127.0.0.1:0")
     place = listener.getsockname()

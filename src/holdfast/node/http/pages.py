@@ -84,8 +84,12 @@ class NodePages:
         try:
             check_peer(connected, "the HTTP client", _FOR_OTHERS)
         except RefusedError as error:
-            self._store.audit.deny("a client of http", str(error))
+            self.deny("a client of http", str(error))
             raise
+
+    def deny(self, who: str, why: str) -> None:
+        """Record a refused client in the audit log."""
+        self._store.audit.deny(who, why)
 
     async def _page(self) -> Answer:
         page = resources.files("holdfast.node.http").joinpath("status.html").read_bytes()

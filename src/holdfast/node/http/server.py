@@ -82,6 +82,8 @@ class HttpServer:
     `token`: secret that a client presents as a bearer token or as the password of basic
     authentication; empty if clients need none. `check_client`: called in a thread with each
     connection that asks for a path that is not public; raises RefusedError to refuse it.
+    `deny`: called with the client and the reason for each wrong token, not for a missing one: a
+    browser presents its password only when it was asked.
     """
 
     def __init__(
@@ -91,12 +93,14 @@ class HttpServer:
         token: bytes = b"",
         limits: HttpLimits = LIMITS,
         check_client: Callable[[socket.socket], None] | None = None,
+        deny: Callable[[str, str], None] | None = None,
     ) -> None:
         self._listener = listener
         self._routes = routes
         self._token = token
         self._limits = limits
         self._check_client = check_client
+        self._deny = deny
         self._connections: set[asyncio.Task[None]] = set()
         self._silent: dict[asyncio.Task[None], float] = {}
         """Connections whose request has not arrived, oldest first, and when they were accepted."""
@@ -201,8 +205,12 @@ class HttpServer:
         route = self._routes.of_path.get(path)
         if route is None:
             return _refusal(HTTPStatus.NOT_FOUND)
-        if not is_public and not self._may_enter(head):
-            return _refusal(HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": 'Basic realm="holdfast"'})
+        if not is_public and self._token:
+            secret = _presented(head)
+            if secret is None or not hmac.compare_digest(secret, self._token):
+                if secret is not None:
+                    self._note_denied(writer)
+                return _UNAUTHORIZED
         if not is_public and self._check_client is not None:
             connected: socket.socket = writer.get_extra_info("socket")
             try:
@@ -211,23 +219,11 @@ class HttpServer:
                 return Answer(HTTPStatus.FORBIDDEN, f"403 Forbidden: {error}\n".encode())
         return await route()
 
-    def _may_enter(self, head: bytes) -> bool:
-        """Return whether there is no token, or a request presents it, as bearer or password."""
-        if not self._token:
-            return True
-        for line in head.split(b"\r\n")[1:]:
-            name, _, value = line.partition(b":")
-            if name.strip().lower() != b"authorization":
-                continue
-            scheme, _, rest = value.strip().partition(b" ")
-            secret = b""
-            if scheme.lower() == b"bearer":
-                secret = rest.strip()
-            elif scheme.lower() == b"basic":
-                with contextlib.suppress(binascii.Error):
-                    secret = base64.b64decode(rest).partition(b":")[2]
-            return hmac.compare_digest(secret, self._token)
-        return False
+    def _note_denied(self, writer: asyncio.StreamWriter) -> None:
+        if self._deny is not None:
+            name = writer.get_extra_info("peername")
+            who = f"host {name[0]}" if isinstance(name, tuple) else "a client of http"
+            self._deny(who, "presented a wrong token over HTTP")
 
     async def _send(
         self, writer: asyncio.StreamWriter, answer: Answer, *, with_body: bool = True
@@ -270,5 +266,24 @@ class HttpServer:
             await self._send(writer, _refusal(status))
 
 
+def _presented(head: bytes) -> bytes | None:
+    """Return the secret of a request, a bearer token or a password; None if it presents none."""
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() != b"authorization":
+            continue
+        scheme, _, rest = value.strip().partition(b" ")
+        if scheme.lower() == b"bearer":
+            return rest.strip()
+        if scheme.lower() == b"basic":
+            with contextlib.suppress(binascii.Error):
+                return base64.b64decode(rest).partition(b":")[2]
+        return b""
+    return None
+
+
 def _refusal(status: HTTPStatus, headers: Mapping[str, str] | None = None) -> Answer:
     return Answer(status, f"{status.value} {status.phrase}\n".encode(), headers=headers or {})
+
+
+_UNAUTHORIZED = _refusal(HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": 'Basic realm="holdfast"'})
