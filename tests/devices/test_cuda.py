@@ -25,7 +25,7 @@ def layers():
 @pytest.fixture
 def pages(layers):
     bases = tuple(layer.data_ptr() for layer in layers)
-    return Pages(bases, BYTES + PADDING, BYTES, PAGES, PER_BLOCK)
+    return Pages.uniform(bases, BYTES + PADDING, BYTES, PAGES, PER_BLOCK)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def pages(layers):
 )
 def test_pages_are_copied_in_the_widest_words_that_fit(page_bytes, stride_bytes, offset, word):
     tensor = torch.zeros(1000, dtype=torch.uint8)[offset:]
-    pages = Pages((tensor.data_ptr(),), stride_bytes, page_bytes, 10, 2)
+    pages = Pages.uniform((tensor.data_ptr(),), stride_bytes, page_bytes, 10, 2)
     assert word_of([tensor], pages) == word
 
 

@@ -39,7 +39,7 @@ class EnginePages:
         self.whole = torch.zeros(shape, dtype=torch.uint8, device="cuda")
         self.layers = [self.whole[layer, :, :BYTES] for layer in range(LAYERS)]
         bases = tuple(layer.data_ptr() for layer in self.layers)
-        pages = Pages(bases, BYTES + PADDING, BYTES, PAGES, PER_BLOCK)
+        pages = Pages.uniform(bases, BYTES + PADDING, BYTES, PAGES, PER_BLOCK)
         self.device = cuda.CudaDevice(self.layers, pages)
         self.order = torch.randperm(PAGES).tolist()
 

@@ -27,10 +27,11 @@ class Engine:
     def __init__(self, layers, count, page_bytes, pages_per_block, padding=0):
         self.bytes = np.zeros((layers, count, page_bytes + padding), np.uint8)
         bases = tuple(self.bytes[layer].ctypes.data for layer in range(layers))
-        self.pages = Pages(bases, page_bytes + padding, page_bytes, count, pages_per_block)
+        self.page_bytes = page_bytes
+        self.pages = Pages.uniform(bases, page_bytes + padding, page_bytes, count, pages_per_block)
 
     def page(self, layer, page):
-        return self.bytes[layer, page, : self.pages.page_bytes]
+        return self.bytes[layer, page, : self.page_bytes]
 
     def block(self, ids):
         return b"".join(
@@ -147,6 +148,31 @@ def test_a_load_can_fill_only_some_pages_of_a_block(copies):
     assert not engine.bytes[:, others].any()
 
 
+def test_layers_with_pages_of_other_sizes_follow_each_other_in_a_payload(copies):
+    wide, narrow = Engine(2, 20, 512, 2), Engine(3, 20, 96, 2, padding=32)
+    pages = Pages(wide.pages.groups + narrow.pages.groups, 20, 2)
+    assert pages.payload_bytes == wide.pages.payload_bytes + narrow.pages.payload_bytes
+    for engine in (wide, narrow):
+        engine.bytes[:] = content(6, engine.bytes.size).reshape(engine.bytes.shape)
+    ids = [[3, 7], [0, 19], [8, 4]]
+    arena = Arena(3 * (HEADER + pages.payload_bytes))
+    places = [at * (HEADER + pages.payload_bytes) + HEADER for at in (2, 0, 1)]
+    moves = [Move(place, block) for place, block in zip(places, ids, strict=True)]
+    device = HostDevice(pages, keep=(wide, narrow))
+    assert device.gather(arena, moves).result()
+    for place, block in zip(places, ids, strict=True):
+        payload = bytes(arena.view[place : place + pages.payload_bytes])
+        assert payload == wide.block(block) + narrow.block(block)
+    before = [wide.block([3, 7, 8]), narrow.block([3, 7, 8])]
+    wide.bytes[:], narrow.bytes[:] = 0, 0
+    assert device.scatter(arena, [moves[0], Move(places[2], [8])]).result()
+    device.close()
+    assert [wide.block([3, 7, 8]), narrow.block([3, 7, 8])] == before
+    others = [page for page in range(20) if page not in {3, 7, 8}]
+    assert not wide.bytes[:, others].any()
+    assert not narrow.bytes[:, others].any()
+
+
 def test_an_empty_plan_moves_nothing_and_succeeds(copies):
     engine = Engine(2, 4, 64, 1)
     device = HostDevice(engine.pages)
@@ -180,7 +206,7 @@ def test_a_move_outside_the_pages_or_arena_is_refused_before_any_copy(move, name
 def test_a_copy_that_falls_short_is_reported_as_failed(caplog):
     engine = Engine(1, 4, 64, 1)
     arena = Arena(1024)
-    unmapped = Pages((8,), 64, 64, 4, 1)
+    unmapped = Pages.uniform((8,), 64, 64, 4, 1)
     device = HostDevice(unmapped, keep=engine)
     assert not device.scatter(arena, [Move(HEADER, [0])]).result()
     device.close()
@@ -219,12 +245,12 @@ def ranges(flat):
 
 
 def test_neighbouring_rows_are_joined():
-    plan = zip([100, 110, 120, 200, 50, 60], [0, 10, 50, 60, 70, 90], strict=True)
-    (piece,) = pieces(plan, 10)
+    plan = zip([100, 110, 120, 200, 50, 60], [0, 10, 50, 60, 70, 90], [10] * 6, strict=True)
+    (piece,) = pieces(plan)
     assert ranges(piece.to) == [(100, 30), (200, 10), (50, 20)]
     assert ranges(piece.source) == [(0, 20), (50, 30), (90, 10)]
     assert piece.nbytes == 60
-    assert pieces([], 10) == []
+    assert pieces([]) == []
 
 
 def test_no_call_takes_more_ranges_or_bytes_than_the_kernel_allows(monkeypatch):
@@ -232,7 +258,7 @@ def test_no_call_takes_more_ranges_or_bytes_than_the_kernel_allows(monkeypatch):
     scattered = [i * 10 for i in range(4000)]
     run = [7 + i * 3 for i in range(4000)]
     for to, source in ((scattered, run), (run, scattered), (run, run)):
-        plan = pieces(zip(to, source, strict=True), 3)
+        plan = pieces(zip(to, source, [3] * 4000, strict=True))
         assert sum(piece.nbytes for piece in plan) == 12_000
         for piece in plan:
             assert len(piece.to) // 2 <= 1024
@@ -244,7 +270,7 @@ def test_a_payload_is_one_range_of_the_arena():
     engine = Engine(3, 8, 64, 2)
     arena = Arena(4096)
     moves = [Move(128, [1, 5]), Move(2048, [2, 3])]
-    plan = ((far, near) for near, far in rows(engine.pages, arena, moves))
-    (piece,) = pieces(plan, 64)
+    plan = ((far, near, size) for near, far, size in rows(engine.pages, arena, moves))
+    (piece,) = pieces(plan)
     assert ranges(piece.to) == [(arena.address + 128, 384), (arena.address + 2048, 384)]
     assert len(ranges(piece.source)) == 3 * 2 + 3

@@ -11,14 +11,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.buffers import SharedMapping
-from holdfast.errors import BlockError
+from holdfast.errors import BlockError, HoldfastError
+
+
+class DeviceError(HoldfastError):
+    """A device that cannot be used, or whose call failed; the message states why."""
 
 
 class Move(NamedTuple):
     """One block to copy: the offset of its payload in the arena, and its pages in the engine.
 
-    The payload is `layers x pages_per_block` pages, layer by layer. `pages` may be a run of the
-    block's pages; `first` is the index in the block of the first one.
+    `pages` may be a run of the block's pages; `first` is the index in the block of the first one.
     """
 
     payload: int
@@ -26,8 +29,8 @@ class Move(NamedTuple):
     first: int = 0
 
 
-class Pages(NamedTuple):
-    """An engine's pages. A page starts at `bases[layer] + page * stride_bytes`.
+class LayerPages(NamedTuple):
+    """Layers whose pages have one size. A page starts at `bases[layer] + page * stride_bytes`.
 
     `page_bytes` of each page are copied; `stride_bytes` may be larger (padding).
     """
@@ -35,13 +38,40 @@ class Pages(NamedTuple):
     bases: tuple[int, ...]
     stride_bytes: int
     page_bytes: int
+
+
+class Pages(NamedTuple):
+    """An engine's pages: one or several groups of layers, each with a page size of its own.
+
+    A page number names one page of every layer. A payload has the groups in their order, and in
+    each group `layers x pages_per_block` pages, layer by layer.
+    """
+
+    groups: tuple[LayerPages, ...]
     pages: int
     pages_per_block: int
+
+    @classmethod
+    def uniform(
+        cls,
+        bases: tuple[int, ...],
+        stride_bytes: int,
+        page_bytes: int,
+        pages: int,
+        pages_per_block: int,
+    ) -> Pages:
+        """Return pages of one size in all layers."""
+        return cls((LayerPages(bases, stride_bytes, page_bytes),), pages, pages_per_block)
+
+    @property
+    def bytes_of_page(self) -> int:
+        """Bytes of one page number, all layers."""
+        return sum(len(group.bases) * group.page_bytes for group in self.groups)
 
     @property
     def payload_bytes(self) -> int:
         """Bytes of one block, all layers."""
-        return len(self.bases) * self.pages_per_block * self.page_bytes
+        return self.bytes_of_page * self.pages_per_block
 
 
 class Transfer(Protocol):
@@ -56,20 +86,59 @@ class Transfer(Protocol):
         """Block until all copies have ended; return True if every byte was copied."""
 
 
+class LockedRanges(Protocol):
+    """The ranges of one arena that are page-locked for this process, with a count of their users.
+
+    A range is an offset in the arena and a number of bytes. Memory in use stays locked.
+    """
+
+    @abstractmethod
+    def use(self, ranges: Sequence[tuple[int, int]]) -> bool:
+        """Count a user of every range, and return True; False, and no user, if one is not locked.
+
+        It must not be called for memory whose copies could start much later: the node asks for
+        memory back, and waits only for a few seconds.
+        """
+
+    @abstractmethod
+    def done(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """End one user of each range; its copies have ended."""
+
+    @abstractmethod
+    def want(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Ask for ranges that were copied without a lock, so that later copies find them locked."""
+
+
 class Device(Protocol):
     """Copies blocks. Pages and arena must stay mapped until the transfer is done.
 
-    If `scatter` or `gather` raises, no copy is in progress, so pages and slots may be reused.
+    If a call raises, no copy of it is in progress, so pages and slots may be reused. A device
+    saves either at once (`DirectDevice`) or in two steps (`StagingDevice`).
     """
 
     pages: Pages
 
+    @abstractmethod
     def mark(self) -> Any:
         """Return a point in the engine's queued work, after which `scatter` can start."""
 
     @abstractmethod
-    def scatter(self, arena: SharedMapping, moves: Sequence[Move], after: Any = None) -> Transfer:
+    def scatter(
+        self,
+        arena: SharedMapping,
+        moves: Sequence[Move],
+        after: Any = None,
+        locks: LockedRanges | None = None,
+    ) -> Transfer:
         """Copy payloads from the arena into pages; nothing else uses the pages until then."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Wait for transfers, stop threads and release every arena."""
+
+
+class DirectDevice(Device, Protocol):
+    """A device that copies pages into the arena at once: the engine's thread waits for it."""
 
     @abstractmethod
     def gather(self, arena: SharedMapping, moves: Sequence[Move]) -> Transfer:
@@ -78,43 +147,92 @@ class Device(Protocol):
         Work queued after this call may overwrite the pages.
         """
 
-    def close(self) -> None:
-        """Wait for transfers, stop threads and release every arena."""
+
+class StagedBlocks(Protocol):
+    """Whole blocks that were copied out of their pages into memory of the device."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """Return, without blocking, whether the blocks have left their pages."""
+
+    @abstractmethod
+    def copy(
+        self,
+        arena: SharedMapping,
+        payloads: Sequence[tuple[int, int]],
+        locks: LockedRanges | None = None,
+    ) -> Transfer:
+        """Copy blocks into the arena: the number of each, in the stage, and its payload's offset.
+
+        The blocks must be ready, so that the copy starts at once: the node reuses a slot some time
+        after its session has ended.
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Let the memory be used for other blocks; all copies of these have ended."""
 
 
-def rows(pages: Pages, arena: SharedMapping, moves: Sequence[Move]) -> Iterator[tuple[int, int]]:
-    """Yield the addresses of every page to copy: in the engine's memory, and in the arena.
+class StagingDevice(Device, Protocol):
+    """A device with memory in which saved blocks wait until they have places in the arena."""
+
+    @abstractmethod
+    def stage(self, blocks: Sequence[Sequence[int]]) -> StagedBlocks | None:
+        """Queue the copy of whole blocks out of their pages, after the engine's work so far.
+
+        `blocks` has the pages of each. Work that the engine queues after this call may overwrite
+        the pages. Returns None if the memory is in use by earlier blocks.
+        """
+
+
+def rows(
+    pages: Pages, arena: SharedMapping, moves: Sequence[Move]
+) -> Iterator[tuple[int, int, int]]:
+    """Yield every page to copy: its address in the engine's memory and in the arena, its bytes.
 
     The order is the arena's, so that a whole payload is contiguous there. Raises BlockError for a
     page or payload out of bounds, before anything is yielded.
     """
-    for move in moves:
-        last = move.first + len(move.pages)
-        if move.first < 0 or not move.pages or last > pages.pages_per_block:
-            raise BlockError(
-                f"pages {move.first} to {last} of a block requested, which has "
-                f"{pages.pages_per_block}"
-            )
-        if min(move.pages) < 0 or max(move.pages) >= pages.pages:
-            raise BlockError(f"pages {list(move.pages)} requested, the engine has {pages.pages}")
-        if move.payload < 0 or move.payload + pages.payload_bytes > arena.nbytes:
-            raise BlockError(
-                f"a payload of {pages.payload_bytes} bytes at {move.payload} requested, "
-                f"the arena has {arena.nbytes} bytes"
-            )
+    check(pages, arena, moves)
     return _rows(pages, arena.address, moves)
 
 
-def _rows(pages: Pages, start: int, moves: Sequence[Move]) -> Iterator[tuple[int, int]]:
+def check(pages: Pages, arena: SharedMapping, moves: Sequence[Move]) -> None:
+    """Raise BlockError for a page or payload out of bounds."""
+    payload_bytes = pages.payload_bytes
+    for move in moves:
+        check_pages(pages, move)
+        if move.payload < 0 or move.payload + payload_bytes > arena.nbytes:
+            raise BlockError(
+                f"a payload of {payload_bytes} bytes at {move.payload} requested, "
+                f"the arena has {arena.nbytes} bytes"
+            )
+
+
+def check_pages(pages: Pages, move: Move) -> None:
+    """Raise BlockError if a move names pages that the block or the engine does not have."""
+    last = move.first + len(move.pages)
+    if move.first < 0 or not move.pages or last > pages.pages_per_block:
+        raise BlockError(
+            f"pages {move.first} to {last} of a block requested, which has {pages.pages_per_block}"
+        )
+    if min(move.pages) < 0 or max(move.pages) >= pages.pages:
+        raise BlockError(f"pages {list(move.pages)} requested, the engine has {pages.pages}")
+
+
+def _rows(pages: Pages, start: int, moves: Sequence[Move]) -> Iterator[tuple[int, int, int]]:
     # Use plain integers: numpy releases the GIL for arrays of more than 500 numbers, and taking it
     # again from a busy thread costs up to 5 ms.
-    stride, size = pages.stride_bytes, pages.page_bytes
-    layer_bytes = pages.pages_per_block * size
+    per_block = pages.pages_per_block
     for move in moves:
-        layer = start + move.payload + move.first * size
-        for base in pages.bases:
-            arena_page = layer
-            for page in move.pages:
-                yield base + page * stride, arena_page
-                arena_page += size
-            layer += layer_bytes
+        group_start = start + move.payload
+        for bases, stride, size in pages.groups:
+            layer = group_start + move.first * size
+            layer_bytes = per_block * size
+            for base in bases:
+                arena_page = layer
+                for page in move.pages:
+                    yield base + page * stride, arena_page, size
+                    arena_page += size
+                layer += layer_bytes
+            group_start += len(bases) * layer_bytes

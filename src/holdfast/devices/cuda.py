@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import torch
 
 from holdfast.buffers import SharedMapping
-from holdfast.devices.base import Move, Pages, rows
+from holdfast.devices.base import LockedRanges, Move, Pages, check
+from holdfast.devices.registry import DeviceKind, DeviceOptions
 from holdfast.errors import BlockError
 from holdfast.limits import GIB, MIB, RECLAIM_S
 from holdfast.workers import workers
@@ -77,9 +78,14 @@ class CudaDevice:
         return torch.cuda.current_stream(self._device).record_event()
 
     def scatter(
-        self, arena: SharedMapping, moves: Sequence[Move], after: Any = None
+        self,
+        arena: SharedMapping,
+        moves: Sequence[Move],
+        after: Any = None,
+        locks: LockedRanges | None = None,
     ) -> LoadTransfer:
-        rows(self.pages, arena, moves)  # raises for what is out of bounds
+        del locks
+        check(self.pages, arena, moves)
         if not moves:
             return LoadTransfer(None)
         memory = torch.frombuffer(arena.view, dtype=torch.uint8)
@@ -100,7 +106,7 @@ class CudaDevice:
             raise
 
     def gather(self, arena: SharedMapping, moves: Sequence[Move]) -> Future[bool]:
-        rows(self.pages, arena, moves)  # raises for what is out of bounds
+        check(self.pages, arena, moves)
         size, nbytes = self.pages.pages_per_block, len(moves) * self.pages.payload_bytes
         for move in moves:
             if len(move.pages) != size:
@@ -152,7 +158,8 @@ class CudaDevice:
 def word_of(tensors: Sequence[Any], pages: Pages) -> Any:
     """Return the widest type that divides pages, the distance between them, and their offsets."""
     starts = [tensor.storage_offset() * tensor.element_size() for tensor in tensors]
-    sizes = (pages.page_bytes, pages.stride_bytes, *starts)
+    (group,) = pages.groups
+    sizes = (group.page_bytes, group.stride_bytes, *starts)
     return next(word for word in _WORDS if not any(size % word.itemsize for size in sizes))
 
 
@@ -161,8 +168,9 @@ def page_words(tensor: Any, pages: Pages, word: Any) -> Any:
     storage = torch.empty(0, dtype=word, device=tensor.device)
     storage.set_(tensor.untyped_storage())
     start = tensor.storage_offset() * tensor.element_size()
-    shape = (pages.pages, pages.page_bytes // word.itemsize)
-    strides = (pages.stride_bytes // word.itemsize, 1)
+    (group,) = pages.groups
+    shape = (pages.pages, group.page_bytes // word.itemsize)
+    strides = (group.stride_bytes // word.itemsize, 1)
     return storage.as_strided(shape, strides, start // word.itemsize)
 
 
@@ -221,3 +229,11 @@ def _ended(*, copied: bool) -> Future[bool]:
     result: Future[bool] = Future()
     result.set_result(copied)
     return result
+
+
+def _open(pages: Pages, tensors: Sequence[Any], options: DeviceOptions) -> CudaDevice:
+    del options
+    return CudaDevice(tensors, pages)
+
+
+KIND = DeviceKind(_open)

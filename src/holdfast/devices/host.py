@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.buffers import SharedMapping
-from holdfast.devices.base import Move, Pages, rows
+from holdfast.devices.base import LockedRanges, Move, Pages, rows
+from holdfast.devices.registry import DeviceKind, DeviceOptions
 from holdfast.limits import GIB, MIB
 from holdfast.workers import workers
 
@@ -103,13 +104,17 @@ class HostDevice:
         return None
 
     def scatter(
-        self, arena: SharedMapping, moves: Sequence[Move], after: Any = None
+        self,
+        arena: SharedMapping,
+        moves: Sequence[Move],
+        after: Any = None,
+        locks: LockedRanges | None = None,
     ) -> HostTransfer:
-        del after
+        del after, locks
         return self._move(rows(self.pages, arena, moves), moves)
 
     def gather(self, arena: SharedMapping, moves: Sequence[Move]) -> HostTransfer:
-        to_arena = ((memory, page) for page, memory in rows(self.pages, arena, moves))
+        to_arena = ((memory, page, size) for page, memory, size in rows(self.pages, arena, moves))
         transfer = self._move(to_arena, moves)
         transfer.result()  # the caller may overwrite these pages after this call
         return transfer
@@ -117,22 +122,31 @@ class HostDevice:
     def close(self) -> None:
         self._helper.shutdown(wait=True)
 
-    def _move(self, plan: Iterator[tuple[int, int]], moves: Sequence[Move]) -> HostTransfer:
-        size, flag = self.pages.page_bytes, array("q", [0])
+    def _move(self, plan: Iterator[tuple[int, int, int]], moves: Sequence[Move]) -> HostTransfer:
+        flag = array("q", [0])
         if not self._batched:
-            for to, source in plan:
+            for to, source, size in plan:
                 ctypes.memmove(to, source, size)
             return HostTransfer(own=True, rest=None, flag=flag)
-        count = len(self.pages.bases) * sum(len(move.pages) for move in moves)
-        middle = count if count * size < SPLIT_BYTES_MIN else int(count * OWN_SHARE)
-        own = pieces(itertools.islice(plan, middle), size)
-        helpers = pieces(plan, size)
+        numbers = sum(len(move.pages) for move in moves)
+        count = numbers * sum(len(group.bases) for group in self.pages.groups)
+        whole = numbers * self.pages.bytes_of_page < SPLIT_BYTES_MIN
+        own = pieces(itertools.islice(plan, count if whole else int(count * OWN_SHARE)))
+        helpers = pieces(plan)
         rest = self._helper.submit(_copy_and_flag, helpers, flag) if helpers else None
         try:
             return HostTransfer(_copy_batched(own), rest, flag)
         except BaseException:
             HostTransfer(own=False, rest=rest, flag=flag).result()
             raise
+
+
+def _open(pages: Pages, tensors: Sequence[Any], options: DeviceOptions) -> HostDevice:
+    del options
+    return HostDevice(pages, keep=tensors)
+
+
+KIND = DeviceKind(_open)
 
 
 def run_anywhere() -> None:
@@ -150,18 +164,18 @@ def run_anywhere() -> None:
         os.sched_setaffinity(0, cores)
 
 
-def pieces(plan: Iterable[tuple[int, int]], size: int) -> list[CopyPart]:
-    """Return the system calls for rows of `size` bytes, (to, source), with neighbours merged."""
+def pieces(plan: Iterable[tuple[int, int, int]]) -> list[CopyPart]:
+    """Return the system calls for rows, (to, source, bytes), with neighbours merged."""
     found: list[tuple[list[int], list[int]]] = []
     to: list[int] = []
     source: list[int] = []
-    to_end = source_end = rows_left = 0
-    for to_row, source_row in plan:
-        if not rows_left or len(to) == 2 * RANGES_MAX or len(source) == 2 * RANGES_MAX:
+    to_end = source_end = left = 0
+    for to_row, source_row, size in plan:
+        if left < size or len(to) == 2 * RANGES_MAX or len(source) == 2 * RANGES_MAX:
             found.append((to := [], source := []))
             to_end = source_end = -1
-            rows_left = max(1, BYTES_MAX // size)
-        rows_left -= 1
+            left = max(BYTES_MAX, size)
+        left -= size
         if to_row == to_end:
             to[-1] += size
         else:

@@ -72,7 +72,7 @@ class BenchSession:
         self._memory[:] = b"\1" * len(self._memory)
         start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         bases = tuple(start + layer * PAGE_BLOCKS * PAGE_BYTES for layer in range(LAYERS))
-        pages = Pages(bases, PAGE_BYTES, PAGE_BYTES, PAGE_BLOCKS, 1)
+        pages = Pages.uniform(bases, PAGE_BYTES, PAGE_BYTES, PAGE_BLOCKS, 1)
         self.device = HostDevice(pages, self._memory)
         if self.client.arena is None:
             raise HoldfastError("the node opened no arena for the benchmark's session")

@@ -104,7 +104,8 @@ def test_a_node_that_cannot_be_started_leaves_no_device_open(monkeypatch):
         "only_group": lambda *_: SimpleNamespace(layers=("layer",)),
         "geometry_of": lambda *_: SimpleNamespace(pages_of=lambda _: None),
         "fingerprint_of": lambda *_: fingerprint,
-        "HostDevice": lambda *_, keep: SimpleNamespace(close=lambda: closed.append(len(keep))),
+        "step_blocks_of": lambda *_: 4,
+        "open_device": lambda name, *_: SimpleNamespace(close=lambda: closed.append(name)),
         "HoldfastConnector._connect": fail_without_space,
     }
     for name, part in parts.items():
@@ -112,7 +113,7 @@ def test_a_node_that_cannot_be_started_leaves_no_device_open(monkeypatch):
     monkeypatch.setattr("vllm.distributed.parallel_state.get_tensor_model_parallel_rank", lambda: 0)
     worker = connector(KVConnectorRole.WORKER)
     worker.register_kv_caches({"layer": torch.zeros(4)})
-    assert closed == [1]
+    assert closed == ["cpu"]
     assert "No space left" in worker.get_handshake_metadata().refusal
 
 

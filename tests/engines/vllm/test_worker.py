@@ -78,7 +78,7 @@ class Harness:
         self.link = fakes.Link(self.client)
         self.memory = np.full((LAYERS, COUNT, PAGE_BYTES), EMPTY, np.uint8)
         bases = tuple(self.memory[layer].ctypes.data for layer in range(LAYERS))
-        self.pages = Pages(bases, PAGE_BYTES, PAGE_BYTES, COUNT, PER_BLOCK)
+        self.pages = Pages.uniform(bases, PAGE_BYTES, PAGE_BYTES, COUNT, PER_BLOCK)
         device = HostDevice(self.pages, keep=self.memory)
         self.side = WorkerSide(self.link, device, 0, SETTING, now=lambda: self.now)
 

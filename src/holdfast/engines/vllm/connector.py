@@ -8,9 +8,9 @@ vLLM runs as if it were not there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -25,14 +25,14 @@ from holdfast.client.private_node import PrivateNode
 from holdfast.client.prompt_ledger import ledger_of
 from holdfast.client.timeouts import EngineClocks, RunningClock
 from holdfast.client.timing_reporter import TimingReporter
-from holdfast.devices.base import Device, Pages
-from holdfast.devices.host import HostDevice
+from holdfast.devices.base import DirectDevice
+from holdfast.devices.registry import DeviceOptions, open_device
 from holdfast.engines.vllm.counters import ConnectorCounts, ConnectorMetrics
 from holdfast.engines.vllm.describe import (
-    UnsupportedError,
     fingerprint_of,
     geometry_of,
     only_group,
+    step_blocks_of,
 )
 from holdfast.engines.vllm.options import ConnectorSettings, failure_policy_advice, read_options
 from holdfast.engines.vllm.scheduler import SchedulerSide
@@ -122,13 +122,17 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
                 block_tokens=layout.block_tokens,
                 page_tokens=layout.page_tokens,
             )
-            device = _open_device(tensors, geometry.pages_of(layout.pages_per_block))
+            pages = geometry.pages_of(layout.pages_per_block)
+            step_blocks = step_blocks_of(self._vllm_config, layout.block_tokens)
+            options = DeviceOptions(step_blocks)
+            device = open_device(tensors[0].device.type, pages, tensors, options)
             try:
                 node = self._connect(handshake, fingerprint)
             except BaseException:
                 device.close()
                 raise
-            self._worker = WorkerSide(node, device, rank, self._setting, running=RunningClock())
+            direct = cast("DirectDevice", device)
+            self._worker = WorkerSide(node, direct, rank, self._setting, running=RunningClock())
             self._handshake = handshake
             _log.info(
                 "Holdfast at %s: blocks of %d tokens, %.2f MiB; namespace %s",
@@ -313,15 +317,3 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         except (HoldfastError, OSError) as error:
             _log.warning("Holdfast is off for this engine: %s", error)
             self._handshake = Handshake(refusal=str(error))
-
-
-def _open_device(tensors: Sequence[Any], pages: Pages) -> Device:
-    """Return the device that copies these pages; raise UnsupportedError for an unknown kind."""
-    kind = tensors[0].device.type
-    if kind == "cpu":
-        return HostDevice(pages, keep=tensors)
-    if kind == "cuda":
-        from holdfast.devices.cuda import CudaDevice
-
-        return CudaDevice(tensors, pages)
-    raise UnsupportedError(f"pages on {kind!r} are not supported, only on cpu and cuda")

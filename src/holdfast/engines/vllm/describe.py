@@ -83,7 +83,8 @@ class CacheGeometry(NamedTuple):
 
     def pages_of(self, pages_per_block: int) -> Pages:
         """Return the pages as a device needs them."""
-        return Pages(self.bases, self.stride_bytes, self.page_bytes, self.pages, pages_per_block)
+        sizes = (self.stride_bytes, self.page_bytes, self.pages, pages_per_block)
+        return Pages.uniform(self.bases, *sizes)
 
 
 def only_group(vllm_config: Any, kv_cache_config: Any) -> KvGroup:
@@ -203,6 +204,12 @@ def block_tokens_of(setting: ConnectorSettings, page_tokens: int) -> int:
             f"{page_tokens} tokens; write {-(-block_tokens // page_tokens) * page_tokens}"
         )
     return block_tokens
+
+
+def step_blocks_of(vllm_config: Any, block_tokens: int) -> int:
+    """Return the most blocks that one step can fill: of its tokens, and of each running request."""
+    scheduler = vllm_config.scheduler_config
+    return int(scheduler.max_num_batched_tokens) // block_tokens + int(scheduler.max_num_seqs)
 
 
 def fingerprint_of(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.client.timeouts import Backoff
-from holdfast.devices.base import Device, Move, Transfer
+from holdfast.devices.base import DirectDevice, Move, Transfer
 from holdfast.engines.vllm.counters import REFUSED, ConnectorCounts
 from holdfast.engines.vllm.loader import EndedLoad, Loader, LoadJob
 from holdfast.engines.vllm.options import ConnectorSettings
@@ -63,7 +63,7 @@ class WorkerSide:
     def __init__(
         self,
         connection: ReconnectingClient,
-        device: Device,
+        device: DirectDevice,
         rank: int,
         setting: ConnectorSettings,
         now: Callable[[], float] = time.monotonic,

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from holdfast.buffers import SharedMapping
-from holdfast.devices.base import Device, Move, Pages
+from holdfast.devices.base import DirectDevice, Move, Pages
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.limits import MIB
 from holdfast.report import Row
@@ -72,7 +72,7 @@ class _Bench:
             0, 256, (shape.layers, count, shape.page_bytes), dtype=torch.uint8, device="cuda"
         )
         layers = list(self._pages)
-        self.shape = Pages(
+        self.shape = Pages.uniform(
             tuple(layer.data_ptr() for layer in layers),
             shape.page_bytes,
             shape.page_bytes,
@@ -80,7 +80,7 @@ class _Bench:
             shape.pages_per_block,
         )
         self.block_bytes = self.shape.payload_bytes
-        self.device: Device = CudaDevice(layers, self.shape)
+        self.device: DirectDevice = CudaDevice(layers, self.shape)
         self._locked: Any = torch.empty(
             BLOCKS[-1] * self.block_bytes, dtype=torch.uint8, pin_memory=True
         )

@@ -1,0 +1,77 @@
+"""Kinds of devices: this package's, and those of other installed packages.
+
+Another package registers a kind in the entry point group `holdfast.devices`. The entry point's name
+is the type of PyTorch devices that it copies from and to, such as `xpu`; its object is a
+`DeviceKind`. A kind of this package has the name first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from holdfast.devices.base import DeviceError, DirectDevice, Pages, StagingDevice
+
+ENTRY_POINTS = "holdfast.devices"
+
+BUILT_IN = {"cpu": "holdfast.devices.host", "cuda": "holdfast.devices.cuda"}
+"""Modules of this package's kinds, each with a `KIND`, by the type of PyTorch devices."""
+
+
+class DeviceOptions(NamedTuple):
+    """What an engine tells a device: the most blocks of pages that one of its steps can fill."""
+
+    step_blocks: int = 0
+    """0: not known."""
+
+
+class DeviceKind(NamedTuple):
+    """A kind of device.
+
+    `open` takes the pages, the tensors that own their memory (one a layer), and the engine's
+    options. It raises HoldfastError if it cannot copy them; the engine then has no cache.
+    """
+
+    open: Callable[[Pages, Sequence[Any], DeviceOptions], DirectDevice | StagingDevice]
+
+
+def open_device(
+    name: str, pages: Pages, tensors: Sequence[Any], options: DeviceOptions
+) -> DirectDevice | StagingDevice:
+    """Return the device for pages in tensors of one type of PyTorch devices.
+
+    Raises DeviceError for a type that no kind copies, and for a kind that cannot be loaded.
+    """
+    return find_kind(name).open(pages, tensors, options)
+
+
+def find_kind(name: str) -> DeviceKind:
+    """Return the kind for a type of PyTorch devices; raise DeviceError if there is none."""
+    if name in BUILT_IN:
+        built_in: DeviceKind = import_module(BUILT_IN[name]).KIND
+        return built_in
+    from importlib import metadata  # 20 ms, which an engine with a built-in kind does not spend
+
+    points = [point for point in metadata.entry_points(group=ENTRY_POINTS) if point.name == name]
+    if not points:
+        raise DeviceError(
+            f"pages on {name!r} are not supported, only on {', '.join(sorted(BUILT_IN))}; install "
+            f"a package that offers {name!r} in the entry point group {ENTRY_POINTS!r}"
+        )
+    if len(points) > 1:
+        offered = ", ".join(sorted(point.value for point in points))
+        raise DeviceError(f"device kind {name!r}: offered by {offered}; uninstall all but one")
+    try:
+        kind = points[0].load()
+    except Exception as error:  # code of another package
+        raise DeviceError(
+            f"device kind {name!r}: {points[0].value} cannot be loaded: {error!r}; fix or "
+            "reinstall the package that offers it"
+        ) from error
+    if not isinstance(kind, DeviceKind):
+        raise DeviceError(
+            f"device kind {name!r}: {points[0].value} is of type {type(kind).__name__}, not a "
+            "holdfast.devices.registry.DeviceKind; update the package that offers it"
+        )
+    return kind
