@@ -7,7 +7,15 @@ from holdfast.version import __version__ as __version__  # exported, not used
 
 if TYPE_CHECKING:
     from holdfast.blocks.fingerprint import Fingerprint
-    from holdfast.blocks.layout import Layout, Slice
+    from holdfast.blocks.layout import (
+        ExactLayout,
+        HeadState,
+        LatentState,
+        Layout,
+        LayoutSlice,
+        PortableLayout,
+        RankSlice,
+    )
     from holdfast.client.opening import open_store as open  # noqa: A004  # as gzip.open
     from holdfast.client.session import NodeStore
     from holdfast.config import Config, load
@@ -19,15 +27,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Config",
+    "ExactLayout",
     "Fingerprint",
+    "HeadState",
     "HoldfastError",
     "Landed",
+    "LatentState",
     "Layout",
+    "LayoutSlice",
     "NodeStore",
     "Outcome",
+    "PortableLayout",
+    "RankSlice",
     "Retention",
     "Session",
-    "Slice",
     "Store",
     "load",
     "open",
@@ -35,15 +48,20 @@ __all__ = [
 
 _HOMES = {
     "Config": "holdfast.config",
+    "ExactLayout": "holdfast.blocks.layout",
     "Fingerprint": "holdfast.blocks.fingerprint",
+    "HeadState": "holdfast.blocks.layout",
     "HoldfastError": "holdfast.errors",
     "Landed": "holdfast.session",
+    "LatentState": "holdfast.blocks.layout",
     "Layout": "holdfast.blocks.layout",
+    "LayoutSlice": "holdfast.blocks.layout",
     "NodeStore": "holdfast.client.session",
     "Outcome": "holdfast.errors",
+    "PortableLayout": "holdfast.blocks.layout",
+    "RankSlice": "holdfast.blocks.layout",
     "Retention": "holdfast.policy.retention",
     "Session": "holdfast.session",
-    "Slice": "holdfast.blocks.layout",
     "Store": "holdfast.store.store",
     "load": "holdfast.config",
     "open": "holdfast.client.opening",

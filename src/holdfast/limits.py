@@ -15,6 +15,9 @@ SEGMENT_BLOCKS = 512
 PAYLOAD_BYTES_MAX = 256 * MIB
 """Largest payload of one block."""
 
+LAYERS_MAX = 512
+"""Maximum layers of a layout."""
+
 CHAIN_BLOCKS_MAX = 65_536
 """Maximum keys in one request: 8 M tokens at 128 a block."""
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from holdfast.blocks.fingerprint import Fingerprint
-from holdfast.blocks.layout import Layout
+from holdfast.blocks.layout import WHOLE, ExactLayout, HeadState, Layout
 
 SAVED = Layout.portable(layers=2, kv_heads=2, head_size=16, dtype="bfloat16", block_tokens=16)
 TOKENS = np.arange(48)
@@ -22,23 +22,39 @@ def namespace(layout):
     return Fingerprint("model digest", layout, "{}", "none", "none")
 
 
-READ = {
-    "other dtype": msgspec.structs.replace(SAVED, dtype="float16"),
-    "other packing": msgspec.structs.replace(SAVED, arrangement="vllm-0.26"),
-    "other heads": msgspec.structs.replace(SAVED, kv_heads=4, head_size=8),
-    "other rank": msgspec.structs.replace(
-        SAVED, slice=msgspec.structs.replace(SAVED.slice, tp_rank=1, tp_size=2)
+PAGES = ExactLayout(
+    dtype="bfloat16",
+    block_tokens=16,
+    arrangement="vllm-0.25",
+    layers=2,
+    kv_heads=2,
+    head_size=16,
+    page_tokens=16,
+    page_bytes=SAVED.payload_bytes // 2,
+    slice=WHOLE,
+)
+OTHER_RANK = msgspec.structs.replace(WHOLE, tp_rank=1, tp_size=2)
+CASES = {
+    "other dtype": (SAVED, msgspec.structs.replace(SAVED, dtype="float16")),
+    "other heads": (SAVED, msgspec.structs.replace(SAVED, layers=(HeadState(4, 8, 8),) * 2)),
+    "other layers": (SAVED, msgspec.structs.replace(SAVED, layers=(HeadState(2, 32, 32),))),
+    "keys and values apart": (
+        SAVED,
+        msgspec.structs.replace(SAVED, layers=(HeadState(2, 8, 24),) * 2),
     ),
+    "pages of an engine": (SAVED, PAGES),
+    "other packing": (PAGES, msgspec.structs.replace(PAGES, arrangement="vllm-0.26")),
+    "other rank": (PAGES, msgspec.structs.replace(PAGES, slice=OTHER_RANK)),
 }
 
 
-@pytest.mark.parametrize("read", READ.values(), ids=READ)
-def test_pages_of_equal_size_and_another_layout_are_not_shared(open_store, read):
-    assert read.payload_bytes == SAVED.payload_bytes
+@pytest.mark.parametrize(("saved", "read"), CASES.values(), ids=CASES)
+def test_blocks_of_equal_size_and_another_layout_are_not_shared(open_store, saved, read):
+    assert read.payload_bytes == saved.payload_bytes
     store = open_store()
-    blocks = np.ones((3, SAVED.payload_bytes), np.uint8)
-    store.session(namespace(SAVED)).save(TOKENS, blocks)
+    blocks = np.ones((3, saved.payload_bytes), np.uint8)
+    store.session(namespace(saved)).save(TOKENS, blocks)
     into = np.zeros_like(blocks)
     assert store.session(namespace(read)).fetch(TOKENS, into).tokens == 0
     assert not into.any()
-    assert store.session(namespace(SAVED)).fetch(TOKENS, into).tokens == 48
+    assert store.session(namespace(saved)).fetch(TOKENS, into).tokens == 48

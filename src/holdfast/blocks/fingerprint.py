@@ -11,7 +11,7 @@ import hashlib
 import msgspec
 
 from holdfast.blocks.key import KEY_BYTES
-from holdfast.blocks.layout import Layout
+from holdfast.blocks.layout import ExactLayout, PortableLayout
 from holdfast.errors import BlockError
 from holdfast.prepared import prepared
 
@@ -28,7 +28,7 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     model: str
-    layout: Layout
+    layout: PortableLayout | ExactLayout
     positions: str
     adapter: str
     kv_quantisation: str

@@ -120,9 +120,9 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
                 fingerprint=fingerprint.digest(),
                 payload_bytes=layout.payload_bytes,
                 block_tokens=layout.block_tokens,
-                page_tokens=layout.page_tokens,
+                page_tokens=group.page_tokens,
             )
-            pages = geometry.pages_of(layout.pages_per_block)
+            pages = geometry.pages_of(layout.block_tokens // group.page_tokens)
             step_blocks = step_blocks_of(self._vllm_config, layout.block_tokens)
             options = DeviceOptions(step_blocks)
             device = open_device(tensors[0].device.type, pages, tensors, options)

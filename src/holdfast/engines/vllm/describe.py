@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.blocks.fingerprint import Fingerprint
-from holdfast.blocks.layout import Layout, Slice
+from holdfast.blocks.layout import ExactLayout, RankSlice
 from holdfast.client.weights_digest import check_unchanged, files_digest, process_start_ns
 from holdfast.devices.base import Pages
 from holdfast.engines.cached_models import (
@@ -218,7 +218,7 @@ def fingerprint_of(
     """Return the fingerprint of the blocks of one tensor-parallel rank."""
     model, spec = vllm_config.model_config, group.spec
     block_tokens = block_tokens_of(setting, group.page_tokens)
-    parts = Slice(
+    parts = RankSlice(
         tp_rank=rank,
         tp_size=vllm_config.parallel_config.tensor_parallel_size,
         pp_rank=0,
@@ -226,7 +226,7 @@ def fingerprint_of(
         group=0,
     )
     try:
-        layout = Layout(
+        layout = ExactLayout(
             arrangement=arrangement(vllm_config, group, geometry),
             dtype=str(spec.dtype).removeprefix("torch."),
             layers=len(group.layers),
