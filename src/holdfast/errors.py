@@ -87,6 +87,10 @@ class LaterFormatError(FormatError):
     """A record's header is intact, but of a format that this build does not know."""
 
 
+class CodecMismatchError(HoldfastError):
+    """A codec's result does not decode to the bytes that it was given, so it must not be stored."""
+
+
 class BusyError(HoldfastError):
     """A folder or socket is in use by another node."""
 

@@ -58,11 +58,16 @@ def verify(record: memoryview, key: bytes, fingerprint: bytes, payload_bytes: in
 
 
 def matches(record: memoryview, header: Header) -> bool:
-    """Return whether a record is complete, not sealed, and has the right tag for its header."""
-    end = HEADER_BYTES + header.payload_bytes
-    if header.codec != CODEC_NONE or header.seal != SEAL_NONE or len(record) < end + TAG_BYTES:
+    """Return whether a record is complete, neither encoded nor sealed, and has the right tag."""
+    if header.codec != CODEC_NONE or header.seal != SEAL_NONE:
         return False
-    return _tag(record, end) == record[end : end + TAG_BYTES]
+    return tag_matches(record, header)
+
+
+def tag_matches(record: memoryview, header: Header) -> bool:
+    """Return whether an unsealed record is complete and has the right tag; it may be encoded."""
+    end = HEADER_BYTES + header.payload_bytes
+    return len(record) >= end + TAG_BYTES and _tag(record, end) == record[end : end + TAG_BYTES]
 
 
 def check_without_key(record: memoryview, key: bytes, namespace: Namespace) -> Outcome:

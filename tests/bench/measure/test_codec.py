@@ -1,0 +1,37 @@
+"""The bench of the codec: trained KV shrinks as far as was promised, and every row is there."""
+
+import pytest
+
+from holdfast.codec.codec import codec_named
+from holdfast_bench.measure import codec
+
+
+@pytest.mark.parametrize("part", [0, 1, None])
+@pytest.mark.parametrize("nbytes", [192 << 10, 3 << 20])
+def test_trained_keys_and_values_take_at_most_1_over_1_45_of_their_bytes(part, nbytes):
+    raw = codec.block(nbytes, part)
+    stored, back = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
+    length = codec_named("planes").encode(raw, stored, 2)
+    assert nbytes / length >= 1.45
+    codec_named("planes").decode(stored[:length], back)
+    assert bytes(back) == bytes(raw)
+
+
+def test_a_compressor_that_is_not_installed_has_a_row_that_says_so(monkeypatch):
+    def missing():
+        raise ModuleNotFoundError("No module named 'zipper'", name="zipper")
+
+    monkeypatch.setattr(codec, "OTHERS", {"zipper": missing})
+    monkeypatch.setattr(codec, "BLOCK_BYTES", 1 << 20)
+    rows = {row.what: row for row in [*codec.codec_rows(2), *codec.other_rows(2)]}
+    assert list(rows) == [
+        "codec.ratio.keys",
+        "codec.ratio.values",
+        "codec.encode",
+        "codec.decode",
+        "codec.record.encode",
+        "codec.record.decode",
+        "codec.zipper",
+    ]
+    assert rows["codec.zipper"].more["why"] == "zipper is not installed here"
+    assert rows["codec.ratio.keys"].ok
