@@ -83,8 +83,8 @@ class FormatError(HoldfastError):
     """A file or folder is not Holdfast's, or is of another version; it is left untouched."""
 
 
-class LaterFormatError(FormatError):
-    """A record's header is intact, but of a format that this build does not know."""
+class UnknownFormatError(FormatError):
+    """A record's header is intact, but of an earlier or later format than this build reads."""
 
 
 class CodecMismatchError(HoldfastError):

@@ -67,7 +67,7 @@ class Landed(NamedTuple):
 class SessionBackend(Protocol):
     """The store's side of a session, in terms of chains and rows of bytes.
 
-    `rows`: one memoryview of `namespace.payload_bytes` bytes for each block of a chain. A backend
+    `rows`: one memoryview of `namespace.raw_bytes` bytes for each block of a chain. A backend
     reads or writes them in the caller's thread only, and keeps no reference. Counts are in blocks.
     Every method except `fetch` raises StoreClosedError if the store is closed, and NodeGoneError if
     its node cannot be reached.
@@ -228,7 +228,7 @@ class Session:
                 f"blocks are of dtype {blocks.dtype}, which holds references; pass their bytes, "
                 "in an array of numbers"
             )
-        size = self.namespace.payload_bytes
+        size = self.namespace.raw_bytes
         if count and blocks.nbytes != count * size:
             raise BlockError(f"a block has {blocks.nbytes // count} bytes, the layout says {size}")
         if not count:

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from holdfast.blocks.envelope import (
     Header,
     read_header,
-    record_bytes,
     resealed,
     stamp,
+    stored_bytes,
     write_header,
 )
-from holdfast.errors import FormatError
+from holdfast.errors import FormatError, UnknownFormatError
 
 HEADER = Header(
     key=bytes([1]) * 16,
@@ -61,7 +61,7 @@ def written(header=HEADER, generation=11):
 
 def test_header_bytes_match_the_golden_vector():
     assert bytes(written()[:128]).hex() == (
-        "484645314d608d760b0000000000000001000607050000008000000008000000"
+        "484645310c3085240b0000000000000002000607050000008000000008000000"
         "0101010101010101010101010101010102020202020202020202020202020202"
         "0303030303030303030303030303030304040404040404040404040404040404"
         "00002000000030000a0a0a0a0a0a0a0a09090909090909090909090900000000"
@@ -136,16 +136,21 @@ def test_noise_is_refused(noise):
         read_header(noise)
 
 
-def test_an_unknown_format_version_is_refused_by_number():
+@pytest.mark.parametrize("number", [1, 3])
+def test_an_earlier_and_a_later_format_are_refused_by_number(number):
     record = written()
-    record[16:18] = (2).to_bytes(2, "little")
+    record[16:18] = number.to_bytes(2, "little")
     stamp(record, 0)
-    with pytest.raises(FormatError, match="format 2 is unknown; this build reads 1"):
+    with pytest.raises(UnknownFormatError, match=f"has format {number}; this build reads 2"):
         read_header(record)
+
+
+def test_a_record_is_as_long_as_its_stored_payload_needs():
+    assert HEADER.stored_bytes == (2 << 20) + 4096
 
 
 @given(st.integers(0, 1 << 28))
 def test_a_record_is_the_fewest_sectors_that_hold_it(payload_bytes):
-    size = record_bytes(payload_bytes)
+    size = stored_bytes(payload_bytes)
     assert size % 4096 == 0
     assert size - 4096 < 128 + payload_bytes + 16 <= size

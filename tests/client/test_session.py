@@ -16,7 +16,7 @@ import pytest
 
 import holdfast
 from holdfast import Outcome, Retention
-from holdfast.blocks.envelope import record_bytes
+from holdfast.blocks.envelope import stored_bytes
 from holdfast.client.session import CONNECT_S, LATE_S, RemoteSession
 from holdfast.errors import BlockError, ConfigError, NodeGoneError, StoreClosedError
 from holdfast.limits import CONNECTIONS_MAX, RESERVE_BLOCKS_MAX
@@ -35,7 +35,7 @@ from holdfast.wire.local.client import Client
 from holdfast_bench.harness.process import ChildProcess, wait_until
 
 TOKENS = BLOCKS * LAYOUT.block_tokens
-RECORD = record_bytes(LAYOUT.payload_bytes)
+RECORD = stored_bytes(LAYOUT.payload_bytes)
 
 
 class Node:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.blocks.envelope import SEAL_AES_GCM, header_of_record, record_bytes
+from holdfast.blocks.envelope import SEAL_AES_GCM, header_of_record, stored_bytes
 from holdfast.codec.codec import codec_named, register, unregister
 from holdfast.codec.coded import (
     DAMAGED,
@@ -21,14 +21,14 @@ PLANES = codec_named("planes")
 
 
 def raw_record(content=b"\x12\x3f\x99\x3f"):
-    record = memoryview(bytearray(record_bytes(NBYTES)))
+    record = memoryview(bytearray(stored_bytes(NBYTES)))
     payload(record, NBYTES)[:] = (content * -(-NBYTES // len(content)))[:NBYTES]
     pack(record, header_of(NAMESPACE, key_of(3)))
     return record
 
 
 def space():
-    return memoryview(bytearray(b"\xee" * record_bytes(NBYTES)))
+    return memoryview(bytearray(b"\xee" * stored_bytes(NBYTES)))
 
 
 def encoded(codec=PLANES, content=b"\x12\x3f\x99\x3f"):

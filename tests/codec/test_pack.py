@@ -9,12 +9,12 @@ from holdfast.blocks.envelope import (
     Header,
     header_of_record,
     read_header,
-    record_bytes,
     stamp,
+    stored_bytes,
     write_header,
 )
 from holdfast.codec import pack
-from holdfast.errors import LaterFormatError, Outcome
+from holdfast.errors import Outcome, UnknownFormatError
 from holdfast.testing.payloads import header_of, key_of, namespace_of, record_of
 
 NAMESPACE = namespace_of(300)
@@ -22,7 +22,7 @@ KEY = key_of(0)
 
 
 def verify(record, key=KEY, namespace=NAMESPACE):
-    return pack.verify(record, key, namespace.fingerprint, namespace.payload_bytes)
+    return pack.verify(record, key, namespace.fingerprint, namespace.raw_bytes)
 
 
 def test_the_tag_matches_the_golden_vector():
@@ -36,10 +36,10 @@ def test_the_tag_matches_the_golden_vector():
         payload_bytes=8,
         raw_bytes=8,
     )
-    record = memoryview(bytearray(record_bytes(8)))
+    record = memoryview(bytearray(stored_bytes(8)))
     record[128:136] = b"holdfast"
     pack.pack(record, header)
-    assert record[136:152].hex() == "ad56f997ca81fcad081acd4ad77769cc"
+    assert record[136:152].hex() == "cf6dcfc236a390fe6a034bf984d3d5a2"
     assert record[152:] == bytes(4096 - 152)
     assert record[136:152] == xxhash.xxh3_128(record[16:136]).digest()
 
@@ -130,10 +130,17 @@ def test_a_record_with_a_false_payload_length_is_corrupt():
     assert pack.verify(record, KEY, NAMESPACE.fingerprint, 2**32 - 1) is Outcome.CORRUPT
 
 
-def later_format():
+def of_format(number):
     record = record_of(NAMESPACE, KEY)
-    record[16:18] = (2).to_bytes(2, "little")
+    record[16:18] = number.to_bytes(2, "little")
     stamp(record, 0)
+    return record
+
+
+def packed(**fields):
+    """A record with a valid tag, whose header has other values in these fields."""
+    record = record_of(NAMESPACE, KEY)
+    pack.pack(record, header_of(NAMESPACE, KEY)._replace(**fields))
     return record
 
 
@@ -145,14 +152,20 @@ def later_format():
         pytest.param(record_of(NAMESPACE, KEY)[:100], Outcome.CORRUPT, id="cut in the header"),
         pytest.param(record_of(NAMESPACE, KEY)[:400], Outcome.CORRUPT, id="cut in the payload"),
         pytest.param(memoryview(bytes(4096)), Outcome.CORRUPT, id="zeros"),
-        pytest.param(later_format(), Outcome.UNREADABLE, id="a later format"),
+        pytest.param(of_format(1), Outcome.UNREADABLE, id="an earlier format"),
+        pytest.param(of_format(3), Outcome.UNREADABLE, id="a later format"),
+        pytest.param(packed(codec=9, payload_bytes=200), Outcome.OK, id="an unknown codec"),
+        pytest.param(packed(codec=9), Outcome.CORRUPT, id="a codec that shortens nothing"),
+        pytest.param(packed(payload_bytes=200), Outcome.CORRUPT, id="shorter without a codec"),
+        pytest.param(packed(raw_bytes=301), Outcome.CORRUPT, id="another decoded length"),
     ],
 )
 def test_only_provable_damage_is_corrupt_without_a_key(record, expected):
     assert pack.check_without_key(record, KEY, NAMESPACE) is expected
 
 
-def test_a_record_of_a_later_format_is_reported_as_such():
-    with pytest.raises(LaterFormatError, match="format 2 is unknown; this build reads 1"):
-        read_header(later_format())
-    assert header_of_record(later_format()) is None
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_record_of_another_format_is_reported_as_such(number):
+    with pytest.raises(UnknownFormatError, match=f"has format {number}; this build reads 2"):
+        read_header(of_format(number))
+    assert header_of_record(of_format(number)) is None

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.blocks.envelope import HEADER_BYTES, read_header, record_bytes, stamp, write_header
+from holdfast.blocks.envelope import HEADER_BYTES, read_header, stamp, stored_bytes, write_header
 from holdfast.codec import pack, seal
 from holdfast.codec.seal import DataKey
 from holdfast.errors import FormatError, Outcome
@@ -30,31 +30,31 @@ def seal_into(record, into, data_key=DATA_KEY, nonce=NONCE):
 
 
 def sealed(key=KEY, namespace=NAMESPACE, data_key=DATA_KEY, nonce=NONCE):
-    record = memoryview(bytearray(b"\xee" * record_bytes(namespace.payload_bytes)))
+    record = memoryview(bytearray(b"\xee" * stored_bytes(namespace.raw_bytes)))
     assert seal_into(record_of(namespace, key), record, data_key, nonce) is Outcome.OK
     return record
 
 
 def test_a_sealed_record_matches_the_golden_bytes():
-    record = memoryview(bytearray(record_bytes(8)))
+    record = memoryview(bytearray(stored_bytes(8)))
     record[128:136] = b"holdfast"
     pack.pack(record, header_of(NAMESPACE, KEY)._replace(
         key=bytes([1]) * 16, parent=bytes([2]) * 16, fingerprint=bytes([3]) * 16,
         domain=bytes([4]) * 16, depth=5, tokens=128, payload_bytes=8, raw_bytes=8,
     ))  # fmt: skip
-    into = memoryview(bytearray(record_bytes(8)))
+    into = memoryview(bytearray(stored_bytes(8)))
     data_key = DataKey(bytes(range(32)), 1)
     assert data_key.key_id.hex() == "9d9eb2b6"
     assert seal_into(record, into, data_key) is Outcome.OK
     assert bytes(into[:HEADER_BYTES]).hex() == (
-        "484645311722f95f000000000000000001000001050000008000000001000000"
+        "484645315672f10d000000000000000002000001050000008000000001000000"
         "0101010101010101010101010101010102020202020202020202020202020202"
         "0303030303030303030303030303030304040404040404040404040404040404"
         "080000000800000000000000000000006465666768696a6b6c6d6e6f9d9eb2b6"
     )
     assert (
         bytes(into[HEADER_BYTES : HEADER_BYTES + 24]).hex()
-        == "9bb9b6856e50d638eefb7521aaa8d40f90c6db5b73a37148"
+        == "46b57126ab24b628503e0f2de24a7dbeb24833dd262c148e"
     )
     assert bytes(into[HEADER_BYTES + 24 :]) == bytes(4096 - HEADER_BYTES - 24)
 
@@ -165,7 +165,7 @@ def test_a_damaged_header_has_no_sealer():
 
 
 def test_a_sealed_record_is_not_sealed_again():
-    into = memoryview(bytearray(record_bytes(300)))
+    into = memoryview(bytearray(stored_bytes(300)))
     assert seal_into(sealed(), into) is Outcome.CORRUPT
     assert bytes(into) == bytes(len(into))
 

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from holdfast.blocks.envelope import HEADER_BYTES, record_bytes  # noqa: E402
+from holdfast.blocks.envelope import HEADER_BYTES, stored_bytes  # noqa: E402
 from holdfast.buffers import SharedMapping  # noqa: E402
 from holdfast.devices import cuda  # noqa: E402
 from holdfast.devices.base import Move, Pages  # noqa: E402
@@ -184,7 +184,7 @@ class SavedOnNode:
 
 def test_blocks_stay_correct_while_a_node_releases_and_reuses_arena_memory(engine, tmp_path):
     """A GPU keeps the pages that it locked; the node's arena has others after it returned them."""
-    room = 4 * BLOCKS * (record_bytes(PAYLOAD) + MIB)
+    room = 4 * BLOCKS * (stored_bytes(PAYLOAD) + MIB)
     with NodeUnderTest(tmp_path, room) as node:
         session = SavedOnNode(node.address, engine)
         with contextlib.closing(session.client):

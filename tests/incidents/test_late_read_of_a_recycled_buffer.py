@@ -45,11 +45,11 @@ def test_a_place_on_disk_that_was_reclaimed_is_a_miss():
     medium = MemoryExtents.formatted(16 * SECTOR, 3)
     tier = DiskTier(DiskConfig(path="memory", capacity_bytes=medium.size), None, lambda _: medium)
     namespace, key = namespace_of(SECTOR - 144), key_of(0)
-    [first] = tier.reserve([namespace.record_bytes]).places
+    [first] = tier.reserve([namespace.slot_bytes]).places
     assert tier.write([TierPut(first, record_of(namespace, key))]) == ["ok"]
     for number in range(1, 80):
-        [place] = tier.reserve([namespace.record_bytes]).places
+        [place] = tier.reserve([namespace.slot_bytes]).places
         tier.write([TierPut(place, record_of(namespace, key_of(number)))])
-    into = memoryview(bytearray(namespace.record_bytes))
+    into = memoryview(bytearray(namespace.slot_bytes))
     assert tier.read([TierGet(first, key, into, namespace)]) == ["miss"]
     tier.close()

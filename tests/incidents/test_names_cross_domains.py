@@ -86,7 +86,7 @@ class Tenant:
         [row] = self.rows(KEYS[block : block + 1])
         place = self.store.table.index.places[HOST][row]
         return self.store.arena(self.namespace.domain).view[
-            place : place + self.namespace.record_bytes
+            place : place + self.namespace.slot_bytes
         ]
 
 

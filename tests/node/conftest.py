@@ -212,7 +212,7 @@ class TargetHere:
     def get(self, keys, namespace=None):
         """Get blocks; return how many there were, every byte checked."""
         namespace = namespace or self.namespace
-        into = [aligned_buffer(namespace.record_bytes) for _ in keys]
+        into = [aligned_buffer(namespace.slot_bytes) for _ in keys]
         got = self.target.get(namespace, keys, into, 10)
         for key, record in zip(keys[: got.blocks], into, strict=False):
             assert is_right(record, namespace, key)

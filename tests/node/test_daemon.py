@@ -203,13 +203,13 @@ def test_a_request_out_of_bounds_is_refused_by_name(start_node, engine, request_
 @pytest.mark.parametrize(
     ("hello", "words"),
     [
-        (m.Hello(2, "t"), "protocol version 2 is not supported, only 1; install"),
-        (m.Hello(1, "t", b"f" * 16, 4096, 16, "nobody"), "'nobody' is not configured; known: def"),
-        (m.Hello(1, "t", b"f" * 15, 4096, 16), r"hello\.fingerprint has 15 bytes, not 16"),
-        (m.Hello(1, "t", b"f" * 16, 0, 16), r"hello\.payload_bytes is 0, not from 1 to"),
-        (m.Hello(1, "t", b"f" * 16, 1 << 30, 16), r"hello\.payload_bytes is 1073741824, not"),
-        (m.Hello(1, "t", b"f" * 16, 4096, 0), r"hello\.block_tokens is 0, not from 1"),
-        (m.Hello(1, "t", b"f" * 16, 1 << 26, 16), r"one block takes .* raise tiers\.0\.capacity"),
+        (m.Hello(3, "t"), "protocol version 3 is not supported, only 2; install"),
+        (m.Hello(2, "t", b"f" * 16, 4096, 16, "nobody"), "'nobody' is not configured; known: def"),
+        (m.Hello(2, "t", b"f" * 15, 4096, 16), r"hello\.fingerprint has 15 bytes, not 16"),
+        (m.Hello(2, "t", b"f" * 16, 0, 16), r"hello\.raw_bytes is 0, not from 1 to"),
+        (m.Hello(2, "t", b"f" * 16, 1 << 30, 16), r"hello\.raw_bytes is 1073741824, not"),
+        (m.Hello(2, "t", b"f" * 16, 4096, 0), r"hello\.block_tokens is 0, not from 1"),
+        (m.Hello(2, "t", b"f" * 16, 1 << 26, 16), r"one block takes .* raise tiers\.0\.capacity"),
     ],
 )
 def test_a_hello_out_of_bounds_is_refused_by_name(start_node, hello, words):

@@ -226,7 +226,7 @@ def test_a_pin_holds_blocks_that_came_from_the_pool(saved):
         session = store.session(FINGERPRINT)
         until(lambda: session.pin(TOKENS, ttl_s=600.0) == len(TOKENS))
         assert in_memory(store) == BLOCKS
-        size = session.namespace.record_bytes
+        size = session.namespace.slot_bytes
         assert store.status().hints.pinned_bytes == BLOCKS * size
 
 

@@ -14,8 +14,8 @@ from holdfast.sim.formats.load import load
 from holdfast.sim.formats.rows import Reading
 from holdfast.status import CurveStatus
 
-BLOCK = SimpleNamespace(block_tokens=16, record_bytes=1000)
-OTHER = SimpleNamespace(block_tokens=32, record_bytes=1000)
+BLOCK = SimpleNamespace(block_tokens=16, slot_bytes=1000)
+OTHER = SimpleNamespace(block_tokens=32, slot_bytes=1000)
 
 
 def packed(chain):

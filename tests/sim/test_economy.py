@@ -40,7 +40,7 @@ def test_an_object_store_is_charged_by_objects_not_by_blocks(priced):
     medium = run.fleet.hardware.tier_specs[0].medium
     read, written = run.tier_bytes(0)
     [store] = run.fleet.tier_states(0)
-    stored_gb = store.peak * run.fleet.hardware.namespace.record_bytes / 1e9
+    stored_gb = store.peak * run.fleet.hardware.namespace.slot_bytes / 1e9
     months = run.span_s / (8_760 / 12 * 3_600)
     calls = (written * medium.dollars_per_million_puts.mid) / 8e6 / 1e6
     calls += (read * medium.dollars_per_million_gets.mid) / 8e6 / 1e6

@@ -35,10 +35,10 @@ def test_a_ladder_takes_its_figures_from_the_profile():
     found = resolve(ladder, shipped(), 64, load_model("Llama-3.1-70B"))
     host, disk, cloud = found.tier_specs
     assert host.read_bytes_per_s == 8 * 54e9  # the GPUs' own links are slower than 16 channels
-    assert host.blocks == int(16 * 64e9) // found.namespace.record_bytes
+    assert host.blocks == int(16 * 64e9) // found.namespace.slot_bytes
     assert (disk.read_bytes_per_s, disk.latency_s) == (28e9, 0.001)
     assert cloud.blocks == UNBOUNDED
-    assert found.namespace.payload_bytes == 327_680 * 64
+    assert found.namespace.raw_bytes == 327_680 * 64
     # a 70B model at half of the peak of eight H100: 2 * 70.6e9 FLOP a token, and attention
     assert found.prefill.seconds(2_048) == pytest.approx(0.02 + 2_048 * 141e9 / 3.956e15, rel=0.02)
 

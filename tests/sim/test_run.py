@@ -141,7 +141,7 @@ def test_a_fetch_takes_the_latency_and_the_bytes_over_bandwidth():
     fleet = fleet_of([host(99, latency_s=0.5, read_bytes_per_s=4_096.0)], engine)
     trace = trace_of([[0, 1, 2, 3], [0, 1, 2, 3, 4]], times=[0.0, 5_000.0])
     found = Simulation(trace, fleet, SimulationSettings(BestCut(), ROUTERS["round_robin"])).run()
-    block = fleet.hardware.namespace.record_bytes
+    block = fleet.hardware.namespace.slot_bytes
     assert found.fetched[1].tolist() == [4]
     assert found.fetched_s[1] - found.looked_s[1] == pytest.approx(0.5 + 4 * block / 4_096)
     assert found.first_s[1] - found.fetched_s[1] == pytest.approx(400.0)

@@ -86,9 +86,7 @@ def test_a_session_counts_lookups_fetches_saves_and_prompts():
         session = store.session(FINGERPRINT)
         size = LAYOUT.block_tokens
         tokens = list(range(3 * size + 1))
-        blocks = (
-            np.arange(3 * session.namespace.payload_bytes, dtype="u4").astype("u1").reshape(3, -1)
-        )
+        blocks = np.arange(3 * session.namespace.raw_bytes, dtype="u4").astype("u1").reshape(3, -1)
         session.save(tokens, blocks)
         assert session.cover(tokens) == 3 * size
         assert session.fetch(tokens, np.empty_like(blocks)).blocks == 3

@@ -28,7 +28,7 @@ def choosy(harness):
     """A store whose lower tier takes blocks at their second use, and how many fit into memory."""
     rules = {1: TierRules(lambda _: SecondTouch(1_000))}
     one = harness(MIB, MemoryTier(64 * MIB), rules=rules)
-    return one, one.store.table.host(one.namespace).slots(one.namespace.record_bytes)
+    return one, one.store.table.host(one.namespace).slots(one.namespace.slot_bytes)
 
 
 def below(one):

@@ -197,7 +197,7 @@ def test_retiring_is_refused_while_blocks_are_sealed_with_an_old_key(sealed):
     chain = saved(one)
     one.store.rotate("default")
     saved(one, 2)
-    record = one.namespace.record_bytes
+    record = one.namespace.slot_bytes
     said = rf"6 blocks held here are sealed with them \(memory 6 blocks, {6 * record} bytes\)"
     with pytest.raises(RefusedError, match=said):
         one.store.retire("default")
@@ -315,7 +315,7 @@ def test_an_erasure_reports_the_blocks_and_bytes_it_removes(sealed):
     one = sealed()
     saved(one)
     found = one.store.would_erase("default")
-    size = {"blocks": 6, "bytes": 6 * one.namespace.record_bytes}
+    size = {"blocks": 6, "bytes": 6 * one.namespace.slot_bytes}
     assert found["tiers"] == {"host": size, "memory": size}
     done = one.store.erase("default")
     assert (done["blocks"], done["tiers"]) == (6, found["tiers"])

@@ -191,7 +191,7 @@ def test_a_late_fetch_cancels_its_reads_that_have_not_started(harness, small_wav
         fetched = one.store.fetch(one.namespace, chain.keys, 1.0)
     assert fetched.outcome is Outcome.LATE
     queued = one.store.estimates.estimates(one.namespace.domain)[1].queued_bytes
-    assert queued == 16 * one.namespace.record_bytes  # two waves are being read, the third is not
+    assert queued == 16 * one.namespace.slot_bytes  # two waves are being read, the third is not
     one.tier.gate.set()
     while one.store.table.reads:
         pass
@@ -261,7 +261,7 @@ def test_a_cost_request_does_not_wait_for_the_fit(monkeypatch):
 
 def test_an_engines_load_time_is_learnt_from_the_plans_it_followed(harness):
     one, chain = demoted(harness, 0.0)
-    size = one.namespace.record_bytes
+    size = one.namespace.slot_bytes
     for _ in range(6):
         plan = judged(one, chain, 330)
         one.store.plan_log.fetched(ENGINE, plan.number, 3, 0.02, "ok")
@@ -293,7 +293,7 @@ def test_estimates_outlive_the_store(tmp_path, harness, small_waves):
     assert again.cost(ENGINE)[0] == pytest.approx(one.store.estimates.cost(ENGINE)[0])
     assert (
         again.estimates(one.namespace.domain)[1].bytes_per_s
-        < one.namespace.record_bytes / SLOW_READ_S * 1.5
+        < one.namespace.slot_bytes / SLOW_READ_S * 1.5
     )
 
 

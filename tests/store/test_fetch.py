@@ -75,7 +75,7 @@ def test_a_fetch_of_a_chain_longer_than_the_arena_returns_the_blocks_that_fit(ha
         one.save(chain, start, start + 5)
         one.flush()
     landed = one.read(chain)
-    assert 0 < landed <= one.store.table.host(one.namespace).slots(one.namespace.record_bytes)
+    assert 0 < landed <= one.store.table.host(one.namespace).slots(one.namespace.slot_bytes)
 
 
 def test_a_leased_block_is_never_evicted_while_it_is_read(harness) -> None:
@@ -84,10 +84,10 @@ def test_a_leased_block_is_never_evicted_while_it_is_read(harness) -> None:
     one.save(chain)
     fetched = one.store.fetch(one.namespace, chain.keys, 1.0)
     arena = one.store.arena(one.namespace.domain).view
-    before = [bytes(arena[place : place + one.namespace.record_bytes]) for place in fetched.places]
+    before = [bytes(arena[place : place + one.namespace.slot_bytes]) for place in fetched.places]
     for seed in range(2, 30):
         one.save(one.chain(seed, 10))
-    after = [bytes(arena[place : place + one.namespace.record_bytes]) for place in fetched.places]
+    after = [bytes(arena[place : place + one.namespace.slot_bytes]) for place in fetched.places]
     assert before == after
     assert one.store.release(fetched.lease)
 

@@ -23,7 +23,7 @@ from holdfast.tiers.base import ReservedPlaces
 
 MIB = 1 << 20
 PAYLOAD, TOKENS, BLOCKS = 16 << 10, 16, 4
-RECORD = Namespace(b"f" * 16, b"d" * 16, PAYLOAD, TOKENS).record_bytes
+RECORD = Namespace(b"f" * 16, b"d" * 16, PAYLOAD, TOKENS).slot_bytes
 
 
 class SlotTier(MemoryTier):

@@ -204,13 +204,13 @@ def test_pins_hold_at_most_half_of_host_memory(laddered) -> None:
         one.save(chain)
         one.flush_writes()
         pinned += one.store.pin(one.namespace, chain.keys, 100.0)
-    assert 0 < pinned * one.namespace.record_bytes <= one.store.host_bytes // 2
+    assert 0 < pinned * one.namespace.slot_bytes <= one.store.host_bytes // 2
     assert one.save(one.chain(99, 8)) == 8, "there is room for others"
 
 
 def test_concurrent_pins_together_hold_at_most_half_of_host_memory(laddered, monkeypatch) -> None:
     one, fetch_unverified, pinned = laddered, hints.fetch_unverified, []
-    half = one.store.host_bytes // 2 // one.namespace.record_bytes
+    half = one.store.host_bytes // 2 // one.namespace.slot_bytes
     chains = [one.chain(seed, half) for seed in (1, 2)]
     for chain in chains:
         one.save(chain)
@@ -225,7 +225,7 @@ def test_concurrent_pins_together_hold_at_most_half_of_host_memory(laddered, mon
     monkeypatch.setattr(hints, "fetch_unverified", meanwhile)
     pinned.append(one.store.pin(one.namespace, chains[0].keys, 100.0))
     assert sum(pinned) == half
-    assert one.store.status().hints.pinned_bytes == half * one.namespace.record_bytes
+    assert one.store.status().hints.pinned_bytes == half * one.namespace.slot_bytes
 
 
 def test_ephemeral_contexts_are_not_written_below_and_are_evicted_first(laddered) -> None:
@@ -294,7 +294,7 @@ def test_a_context_pinned_again_at_every_turn_is_counted_once(laddered) -> None:
     for work_item in range(1, 25):
         assert one.store.pin(one.namespace, chain.keys[:work_item], 100.0 - work_item) == work_item
     pinned = one.store.status().hints.pinned_bytes
-    assert pinned == 24 * one.namespace.record_bytes
+    assert pinned == 24 * one.namespace.slot_bytes
     assert len(one.store.table.leases) == 1
     one.clock.advance(98.0)  # what was promised first holds
     one.store.housekeep()

@@ -18,7 +18,7 @@ def test_the_listing_counts_blocks_and_bytes_by_tier(harness) -> None:
     assert entry["fingerprint"] == one.namespace.fingerprint.hex()
     assert entry["domain"] == "default"
     assert entry["blocks"] == 7
-    size = 7 * one.namespace.record_bytes
+    size = 7 * one.namespace.slot_bytes
     held = {"blocks": 7, "bytes": size}
     assert entry["tiers"] == {"host": held, "memory": held}
 
@@ -37,7 +37,7 @@ def test_the_listing_looks_at_each_copy_once_however_many_namespaces_there_are(
     for namespaces in (200, 3_200):
         for number in range(namespaces):
             namespace = one.namespace._replace(
-                fingerprint=number.to_bytes(16, "little"), payload_bytes=100
+                fingerprint=number.to_bytes(16, "little"), raw_bytes=100
             )
             key = number.to_bytes(16, "big")
             one.store.commit(one.store.reserve(namespace, [key], namespace.fingerprint, 0).ticket)
@@ -55,7 +55,7 @@ def test_status_reports_fill_recovery_and_faults(harness) -> None:
     one.save(one.chain(1, 3))
     status = one.store.status()
     assert status.blocks == 3
-    assert status.tiers[0].used_bytes == 3 * one.namespace.record_bytes
+    assert status.tiers[0].used_bytes == 3 * one.namespace.slot_bytes
     assert status.faults == []
     assert status.waiting_to_write == 0
 
@@ -75,7 +75,7 @@ def test_a_drop_does_not_change_blocks_that_a_reader_has_leased(harness) -> None
     chain = one.chain(1, 3)
     one.save(chain)
     fetched = one.store.fetch(one.namespace, chain.keys, 1.0)
-    arena, size = one.store.arena(one.namespace.domain).view, one.namespace.record_bytes
+    arena, size = one.store.arena(one.namespace.domain).view, one.namespace.slot_bytes
     before = [bytes(arena[place : place + size]) for place in fetched.places]
     assert len(before) == 3
     one.store.drop("*")

@@ -64,7 +64,7 @@ def test_a_reservation_is_taken_once_and_counts_only_its_slots(leases):
     assert leases.reservations == 1
     taken = leases.take_reservation(number)
     assert taken is not None
-    assert taken.nbytes == NAMESPACE.record_bytes
+    assert taken.nbytes == NAMESPACE.slot_bytes
     assert leases.take_reservation(number) is None
 
 

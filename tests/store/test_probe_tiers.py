@@ -29,7 +29,7 @@ def test_a_tier_is_unmeasured_from_its_first_blocks_to_its_first_read(harness):
     probe_tier(one.store, 1)
     assert unmeasured_tiers(one.store) == []
     estimate = one.store.estimates.estimates(one.namespace.domain)[1]
-    assert estimate.seconds(BLOCKS * one.namespace.record_bytes) > BLOCKS / 2
+    assert estimate.seconds(BLOCKS * one.namespace.slot_bytes) > BLOCKS / 2
     before = one.clock.now()
     probe_tier(one.store, 1)
     assert one.clock.now() == before, "once is enough"

@@ -88,7 +88,7 @@ class Two:
                 namespace = index.namespace(row)
                 for tier, column in enumerate(index.places):
                     if column[row] >= 0:
-                        counts[tier][namespace.domain] += namespace.record_bytes
+                        counts[tier][namespace.domain] += namespace.slot_bytes
             return counts, [+used for used in self.table.usage.used]
 
 
@@ -368,7 +368,7 @@ def hoard(two, name, blocks=16):
         got = sum(place >= 0 for place in two.store.reserve(namespace, keys, b"f" * 16, 0).places)
         slots, seed = slots + got, seed + 1
         if not got:
-            return slots * namespace.record_bytes
+            return slots * namespace.slot_bytes
 
 
 def test_unfilled_slots_take_no_memory_that_another_domain_reserved(two):

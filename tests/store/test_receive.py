@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.blocks.envelope import record_bytes, write_header
+from holdfast.blocks.envelope import stored_bytes, write_header
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import Outcome, RefusedError
 from holdfast.store.options import StoreOptions
@@ -184,7 +184,7 @@ def test_an_impossible_size_evicts_nothing(store):
 
 def test_a_full_store_accepts_the_records_that_fit_and_refuses_the_rest_as_full(store):
     namespace = namespace_of(MIB - 4096)
-    assert record_bytes(namespace.payload_bytes) == MIB
+    assert stored_bytes(namespace.raw_bytes) == MIB
     headers = [header_of(namespace, key_of(i)) for i in range(6)]
     berths = store.receive_slots(headers)
     assert [receive_slots.slot is not None for receive_slots in berths] == [True] * 4 + [False] * 2
@@ -273,7 +273,7 @@ def test_a_record_that_is_in_a_message_twice_takes_one_slot(store):
     assert put(store, [HEADERS[0], HEADERS[1], HEADERS[0]]) == [Outcome.OK] * 3
     assert store.table.host(NAMESPACE).usage().records == 2
     used = store.table.usage.used[0][NAMESPACE.domain]
-    assert used == 2 * NAMESPACE.record_bytes
+    assert used == 2 * NAMESPACE.slot_bytes
     lent = store.fetch_unverified(NAMESPACE, KEYS[:2], 5)
     assert [
         is_right(store.record(NAMESPACE, p), NAMESPACE, k)

@@ -115,7 +115,7 @@ def test_misplaced_records_are_written_again_after_they_are_fetched(harness):
     other.store.look(other.namespace, chain.keys)
     assert other.read(chain) == 5
     other.flush()
-    size = other.namespace.record_bytes
+    size = other.namespace.slot_bytes
     assert tier.usage().written_bytes == 2 * size
     row = other.store.table.index.find(other.namespace, chain.keys[3])
     assert other.store.table.state(row).is_saved

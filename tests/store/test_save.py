@@ -53,7 +53,7 @@ def test_a_ticket_commits_once(harness) -> None:
 
 def test_aborted_slots_are_not_reused_before_their_rest_time(harness) -> None:
     one = harness(MIB)
-    slots = one.store.table.host(one.namespace).slots(one.namespace.record_bytes)
+    slots = one.store.table.host(one.namespace).slots(one.namespace.slot_bytes)
     chain = one.chain(1, slots)
     reserved = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
     assert len([place for place in reserved.places if place >= 0]) == slots
@@ -95,8 +95,8 @@ def test_padding_contains_no_bytes_of_the_slots_previous_block(harness) -> None:
     one.fill(chain.keys, reserved.places)
     one.store.commit(reserved.ticket)
     place = reserved.places[0]
-    end = place + 128 + one.namespace.payload_bytes + 16
-    assert bytes(arena[end : place + one.namespace.record_bytes]).count(0xAA) == 0
+    end = place + 128 + one.namespace.raw_bytes + 16
+    assert bytes(arena[end : place + one.namespace.slot_bytes]).count(0xAA) == 0
 
 
 def test_a_key_committed_in_another_namespace_can_be_saved_in_its_own(harness) -> None:
@@ -133,7 +133,7 @@ def test_blocks_that_claim_to_be_each_others_parents_can_leave_memory(harness) -
 
 def test_a_save_evicts_no_block_of_its_own_chain(harness) -> None:
     made = harness(64 << 10)
-    slots = made.store.table.host(made.namespace).slots(made.namespace.record_bytes)
+    slots = made.store.table.host(made.namespace).slots(made.namespace.slot_bytes)
     chain = made.chain(1, slots + 2)
     assert made.save(chain, 0, slots) == slots
     reserved = made.store.reserve(made.namespace, chain.keys, chain.parent(0), 0)
@@ -151,7 +151,7 @@ def test_a_key_that_is_in_a_ticket_twice_takes_one_slot(harness) -> None:
     assert one.store.commit(reserved.ticket) == 2
     assert one.read(chain) == 2
     assert one.store.table.host(one.namespace).usage().records == 2
-    assert one.store.table.usage.used[0][one.namespace.domain] == 2 * one.namespace.record_bytes
+    assert one.store.table.usage.used[0][one.namespace.domain] == 2 * one.namespace.slot_bytes
 
 
 def test_pinned_blocks_do_not_block_the_eviction_of_other_blocks(harness, monkeypatch) -> None:
@@ -160,7 +160,7 @@ def test_pinned_blocks_do_not_block_the_eviction_of_other_blocks(harness, monkey
     for seed in range(20):  # more than are looked at, and all of them older than the rest
         one.save(one.chain(seed, 1))
         assert one.store.pin(one.namespace, one.chain(seed, 1).keys, 3_600.0) == 1
-    slots = one.store.table.host(one.namespace).slots(one.namespace.record_bytes)
+    slots = one.store.table.host(one.namespace).slots(one.namespace.slot_bytes)
     for seed in range(100, 100 + 2 * slots):
         assert one.save(one.chain(seed, 1)) == 1
     assert all(one.read(one.chain(seed, 1)) for seed in range(20))
@@ -173,7 +173,7 @@ def test_leased_blocks_are_moved_behind_other_eviction_candidates(harness, monke
     for each in leased:
         one.save(each)
         one.store.fetch(one.namespace, each.keys, 5.0)
-    slots = one.store.table.host(one.namespace).slots(one.namespace.record_bytes)
+    slots = one.store.table.host(one.namespace).slots(one.namespace.slot_bytes)
     saved = sum(one.save(one.chain(seed, 1)) for seed in range(100, 100 + 2 * slots))
     assert saved >= 2 * slots - 20 // 8, "each scan puts eight behind the others"
     assert all(one.read(each) for each in leased)

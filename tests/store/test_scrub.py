@@ -74,8 +74,8 @@ def test_a_scrub_reads_no_faster_than_its_rate(harness, monkeypatch) -> None:
         one.clock.advance(seconds)
 
     monkeypatch.setattr(stop, "wait", wait)
-    found = scrub(one.store, ScrubRequest(rate=one.namespace.record_bytes // 2), stop)
-    assert found["bytes"] == 9 * one.namespace.record_bytes
+    found = scrub(one.store, ScrubRequest(rate=one.namespace.slot_bytes // 2), stop)
+    assert found["bytes"] == 9 * one.namespace.slot_bytes
     assert sum(waited) == pytest.approx(16)  # two seconds a record, none for the last
 
 
@@ -86,9 +86,7 @@ def test_a_scrub_step_ends_in_time_at_a_slow_rate_and_reports_the_time_it_owes(
     one.save(one.chain(1, 9))
     stop, begun = threading.Event(), one.clock.now()
     monkeypatch.setattr(stop, "wait", one.clock.advance)
-    found = scrub(
-        one.store, ScrubRequest(seconds=1.0, rate=one.namespace.record_bytes // 100), stop
-    )
+    found = scrub(one.store, ScrubRequest(seconds=1.0, rate=one.namespace.slot_bytes // 100), stop)
     assert one.clock.now() - begun == pytest.approx(1.0)
     assert (found["checked"], found["next"]) == (1, 1)
     assert found["owes_s"] == pytest.approx(99.0, rel=0.01)
@@ -97,7 +95,7 @@ def test_a_scrub_step_ends_in_time_at_a_slow_rate_and_reports_the_time_it_owes(
 def test_the_rate_holds_from_step_to_step_of_a_pass(harness, monkeypatch) -> None:
     one = harness()
     one.save(one.chain(1, 9))
-    scrubber = Scrubber(one.store, 1e6, one.namespace.record_bytes)
+    scrubber = Scrubber(one.store, 1e6, one.namespace.slot_bytes)
     begun = one.clock.now()
     monkeypatch.setattr(scrubber._stop, "wait", one.clock.advance)
     scrubber.run_pass()
@@ -121,7 +119,7 @@ def test_the_background_scrub_reads_and_counts_all_copies(harness) -> None:
     scrubber = Scrubber(one.store, 1e6)
     scrubber.run_pass()
     assert scrubber.status() == ScrubStatus(
-        passes=1, checked=12, bytes=12 * one.namespace.record_bytes, corrupt=1
+        passes=1, checked=12, bytes=12 * one.namespace.slot_bytes, corrupt=1
     )
     assert one.store.table.faults[-1].outcome is Outcome.CORRUPT
     scrubber.run_pass()

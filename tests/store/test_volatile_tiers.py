@@ -106,7 +106,7 @@ def test_blocks_promoted_from_the_disk_are_copied_to_cxl(ladder):
     assert [one.on(chain, tier) for tier in range(3)] == [8, 8, 8]
     one.off(chain, 0, 2)
     assert one.contexts.read(chain) == 8
-    assert one.cxl.usage().read_bytes == 8 * one.contexts.namespace.record_bytes
+    assert one.cxl.usage().read_bytes == 8 * one.contexts.namespace.slot_bytes
 
 
 def test_a_block_the_disk_declined_is_offered_again_when_it_is_promoted_from_cxl(ladder):
@@ -167,7 +167,7 @@ def test_a_domain_with_a_key_is_sealed_on_cxl_and_erased_there(configured):
         contexts.save(chain)
         contexts.wait_written()
         cxl = store.table.lower[0]
-        held = bytes(cxl._memory[: 8 * contexts.namespace.record_bytes])
+        held = bytes(cxl._memory[: 8 * contexts.namespace.slot_bytes])
         assert payload_of(chain[0], BLOCK)[:64] not in held
         contexts.leave_host(chain)
         assert contexts.read(chain) == 8
@@ -186,7 +186,7 @@ def test_a_quota_holds_on_cxl_and_status_shows_it(configured):
             contexts.wait_written()
         (team,) = [d for d in store.status().domains if d.domain == "team"]
         assert 0 < team.used_bytes["cxl"] <= MIB == team.quota_bytes["cxl"]
-        assert team.used_bytes["disk1"] == 96 * contexts.namespace.record_bytes
+        assert team.used_bytes["disk1"] == 96 * contexts.namespace.slot_bytes
         assert [tier.tier for tier in store.status().tiers] == [
             *["host"] * 2,
             "cxl",

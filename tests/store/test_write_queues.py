@@ -60,7 +60,7 @@ def test_a_tier_that_does_not_admit_a_block_does_not_get_it(index):
 
 
 def test_a_block_beyond_its_domains_write_budget_is_queued_for_no_tier(index):
-    budget = WriteBudget(AlwaysAdmit(), NAMESPACE.record_bytes * 24)  # one record a minute
+    budget = WriteBudget(AlwaysAdmit(), NAMESPACE.slot_bytes * 24)  # one record a minute
     budgets = [{NAMESPACE.domain: budget}, {NAMESPACE.domain: budget}]
     rules = AdmissionRules(index, ManualClock(), [AlwaysAdmit(), AlwaysAdmit()], budgets)
     queues = WriteQueues(index, rules, 2)

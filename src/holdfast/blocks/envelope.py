@@ -16,16 +16,16 @@ from typing import NamedTuple
 
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.buffers import align_up
-from holdfast.errors import FormatError, LaterFormatError
+from holdfast.errors import FormatError, UnknownFormatError
 
 MAGIC = b"HFE1"
-FORMAT = 1
+FORMAT = 2
 HEADER_BYTES = 128
 MARK_BYTES = 16
 TAG_BYTES = 16
 
 CODEC_NONE = 0
-"""The payload is not compressed; this build reads no other codec."""
+"""The payload is stored as it is."""
 
 SEAL_NONE = 0
 """Tag is xxh3-128 over identity and payload."""
@@ -44,6 +44,9 @@ _EPOCH = struct.Struct("<I")
 
 class Header(NamedTuple):
     """The identity of one block. Byte fields have 16 bytes unless noted; lengths are in bytes.
+
+    `payload_bytes` is the length of the stored payload, `raw_bytes` its length once it is decoded.
+    They are equal if `codec` is `CODEC_NONE`.
 
     `segment` (8 bytes) names the segment of the chain that the block belongs to, for placement in a
     pool; zeros if it is unknown. `epoch`, `nonce` (12 bytes) and `key_id` (4 bytes, which reveal
@@ -65,10 +68,15 @@ class Header(NamedTuple):
     segment: bytes = bytes(SEGMENT_BYTES)
     key_id: bytes = bytes(KEY_ID_BYTES)
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of this record on a tier: header, stored payload, tag and padding."""
+        return stored_bytes(self.payload_bytes)
+
 
 @lru_cache(maxsize=64)
-def record_bytes(payload_bytes: int) -> int:
-    """Return the size of a record in a slot or on a device: header, payload, tag and padding."""
+def stored_bytes(payload_bytes: int) -> int:
+    """Return the size of a record with this payload: header, payload, tag, padding to 4 KiB."""
     return align_up(HEADER_BYTES + payload_bytes + TAG_BYTES)
 
 
@@ -119,8 +127,8 @@ def header_of_record(record: memoryview | bytes) -> Header | None:
 def read_header(record: memoryview | bytes) -> tuple[Header, int]:
     """Return header and generation.
 
-    Raises FormatError if the header is damaged (too short, wrong magic or CRC), LaterFormatError if
-    it is intact and of a format that this build does not know.
+    Raises FormatError if the header is damaged (too short, wrong magic or CRC), and
+    UnknownFormatError if it is intact and of an earlier or later format.
     """
     head = bytes(record[:HEADER_BYTES])  # in one copy, because another thread may stamp it
     if len(head) < HEADER_BYTES:
@@ -134,7 +142,7 @@ def read_header(record: memoryview | bytes) -> tuple[Header, int]:
     if zlib.crc32(head[8:]) != crc:
         raise FormatError("envelope header fails its CRC")
     if version != FORMAT:
-        raise LaterFormatError(f"envelope format {version} is unknown; this build reads {FORMAT}")
+        raise UnknownFormatError(f"envelope has format {version}; this build reads {FORMAT}")
     header = Header(
         key, parent, fingerprint, domain, depth, tokens, payload_bytes, raw_bytes,
         codec, seal, epoch, nonce, segment, key_id,

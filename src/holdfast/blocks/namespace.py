@@ -7,7 +7,7 @@ import struct
 from functools import lru_cache
 from typing import NamedTuple
 
-from holdfast.blocks.envelope import Header, record_bytes
+from holdfast.blocks.envelope import Header, stored_bytes
 from holdfast.blocks.key import KEY_BYTES
 
 _TAG_BYTES = 8
@@ -19,19 +19,21 @@ _UINT64 = 0xFFFF_FFFF_FFFF_FFFF
 class Namespace(NamedTuple):
     """The properties that all blocks of a session share. `domain` is the public id, not the key.
 
-    All four fields identify the namespace. The sizes follow from the fingerprint; a client that
-    gives other sizes for the same fingerprint and domain gets another namespace.
+    `raw_bytes` is the length of a decoded payload, as the layout says. It and `block_tokens` follow
+    from the fingerprint. They are part of the tuple so that a client that gives other sizes for the
+    same fingerprint and domain gets another namespace. No stored size is part of it: a codec makes
+    records of one namespace that have different lengths.
     """
 
     fingerprint: bytes
     domain: bytes
-    payload_bytes: int
+    raw_bytes: int
     block_tokens: int
 
     @property
-    def record_bytes(self) -> int:
-        """Bytes of one record of this namespace in a slot or on a device."""
-        return record_bytes(self.payload_bytes)
+    def slot_bytes(self) -> int:
+        """Bytes of a slot in memory for one decoded record: header, payload, tag and padding."""
+        return stored_bytes(self.raw_bytes)
 
 
 def domain_id(domain_key: bytes) -> bytes:
@@ -43,28 +45,27 @@ def domain_id(domain_key: bytes) -> bytes:
 
 def namespace_of(header: Header) -> Namespace:
     """Return the namespace of a record from its header."""
-    return _shared(header.fingerprint, header.domain, header.payload_bytes, header.tokens)
+    return _shared(header.fingerprint, header.domain, header.raw_bytes, header.tokens)
 
 
 @lru_cache(maxsize=1_024)
-def _shared(fingerprint: bytes, domain: bytes, payload_bytes: int, tokens: int) -> Namespace:
+def _shared(fingerprint: bytes, domain: bytes, raw_bytes: int, tokens: int) -> Namespace:
     """Return one object for equal namespaces, because tiers keep one per record or region."""
-    return Namespace(fingerprint, domain, payload_bytes, tokens)
+    return Namespace(fingerprint, domain, raw_bytes, tokens)
 
 
 @lru_cache(maxsize=1_024)
 def namespace_digest(namespace: Namespace) -> bytes:
-    """Return 16 bytes that name a namespace outside this process, in third-party stores."""
-    return hashlib.blake2b(
-        _packed(namespace), digest_size=KEY_BYTES, person=b"holdfast-space"
-    ).digest()
+    """Return 16 bytes that name a namespace outside this process, in third-party stores.
+
+    The name depends on fingerprint and domain only.
+    """
+    named = namespace.fingerprint + namespace.domain
+    return hashlib.blake2b(named, digest_size=KEY_BYTES, person=b"holdfast-space").digest()
 
 
 def namespace_tag(namespace: Namespace, key: bytes) -> bytes:
     """Return 8 bytes that name a namespace within this process, keyed with `key`."""
-    return hashlib.blake2b(_packed(namespace), key=key, digest_size=_TAG_BYTES).digest()
-
-
-def _packed(namespace: Namespace) -> bytes:
-    sizes = _SIZES.pack(namespace.payload_bytes & _UINT64, namespace.block_tokens & _UINT64)
-    return namespace.fingerprint + namespace.domain + sizes
+    sizes = _SIZES.pack(namespace.raw_bytes & _UINT64, namespace.block_tokens & _UINT64)
+    named = namespace.fingerprint + namespace.domain + sizes
+    return hashlib.blake2b(named, key=key, digest_size=_TAG_BYTES).digest()

@@ -253,7 +253,7 @@ def _stored(namespaces: Sequence[Mapping[str, Any]]) -> list[str]:
         lines.append(
             f"{namespace['fingerprint']}  domain {namespace['domain']}: "
             f"{many(namespace['blocks'], 'block')} of {namespace['block_tokens']} tokens, "
-            f"{Size(namespace['payload_bytes'])}"
+            f"{Size(namespace['raw_bytes'])}"
         )
         lines += [
             f"  {name:<8}{many(tier['blocks'], 'block')}, {Size(tier['bytes'])}"

@@ -135,7 +135,7 @@ class RemoteSession:
                 protocol=m.PROTOCOL,
                 peer=_PEER,
                 fingerprint=digest,
-                payload_bytes=layout.payload_bytes,
+                raw_bytes=layout.payload_bytes,
                 block_tokens=layout.block_tokens,
                 domain=domain,
                 description=msgspec.json.encode(fingerprint).decode(),

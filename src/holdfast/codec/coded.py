@@ -15,9 +15,8 @@ from holdfast.blocks.envelope import (
     TAG_BYTES,
     header_of_record,
 )
-from holdfast.buffers import align_up
 from holdfast.codec.codec import Codec, find_codec
-from holdfast.codec.pack import pack, payload, tag_matches
+from holdfast.codec.pack import matches, pack, payload
 from holdfast.errors import CodecMismatchError, FormatError, Outcome
 
 NOT_SHORTER: Final = 0
@@ -39,7 +38,7 @@ def encode_record(record: memoryview, codec: Codec, into: memoryview, element_by
     header = header_of_record(record)
     if header is None or (header.codec, header.seal) != (CODEC_NONE, SEAL_NONE):
         return DAMAGED
-    if not tag_matches(record, header):
+    if not matches(record, header):
         return DAMAGED
     raw = payload(record, header.payload_bytes)
     try:
@@ -50,9 +49,9 @@ def encode_record(record: memoryview, codec: Codec, into: memoryview, element_by
         return MISMATCH
     if nbytes <= 0:
         return NOT_SHORTER
-    stored = align_up(HEADER_BYTES + nbytes + TAG_BYTES)
-    pack(into[:stored], header._replace(codec=codec.number, payload_bytes=nbytes))
-    return stored
+    encoded = header._replace(codec=codec.number, payload_bytes=nbytes)
+    pack(into[: encoded.stored_bytes], encoded)
+    return encoded.stored_bytes
 
 
 def decode_record(record: memoryview, into: memoryview) -> Outcome:
@@ -63,7 +62,7 @@ def decode_record(record: memoryview, into: memoryview) -> Outcome:
     than `into` has room for. `into` is undefined after both.
     """
     header = header_of_record(record)
-    if header is None or header.seal != SEAL_NONE or not tag_matches(record, header):
+    if header is None or not matches(record, header):
         return Outcome.CORRUPT
     if len(into) < HEADER_BYTES + header.raw_bytes + TAG_BYTES:
         return Outcome.CORRUPT

@@ -21,7 +21,7 @@ from holdfast.blocks.envelope import (
     write_header,
 )
 from holdfast.blocks.namespace import Namespace
-from holdfast.errors import FormatError, LaterFormatError, Outcome
+from holdfast.errors import FormatError, Outcome, UnknownFormatError
 
 
 def pack(record: memoryview, header: Header) -> None:
@@ -45,51 +45,62 @@ def payload(record: memoryview, payload_bytes: int) -> memoryview:
     return record[HEADER_BYTES : HEADER_BYTES + payload_bytes]
 
 
-def verify(record: memoryview, key: bytes, fingerprint: bytes, payload_bytes: int) -> Outcome:
-    """Check header, key, fingerprint, length and tag: OK, or MISS for another block, or CORRUPT."""
+def verify(record: memoryview, key: bytes, fingerprint: bytes, raw_bytes: int) -> Outcome:
+    """Verify a plain record that no codec has shortened, as it is in host memory.
+
+    Checks header, key, fingerprint, length and tag: OK, or MISS for another block, or CORRUPT.
+    """
     header = header_of_record(record)
     if header is None:
         return Outcome.CORRUPT
     if header.key != key or header.fingerprint != fingerprint:
         return Outcome.MISS
-    if header.payload_bytes != payload_bytes or not matches(record, header):
+    if header.codec != CODEC_NONE or header.raw_bytes != raw_bytes or not lengths_agree(header):
+        return Outcome.CORRUPT
+    if not matches(record, header):
         return Outcome.CORRUPT
     return Outcome.OK
 
 
+def lengths_agree(header: Header) -> bool:
+    """Return whether the lengths of a header are possible: a codec only ever shortens a payload."""
+    if header.codec == CODEC_NONE:
+        return header.payload_bytes == header.raw_bytes
+    return header.payload_bytes < header.raw_bytes
+
+
 def matches(record: memoryview, header: Header) -> bool:
-    """Return whether a record is complete, neither encoded nor sealed, and has the right tag."""
-    if header.codec != CODEC_NONE or header.seal != SEAL_NONE:
-        return False
-    return tag_matches(record, header)
+    """Return whether a record is complete, not sealed, and has the right tag for its header.
 
-
-def tag_matches(record: memoryview, header: Header) -> bool:
-    """Return whether an unsealed record is complete and has the right tag; it may be encoded."""
+    The tag covers the stored payload, so a codec makes no difference.
+    """
     end = HEADER_BYTES + header.payload_bytes
-    return len(record) >= end + TAG_BYTES and _tag(record, end) == record[end : end + TAG_BYTES]
+    if header.seal != SEAL_NONE or len(record) < end + TAG_BYTES:
+        return False
+    return _tag(record, end) == record[end : end + TAG_BYTES]
 
 
 def check_without_key(record: memoryview, key: bytes, namespace: Namespace) -> Outcome:
     """Verify the record stored under a key, as far as that is possible without a data key.
 
-    OK: it is not sealed, and intact. CORRUPT: its header is damaged or names another block, it is
-    too short, or the checksum of an unsealed record fails. UNREADABLE: header and length are
-    valid, but the payload is sealed or of a later format, so only a reader with the key can
-    verify it.
+    OK: it is not sealed, and intact. CORRUPT: its header is damaged or names another block, its
+    lengths are impossible, it is too short, or the checksum of an unsealed record fails.
+    UNREADABLE: header and length are valid, but the payload is sealed, so only a reader with the
+    key can verify it; or the record is of another format, which other builds read.
     """
     try:
         header, _ = read_header(record)
-    except LaterFormatError:
+    except UnknownFormatError:
         return Outcome.UNREADABLE
     except FormatError:
         return Outcome.CORRUPT
-    named = (header.key, header.fingerprint, header.domain, header.payload_bytes)
-    if named != (key, namespace.fingerprint, namespace.domain, namespace.payload_bytes):
+    named = (header.key, header.fingerprint, header.domain, header.raw_bytes)
+    if named != (key, namespace.fingerprint, namespace.domain, namespace.raw_bytes):
         return Outcome.CORRUPT
-    if len(record) < HEADER_BYTES + header.payload_bytes + TAG_BYTES:
+    end = HEADER_BYTES + header.payload_bytes + TAG_BYTES
+    if not lengths_agree(header) or len(record) < end:
         return Outcome.CORRUPT
-    if header.seal != SEAL_NONE or header.codec != CODEC_NONE:
+    if header.seal != SEAL_NONE:
         return Outcome.UNREADABLE
     return Outcome.OK if matches(record, header) else Outcome.CORRUPT
 

@@ -6,7 +6,7 @@ import re
 from urllib.parse import urlsplit
 
 from holdfast.address import exposed_addresses, tcp_endpoint
-from holdfast.blocks.envelope import record_bytes
+from holdfast.blocks.envelope import stored_bytes
 from holdfast.byte_size import Size
 from holdfast.config.options import (
     Config,
@@ -199,7 +199,7 @@ def _check_quotas(config: Config) -> None:
                     f"{where}: this node cannot count a domain's blocks on {tier}; set quotas on "
                     "the nodes or servers behind it, and remove this one"
                 )
-            least = record_bytes(1)
+            least = stored_bytes(1)
             if isinstance(options, HostOptions | CxlOptions):
                 least = HostBudget(options.capacity).chunk_bytes
             if most < least:
@@ -229,9 +229,9 @@ def _check_quotas(config: Config) -> None:
                 f"{at}.write_budget_bytes_per_day: {budget} given, but there is no disk tier to "
                 "write to; remove it"
             )
-        if budget is not None and budget < record_bytes(1):
+        if budget is not None and budget < stored_bytes(1):
             raise ConfigError(
-                f"{at}.write_budget_bytes_per_day: {budget} is less than {Size(record_bytes(1))}, "
+                f"{at}.write_budget_bytes_per_day: {budget} is less than {Size(stored_bytes(1))}, "
                 "so nothing would ever be written; raise it, or leave it out for no limit"
             )
         reserved += domain.reserved_bytes.get("host", 0)

@@ -37,7 +37,7 @@ class RecentRequest(NamedTuple):
     at_s: float
     tokens: int
     block_tokens: int
-    record_bytes: int
+    slot_bytes: int
     keys: bytes
 
     @property
@@ -85,7 +85,7 @@ class RecentRequests:
         Keeps `keys` without a copy: a lookup waits for this.
         """
         kept = keys[: self._accesses_max * KEY_BYTES]
-        sizes = namespace.block_tokens, namespace.record_bytes
+        sizes = namespace.block_tokens, namespace.slot_bytes
         with self._lock:
             request = RecentRequest(at_s, tokens, *sizes, kept)
             self._requests.append(request)
@@ -113,8 +113,8 @@ class RecentRequests:
         tokens = np.array([one.tokens for one in kept], np.int64)
         blocks = RequestBlocks(size, tokens, starts, ids.astype(np.int32))
         found = curve(blocks)
-        record_bytes = np.array([one.record_bytes for one in kept], np.int64)
-        block_bytes = float(counts @ record_bytes) / max(1, blocks.blocks)
+        slot_bytes = np.array([one.slot_bytes for one in kept], np.int64)
+        block_bytes = float(counts @ slot_bytes) / max(1, blocks.blocks)
         tiers = [
             TierCurve(
                 tier,

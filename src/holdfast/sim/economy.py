@@ -31,7 +31,7 @@ def economy_figures(run: SimulationFigures) -> list[Row]:
     per_s = gpus * hourly / HOUR_S
     worked_s = run.prefill_s + run.decode_s
     bare_s = worked_s + float(run.requests.saved_s.sum())
-    span_s, size = run.span_s, run.fleet.hardware.namespace.record_bytes
+    span_s, size = run.span_s, run.fleet.hardware.namespace.slot_bytes
     tier_dollars = tier_joules = 0.0  # of all workers
     costs: dict[str, float] = {}
     for tier, tier_spec in enumerate(run.fleet.hardware.tier_specs):
@@ -75,7 +75,7 @@ def assumptions(run: SimulationFigures) -> list[str]:
     hardware, engine = run.fleet.hardware, run.fleet.hardware.engine
     cost, site = hardware.prefill, hardware.profile.site
     namespace = hardware.namespace
-    token_bytes = namespace.payload_bytes / namespace.block_tokens
+    token_bytes = namespace.raw_bytes / namespace.block_tokens
     formula = f"{cost.a:.3g} + {cost.b:.3g} n + {cost.c:.3g} n (m + n/2) s"
     rate = f"{engine.decode_tokens_per_s:g} tokens/s for each of {engine.decodes_at_once} requests"
     lines = [

@@ -71,7 +71,7 @@ class SimulationFigures(NamedTuple):
 
     def tier_bytes(self, tier: int) -> tuple[float, float]:
         """Return the bytes read from and written to one tier, by all workers."""
-        size = self.fleet.hardware.namespace.record_bytes
+        size = self.fleet.hardware.namespace.slot_bytes
         read = float(self.requests.fetched[:, tier].sum()) * size
         if self.fleet.names[tier] == "device":  # the engine uses the blocks in place
             read = 0.0
@@ -103,7 +103,7 @@ def hit_figures(run: SimulationFigures) -> list[Row]:
             "written_gb": written / 1e9,
             "capacity_blocks": sum(tier_state.capacity for tier_state in tier_states),
             "peak_blocks": peak,
-            "peak_bytes": peak * run.fleet.hardware.namespace.record_bytes,
+            "peak_bytes": peak * run.fleet.hardware.namespace.slot_bytes,
             "refused_blocks": sum(tier_state.refused for tier_state in tier_states),
             "declined_blocks": sum(tier_state.declined for tier_state in tier_states),
         }

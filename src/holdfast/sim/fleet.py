@@ -136,7 +136,7 @@ class Fleet:
         self, worker: SimulatedWorker, tiers: Sequence[int], now_s: float
     ) -> list[TierEstimate]:
         """Return the estimate of each tier in `tiers` now, by the slowest link on its path."""
-        block = self.hardware.namespace.record_bytes
+        block = self.hardware.namespace.slot_bytes
         estimates = []
         for tier, tier_spec in enumerate(self.hardware.tier_specs):
             if tier not in tiers:

@@ -186,10 +186,10 @@ def _tier_spec(
         key, shown = "capacity_tokens", f"{tier.capacity_tokens:g}"
         blocks = int(min(tier.capacity_tokens // namespace.block_tokens, UNBOUNDED))
     elif tier.capacity is not None:
-        blocks = int(tier.capacity) // namespace.record_bytes
+        blocks = int(tier.capacity) // namespace.slot_bytes
     elif medium and medium.unit_bytes:
         shown = str(Size(medium.unit_bytes.mid * tier.units))
-        blocks = int(medium.unit_bytes.mid * tier.units) // namespace.record_bytes
+        blocks = int(medium.unit_bytes.mid * tier.units) // namespace.slot_bytes
     elif tier.kind == "object":
         blocks = UNBOUNDED
     else:
@@ -197,7 +197,7 @@ def _tier_spec(
     if blocks < 1:
         raise ConfigError(
             f"{key}: {shown} is less than one block of {namespace.block_tokens} tokens, "
-            f"{Size(namespace.record_bytes)}; raise it"
+            f"{Size(namespace.slot_bytes)}; raise it"
         )
-    nbytes = float(blocks * namespace.record_bytes)
+    nbytes = float(blocks * namespace.slot_bytes)
     return TierSpec(tier, medium, blocks, nbytes, latency or 0.0, read, write)

@@ -96,7 +96,7 @@ class SimulatedMemory:
         self.index = Residency(max(1, len(tier_states)), list)
         self.tier_states = tier_states
         self._namespace = namespace
-        self._block_bytes = namespace.record_bytes
+        self._block_bytes = namespace.slot_bytes
         self._below = below
         entries = [tier_state.entry for tier_state in tier_states]
         below_entries = [tier_state.entry for tier_state in below.tier_states] if below else []

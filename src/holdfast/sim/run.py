@@ -139,7 +139,7 @@ class Simulation:
             hardware.engine,
             hardware.prefill,
         )
-        self._block_tokens, self._block_bytes = trace.block_tokens, hardware.namespace.record_bytes
+        self._block_tokens, self._block_bytes = trace.block_tokens, hardware.namespace.slot_bytes
         self._device = names[:1] == ["device"]
         self._host = names.index("host") if "host" in names[:-1] else None
         """The tier that prestaging fills: host memory, if there are tiers below it."""

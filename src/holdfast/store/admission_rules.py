@@ -79,5 +79,5 @@ class AdmissionRules:
         uses = self._uses[row] if row < len(self._uses) else 0
         group = (index.namespace_number(row), uses)
         return AdmissionCandidate(
-            index.name(row), group, namespace.record_bytes, namespace.domain, uses
+            index.name(row), group, namespace.slot_bytes, namespace.domain, uses
         )

@@ -249,7 +249,7 @@ class BlockTable:
         column, namespace = self.index.places[tier], self.index.namespace(row)
         known, column[row] = Place(column[row]), place
         if known == NOWHERE:
-            self.usage.add(tier, namespace.domain, namespace.record_bytes)
+            self.usage.add(tier, namespace.domain, namespace.slot_bytes)
         elif known != place:
             self.free_place(tier, known)
         if known != place:
@@ -301,7 +301,7 @@ class BlockTable:
             else:
                 self.give_back(namespace, [place])
         else:
-            self.usage.subtract(tier, namespace.domain, namespace.record_bytes, row)
+            self.usage.subtract(tier, namespace.domain, namespace.slot_bytes, row)
             self.free_place(tier, place)
         self._drop_if_unused(row)
 
@@ -329,7 +329,7 @@ class BlockTable:
             self._drop_if_unused(row)
         for number, blocks in namespaces.items():
             namespace = self.index.namespaces[number]
-            self.usage.subtract(HOST, namespace.domain, blocks * namespace.record_bytes)
+            self.usage.subtract(HOST, namespace.domain, blocks * namespace.slot_bytes)
         host.name_slots(places, [NAMELESS] * len(places))
         self.evictions[HOST] += len(places)
         return places
@@ -343,7 +343,7 @@ class BlockTable:
         if row >= 0 and self.index.places[tier][row] == dropped.place:
             namespace = dropped.namespace
             self.rules.gave_up(row, tier)
-            self.usage.subtract(tier, namespace.domain, namespace.record_bytes, row)
+            self.usage.subtract(tier, namespace.domain, namespace.slot_bytes, row)
             self.index.places[tier][row] = NOWHERE
             self.evictions[tier] += 1
             public = namespace.domain == self.public and tier not in self._volatile
@@ -423,7 +423,7 @@ class BlockTable:
     def give_back(self, namespace: Namespace, places: Sequence[Place]) -> None:
         """Free slots of a namespace in the host tier, published or not."""
         self.host(namespace).free(places)
-        self.usage.subtract(HOST, namespace.domain, len(places) * namespace.record_bytes)
+        self.usage.subtract(HOST, namespace.domain, len(places) * namespace.slot_bytes)
 
     def drop_oldest_lookups(self) -> None:
         """Drop cached remote lookups beyond the bound, in short critical sections. Takes the lock.

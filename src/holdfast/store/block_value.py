@@ -34,7 +34,7 @@ class BlockValue:
         saved: dict[int, float] = {}
         for number, namespace in enumerate(list(self._index.namespaces)):
             token_s = self._estimates.token_s(namespace.fingerprint.hex(), namespace.domain.hex())
-            each = (token_s or 0.0) * namespace.block_tokens / namespace.record_bytes
+            each = (token_s or 0.0) * namespace.block_tokens / namespace.slot_bytes
             if 0.0 < each < math.inf:  # peers name namespaces, too: one of no tokens saves nothing
                 saved[number] = each
         usual = math.exp(sum(map(math.log, saved.values())) / max(len(saved), 1))

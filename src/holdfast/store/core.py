@@ -205,7 +205,7 @@ class StoreParts:
 
     def record(self, namespace: Namespace, place: int) -> memoryview:
         """Return the record at a leased place; valid until the lease ends."""
-        return self.table.host(namespace).view(Place(place), namespace.record_bytes)
+        return self.table.host(namespace).view(Place(place), namespace.slot_bytes)
 
     def outgoing(self, namespace: Namespace, lease: int, places: Sequence[int]) -> list[memoryview]:
         """Return leased records to send to another host, sealed if their domain requires it.
@@ -213,7 +213,7 @@ class StoreParts:
         Stops before the first record that cannot be sealed; empty if the lease has ended. The
         records are valid until the lease ends.
         """
-        view, size = self.table.host(namespace).view, namespace.record_bytes
+        view, size = self.table.host(namespace).view, namespace.slot_bytes
         records = [view(Place(place), size) for place in places]
         if not self.table.sealing.seals(namespace.domain):
             return records

@@ -32,7 +32,7 @@ _MAX_RUNS_COMPARED = 8
 
 def slots(table: BlockTable, namespace: Namespace) -> int:
     """Return how many blocks of a namespace fit in otherwise empty memory, within its quota."""
-    size, most = namespace.record_bytes, table.usage.quota(HOST, namespace.domain).most_bytes
+    size, most = namespace.slot_bytes, table.usage.quota(HOST, namespace.domain).most_bytes
     return int(min(table.host(namespace).slots(size), most // size))
 
 
@@ -42,7 +42,7 @@ def reserve_slots(table: BlockTable, namespace: Namespace, count: int) -> list[P
     If memory is not divided and all blocks have one size, one search finds all victims. The caller
     owns the slots: it publishes them or frees them with `give_back`.
     """
-    size, host, places = namespace.record_bytes, table.host(namespace), list[Place]()
+    size, host, places = namespace.slot_bytes, table.host(namespace), list[Place]()
     if not table.usage.divided and namespace.domain != table.public:
         places = [place for place in host.reserve([size] * count).places if place != NOWHERE]
         if missing := count - len(places):
@@ -59,7 +59,7 @@ def _evict_one(table: BlockTable, namespace: Namespace) -> Place:
 
     If memory is divided, the victim domain is chosen first.
     """
-    domain, size, place = namespace.domain, namespace.record_bytes, NOWHERE
+    domain, size, place = namespace.domain, namespace.slot_bytes, NOWHERE
     if domain == table.public and _public_is_full(table, size):
         return NOWHERE
     if table.usage.fits(HOST, domain, size):
@@ -78,11 +78,11 @@ def _evict_one(table: BlockTable, namespace: Namespace) -> Place:
 
 def _victims_of_size(table: BlockTable, namespace: Namespace) -> Generator[int, None, None]:
     """Yield evictable rows whose slots fit a namespace exactly, up to the first that does not."""
-    host, size, like = table.host(namespace), namespace.record_bytes, namespace
+    host, size, like = table.host(namespace), namespace.slot_bytes, namespace
     with closing(_victims(table, ANY_DOMAIN)) as rows:
         for row in rows:
             other = table.index.namespace(row)
-            if other is not like and (table.host(other) is not host or other.record_bytes != size):
+            if other is not like and (table.host(other) is not host or other.slot_bytes != size):
                 return
             like = other
             yield row
@@ -120,13 +120,13 @@ def _evict_from(table: BlockTable, namespace: Namespace, victim_domain: bytes) -
     runs, so it evicts the emptiest run among those with the least valuable blocks. Evicting by
     value alone would evict most of a domain before a run is empty.
     """
-    domain, size, host = namespace.domain, namespace.record_bytes, table.host(namespace)
+    domain, size, host = namespace.domain, namespace.slot_bytes, table.host(namespace)
     runs: list[list[int]] = []
     seen: set[int] = set()
     with closing(_victims(table, victim_domain)) as rows:
         for row in rows:
             other = table.index.namespace(row)
-            if table.host(other) is host and other.record_bytes == size:
+            if table.host(other) is host and other.slot_bytes == size:
                 if runs:
                     break
                 foreign = other.domain != domain
@@ -184,7 +184,7 @@ def _all_evictable(table: BlockTable, run: Sequence[int], requester: bytes) -> b
     lost: Counter[bytes] = Counter()
     for row in run:
         namespace = table.index.namespace(row)
-        lost[namespace.domain] += namespace.record_bytes
+        lost[namespace.domain] += namespace.slot_bytes
     del lost[requester]
     if any(nbytes > table.usage.evictable_bytes(HOST, domain) for domain, nbytes in lost.items()):
         return False

@@ -114,7 +114,7 @@ def _fetch(
     with table.lock:
         coverage = table.index.cover(namespace, keys)
         # The caller has already decided that fetching is cheaper than recomputing.
-        planned = blocks_within(coverage.tiers, namespace.record_bytes, estimates, deadline_s)
+        planned = blocks_within(coverage.tiers, namespace.slot_bytes, estimates, deadline_s)
         rows = coverage.rows[: min(planned, slots(table, namespace))]
         lease = table.leases.lease(rows, late_at + store.options.lease_s)
         if priority is Priority.DEMAND:
@@ -131,7 +131,7 @@ def _fetch(
         in_memory = [row for row, tier in zip(rows, coverage.tiers, strict=False) if tier == HOST]
         trusted = {row: verify_in_memory(table, row) for row in in_memory}
         good = sum(place != NOWHERE for place in trusted.values())
-        store.estimates.verified(good * namespace.record_bytes, store.clock.now() - started)
+        store.estimates.verified(good * namespace.slot_bytes, store.clock.now() - started)
     else:
         trusted = {row: Place(column[row]) for row in rows}
     readings = [read_batch.reading for read_batch in read_batches]

@@ -103,7 +103,7 @@ def pin(
     check_seconds("pin.ttl_s", ttl_s, PIN_S_MAX)
     check_seconds("pin: deadline_s", deadline_s, SECONDS_MAX)
     left_s = ask_first(store, namespace, keys, deadline_s, Priority.PREFETCH)[1]
-    size, table, pending_hints = namespace.record_bytes, store.table, store.pending_hints
+    size, table, pending_hints = namespace.slot_bytes, store.table, store.pending_hints
     with table.lock:
         open_bytes = store.host_bytes - table.usage.reserved_by_others(namespace.domain)
         taken = pending_hints.pinned_bytes(store.clock.now())
@@ -144,7 +144,7 @@ def start_prestages(store: StoreParts) -> None:
         due = store.pending_hints.due(store.clock.now())
     for staging in due:
         namespace = staging.chain.namespace
-        nbytes = len(staging.chain.keys) // KEY_BYTES * namespace.record_bytes
+        nbytes = len(staging.chain.keys) // KEY_BYTES * namespace.slot_bytes
         share = store.share(namespace.domain)
         item = WorkItem(namespace.domain, nbytes, share, Priority.PREFETCH)
         try:
@@ -180,7 +180,7 @@ def _stage(store: StoreParts, chain: NamedChain, at_s: float) -> int:
             return len(tiers)
         question = PlanQuestion(
             tiers=[max(1, tier) for tier in tiers],
-            block_bytes=namespace.record_bytes,
+            block_bytes=namespace.slot_bytes,
             block_tokens=namespace.block_tokens,
             estimates=store.estimates.estimates(namespace.domain),
             names=names,

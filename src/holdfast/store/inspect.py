@@ -102,11 +102,11 @@ def listing(store: StoreParts) -> list[dict[str, Any]]:
         {
             "fingerprint": namespace.fingerprint.hex(),
             "domain": names.get(namespace.domain, namespace.domain.hex()),
-            "payload_bytes": namespace.payload_bytes,
+            "raw_bytes": namespace.raw_bytes,
             "block_tokens": namespace.block_tokens,
             "blocks": count,
             "tiers": {
-                table.tier_name(tier): {"blocks": held, "bytes": held * namespace.record_bytes}
+                table.tier_name(tier): {"blocks": held, "bytes": held * namespace.slot_bytes}
                 for tier, held in sorted(copies[namespace].items())
             },
         }

@@ -39,7 +39,7 @@ class Reservation(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Total size of the reserved slots in bytes."""
-        return len(self.slots) * self.namespace.record_bytes
+        return len(self.slots) * self.namespace.slot_bytes
 
 
 class BlockLease(NamedTuple):

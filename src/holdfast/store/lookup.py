@@ -139,7 +139,7 @@ def ask_in_time(
     if within_s <= 0:
         return covered._replace(unanswered=late)
     share = table.usage.share(namespace.domain)
-    work_item = WorkItem(namespace.domain, len(keys) * namespace.record_bytes, share, priority)
+    work_item = WorkItem(namespace.domain, len(keys) * namespace.slot_bytes, share, priority)
     try:
         asking = store.lookups.submit(work_item, partial(look, store, namespace, keys, within_s))
     except RuntimeError:  # the store is closed
@@ -252,7 +252,7 @@ def plan_fetch(
     cost, delivery = estimates.cost(prompt.engine)
     question = PlanQuestion(
         tiers=coverage.tiers,
-        block_bytes=namespace.record_bytes,
+        block_bytes=namespace.slot_bytes,
         block_tokens=namespace.block_tokens,
         estimates=estimates.estimates(namespace.domain),
         names=table.tier_names(),
@@ -275,7 +275,7 @@ def plan_fetch(
                 have_tokens=prompt.have,
                 held=coverage.blocks,
                 plan=plan,
-                block_bytes=namespace.record_bytes,
+                block_bytes=namespace.slot_bytes,
                 first_block=question.first,
             )
             number = store.plan_log.add(record, prompt.instead_of)

@@ -36,7 +36,7 @@ def probe_tier(store: StoreParts, number: int) -> None:
     rows, batch = _pin_some(table, number)
     if not rows:
         return
-    size, domain = batch[0].namespace.record_bytes, batch[0].namespace.domain
+    size, domain = batch[0].namespace.slot_bytes, batch[0].namespace.domain
     outcomes = list[Outcome]()
     store.estimates.asked(number, len(batch) * size, domain)
     try:
@@ -63,7 +63,7 @@ def _pin_some(table: BlockTable, number: int) -> tuple[list[int], list[TierGet]]
                     TierGet(
                         Place(column[row]),
                         index.keys[row] or b"",
-                        aligned_buffer(namespace.record_bytes),
+                        aligned_buffer(namespace.slot_bytes),
                         namespace,
                     )
                     for row in rows

@@ -134,7 +134,7 @@ class BlockMover:
         Each tier's reads are shared fairly between domains, by bytes. Within a domain, short
         fetches pass long ones.
         """
-        domain, size, started = namespace.domain, namespace.record_bytes, list[ReadBatch]()
+        domain, size, started = namespace.domain, namespace.slot_bytes, list[ReadBatch]()
         request = len(promotions) * size
         share = self._table.usage.share(domain)
         for tier, group in itertools.groupby(promotions, key=lambda promotion: promotion.tier):
@@ -186,7 +186,7 @@ class BlockMover:
                 if taken:
                     self._take_back(namespace, promotions)
             if taken:
-                nbytes = len(promotions) * namespace.record_bytes
+                nbytes = len(promotions) * namespace.slot_bytes
                 self._estimates.dropped(read_batch.tier, nbytes, namespace.domain)
 
     def batches(self) -> tuple[list[int], list[int]]:
@@ -230,7 +230,7 @@ class BlockMover:
         """Read one batch into its slots, open and verify it, publish it."""
         began_ns = time.time_ns()
         table, lower = self._table, self._table.lower[tier - 1]
-        host, size = table.host(namespace), namespace.record_bytes
+        host, size = table.host(namespace), namespace.slot_bytes
         bad: list[TierGet] = []
         outcomes = [Outcome.GONE] * len(read_batch)
         batch = [

@@ -78,8 +78,8 @@ def _copy(
     try:
         for place, source in zip(reserved.places, theirs, strict=True):
             if place != NOWHERE:
-                record = payload(store.record(public, source), namespace.payload_bytes)
-                payload(store.record(namespace, place), namespace.payload_bytes)[:] = record
+                record = payload(store.record(public, source), namespace.raw_bytes)
+                payload(store.record(namespace, place), namespace.raw_bytes)[:] = record
     except BaseException:
         save.abort(store, reserved.ticket)
         raise

@@ -66,7 +66,7 @@ def receive_slots(store: StoreParts, headers: Sequence[Header]) -> list[ReceiveS
                 for is_held, i in zip(held, numbers, strict=True)
             ]
             places = iter(reserve_slots(table, namespace, wanted.count(True)))
-            size, view = namespace.record_bytes, table.host(namespace).view
+            size, view = namespace.slot_bytes, table.host(namespace).view
             generation = table.generation(namespace)
             for i, is_held, wants in zip(numbers, held, wanted, strict=True):
                 place = next(places, NOWHERE) if wants else NOWHERE

@@ -56,7 +56,7 @@ def reserve(
         there = [row >= 0 and table.index.fastest(row) >= 0 for row in rows]
         held = list(itertools.compress(rows, there))
         table.pin(held)  # they must not be evicted for the blocks that follow them
-        size, share = namespace.record_bytes, FILLING_SHARE if len(table.hosts) > 1 else 1.0
+        size, share = namespace.slot_bytes, FILLING_SHARE if len(table.hosts) > 1 else 1.0
         fillable = table.usage.fillable(namespace.domain, size, store.host_bytes, share)
         slots = iter(reserve_slots(table, namespace, min(there.count(False), fillable)))
         table.unpin(held)
@@ -102,11 +102,11 @@ def commit(store: StoreParts, number: int, retention: Retention = Retention.SESS
                 domain=namespace.domain,
                 depth=reservation.depth + i,
                 tokens=namespace.block_tokens,
-                payload_bytes=namespace.payload_bytes,
-                raw_bytes=namespace.payload_bytes,
+                payload_bytes=namespace.raw_bytes,
+                raw_bytes=namespace.raw_bytes,
                 segment=segment[:SEGMENT_BYTES].ljust(SEGMENT_BYTES, b"\0"),
             )
-            pack(host.view(place, namespace.record_bytes), header)
+            pack(host.view(place, namespace.slot_bytes), header)
     reach("commit_packed")
     taken: dict[int, Place] = {}
     with table.lock:

@@ -199,4 +199,4 @@ def _verify_copy(store: StoreParts, row: int, tier: int) -> tuple[Outcome, int]:
             if there and outcome is not Outcome.OK and not table.sealing.is_away(namespace.domain):
                 table.quarantine(row, tier, outcome)
             table.unpin([row])
-    return outcome, namespace.record_bytes
+    return outcome, namespace.slot_bytes

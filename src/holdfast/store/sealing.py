@@ -25,9 +25,9 @@ from holdfast.blocks.envelope import (
 from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import aligned_buffer
 from holdfast.clock import Clock
-from holdfast.codec.pack import matches
+from holdfast.codec.pack import lengths_agree, matches
 from holdfast.codec.seal import DataKey, Sealer
-from holdfast.errors import FormatError, Outcome
+from holdfast.errors import FormatError, Outcome, UnknownFormatError
 from holdfast.keys.keyring import KeyRing
 from holdfast.keys.keyring_watch import KeyRingWatch
 
@@ -95,24 +95,41 @@ class Sealing:
         """Check a record from below the host and open it in place.
 
         OK: the requested block, plain if its domain is ours. MISS: another block. UNREADABLE:
-        sealed with a key that is not on the ring, or plain although its domain is sealed; counted,
-        and logged at most once in `UNREADABLE_LOG_S` per domain. CORRUPT: anything else.
+        sealed with a key that is not on the ring, plain although its domain is sealed, or of a
+        codec or record format that this build does not know. The first two are counted, and logged
+        at most once in `UNREADABLE_LOG_S` per domain. CORRUPT: anything else.
         """
         try:
             header, _ = read_header(record)
+        except UnknownFormatError:
+            return Outcome.UNREADABLE
         except FormatError:
             return Outcome.CORRUPT
         wanted = (key, namespace.fingerprint, namespace.domain)
         if (header.key, header.fingerprint, header.domain) != wanted:
             return Outcome.MISS
-        if header.payload_bytes != namespace.payload_bytes or header.codec != CODEC_NONE:
+        if header.raw_bytes != namespace.raw_bytes or not lengths_agree(header):
             return Outcome.CORRUPT
-        if header.seal == SEAL_NONE and matches(record, header):
-            is_trusted = not self.seals(namespace.domain)
-            return Outcome.OK if is_trusted else self._note_unreadable(header, "not sealed")
-        if header.seal != SEAL_AES_GCM or len(record) < namespace.record_bytes:
+        if header.seal == SEAL_NONE:
+            outcome = self._check_plain(record, header)
+        else:
+            outcome = self._open(record, header)
+        if outcome is Outcome.OK and header.codec != CODEC_NONE and header.domain in self._ours:
+            return Outcome.UNREADABLE
+        return outcome
+
+    def _check_plain(self, record: memoryview, header: Header) -> Outcome:
+        if not matches(record, header):
             return Outcome.CORRUPT
-        if namespace.domain not in self._ours:
+        if self.seals(header.domain):
+            return self._note_unreadable(header, "not sealed")
+        return Outcome.OK
+
+    def _open(self, record: memoryview, header: Header) -> Outcome:
+        """Open a sealed record in place; a record of a foreign domain is left as it is."""
+        if header.seal != SEAL_AES_GCM or len(record) < header.stored_bytes:
+            return Outcome.CORRUPT
+        if header.domain not in self._ours:
             return Outcome.OK
         if not self._sealed:
             return self._note_unreadable(header, "sealed, and this host has no key ring")

@@ -61,7 +61,7 @@ class EmbeddedSession:
             arena = store.arena(namespace.domain).view
             for place, row in zip(reserved.places, rows, strict=True):
                 if place >= 0:
-                    payload(arena[place:], namespace.payload_bytes)[:] = row
+                    payload(arena[place:], namespace.raw_bytes)[:] = row
             return self._run(partial(self._commit, handle, retention))
         except BaseException:
             self._store.calls.give_up(handle)
@@ -73,7 +73,7 @@ class EmbeddedSession:
             asked, fetched = self._run(partial(self._fetch, chain, deadline_s), handle)
             arena = self._store.arena(self.namespace.domain).view
             for place, row in zip(fetched.places, rows, strict=False):
-                row[:] = payload(arena[place:], self.namespace.payload_bytes)
+                row[:] = payload(arena[place:], self.namespace.raw_bytes)
             whole = self._store.calls.run(partial(self._end_lease, handle, chain))
         except StoreClosedError as error:
             return Landed(0, 0, {}, Outcome.GONE, str(error))

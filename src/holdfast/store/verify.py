@@ -23,8 +23,8 @@ def read_copy(table: BlockTable, row: int, tier: int, place: Place) -> tuple[Out
     """
     namespace, key = table.index.namespace(row), table.index.keys[row] or b""
     if tier == HOST:
-        return Outcome.OK, table.host(namespace).view(place, namespace.record_bytes)
-    record = aligned_buffer(namespace.record_bytes)
+        return Outcome.OK, table.host(namespace).view(place, namespace.slot_bytes)
+    record = aligned_buffer(namespace.slot_bytes)
     return table.lower[tier - 1].read([TierGet(place, key, record, namespace)])[0], record
 
 
@@ -33,7 +33,7 @@ def verify_record(
 ) -> Outcome:
     """Verify a record that was read from a tier; opens a sealed one from a lower tier in place."""
     if tier == HOST and namespace.domain in table.hosts:
-        return verify(record, key, namespace.fingerprint, namespace.payload_bytes)
+        return verify(record, key, namespace.fingerprint, namespace.raw_bytes)
     return table.sealing.check_and_open(record, key, namespace)
 
 
@@ -48,7 +48,7 @@ def verify_in_memory(table: BlockTable, row: int) -> Place:
     if place < 0 or key is None:
         return NOWHERE
     namespace = table.index.namespace(row)
-    record = table.host(namespace).view(place, namespace.record_bytes)
+    record = table.host(namespace).view(place, namespace.slot_bytes)
     outcome = verify_record(table, record, key, namespace, HOST)
     if outcome is Outcome.OK:
         return place

@@ -305,7 +305,7 @@ class WriteBehind:
         incoming, batch = Counter[bytes](), list[_Load]()
         for row in rows:
             namespace = table.index.namespace(row)
-            domain, nbytes = namespace.domain, incoming[namespace.domain] + namespace.record_bytes
+            domain, nbytes = namespace.domain, incoming[namespace.domain] + namespace.slot_bytes
             if not evict_below(table, namespace, number, nbytes):
                 table.queues.do_not_admit([row])
                 continue
@@ -344,7 +344,7 @@ class WriteBehind:
     def _record(self, row: int) -> memoryview:
         namespace = self._table.index.namespace(row)
         slot = Place(self._table.index.places[HOST][row])
-        return self._table.host(namespace).view(slot, namespace.record_bytes)
+        return self._table.host(namespace).view(slot, namespace.slot_bytes)
 
     def _free(self, places: Sequence[Place]) -> None:
         """Free places that were not written; nothing is reserved on a shared tier."""

@@ -29,7 +29,7 @@ class ChainedBlocks:
 
     def twin(self) -> ChainedBlocks:
         """Return blocks with the same keys in another namespace."""
-        return ChainedBlocks(self.namespace.payload_bytes, self._seed, namespace_seed=1)
+        return ChainedBlocks(self.namespace.raw_bytes, self._seed, namespace_seed=1)
 
     def key(self, number: int) -> bytes:
         return key_of(number, self._seed)
@@ -48,7 +48,7 @@ class ChainedBlocks:
         """Return write requests for blocks, each with memory of its own."""
         puts = []
         for number in numbers:
-            record = aligned_buffer(self.namespace.record_bytes)
+            record = aligned_buffer(self.namespace.slot_bytes)
             header = header_of(self.namespace, self.key(number), depth=number)
             fill_record(record, header._replace(segment=self.segment(number)))
             puts.append(TierPut(self.place(number), record))
@@ -56,7 +56,7 @@ class ChainedBlocks:
 
     def gets(self, numbers: Sequence[int]) -> list[TierGet]:
         """Return read requests for blocks, each with memory of its own."""
-        size = self.namespace.record_bytes
+        size = self.namespace.slot_bytes
         return [
             TierGet(self.place(number), self.key(number), aligned_buffer(size), self.namespace)
             for number in numbers

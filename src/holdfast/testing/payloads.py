@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.blocks.envelope import Header, record_bytes
+from holdfast.blocks.envelope import Header, stored_bytes
 from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import align_up, aligned_buffer
 from holdfast.codec import pack
@@ -59,8 +59,8 @@ def header_of(
         domain=namespace.domain,
         depth=depth,
         tokens=namespace.block_tokens,
-        payload_bytes=namespace.payload_bytes,
-        raw_bytes=namespace.payload_bytes,
+        payload_bytes=namespace.raw_bytes,
+        raw_bytes=namespace.raw_bytes,
     )
 
 
@@ -75,17 +75,17 @@ def record_of(
     namespace: Namespace, key: bytes, parent: bytes | None = None, depth: int = 0
 ) -> memoryview:
     """Return the packed record of a test block in aligned memory of its own."""
-    record = aligned_buffer(record_bytes(namespace.payload_bytes))
+    record = aligned_buffer(stored_bytes(namespace.raw_bytes))
     fill_record(record, header_of(namespace, key, parent, depth))
     return record
 
 
 def is_right(record: memoryview, namespace: Namespace, key: bytes) -> bool:
     """Return whether `record` verifies for `key`; raise AssertionError if its payload is wrong."""
-    outcome = pack.verify(record, key, namespace.fingerprint, namespace.payload_bytes)
+    outcome = pack.verify(record, key, namespace.fingerprint, namespace.raw_bytes)
     if outcome is not Outcome.OK:
         return False
-    if not is_payload_of(key, pack.payload(record, namespace.payload_bytes)):
+    if not is_payload_of(key, pack.payload(record, namespace.raw_bytes)):
         raise AssertionError(f"block {key.hex()} verifies, but its payload is wrong")
     return True
 

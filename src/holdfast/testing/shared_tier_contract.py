@@ -399,7 +399,7 @@ class SharedTierContract:
         blocks, before = ChainedBlocks(65_000), tier.usage()
         blocks.save(tier, range(3))
         blocks.load(tier, range(2))
-        size, usage = blocks.namespace.record_bytes, tier.usage()
+        size, usage = blocks.namespace.slot_bytes, tier.usage()
         assert usage.written_bytes - before.written_bytes == 3 * size
         assert usage.read_bytes - before.read_bytes == 2 * size
         assert usage.failures == before.failures

@@ -332,7 +332,7 @@ class TierContract:
             survivors = iter(second.survivors())
             taken = next(survivors, None)
             assert (taken is not None) == self.durable
-            records = self.capacity_bytes // blocks.namespace.record_bytes
+            records = self.capacity_bytes // blocks.namespace.slot_bytes
             for number in range(100, 100 + 2 * records):
                 [place] = blocks.reserve(second).places
                 assert taken is None or place != taken.place
@@ -347,18 +347,18 @@ class Blocks:
         self.namespace = namespace_of(payload_bytes, seed)
 
     def key(self, number: int) -> bytes:
-        return key_of(number, self.namespace.payload_bytes)
+        return key_of(number, self.namespace.raw_bytes)
 
     def record(self, number: int) -> memoryview:
         """Return the packed record of block `number`, in memory of its own."""
         return record_of(self.namespace, self.key(number))
 
     def reserve(self, tier: LocalTier) -> ReservedPlaces:
-        return tier.reserve([self.namespace.record_bytes])
+        return tier.reserve([self.namespace.slot_bytes])
 
     def save(self, tier: LocalTier, numbers: Sequence[int]) -> list[Place]:
         """Reserve and write blocks, which must fit; return their places."""
-        places = tier.reserve([self.namespace.record_bytes] * len(numbers)).places
+        places = tier.reserve([self.namespace.slot_bytes] * len(numbers)).places
         puts = [TierPut(place, self.record(n)) for place, n in zip(places, numbers, strict=True)]
         assert tier.write(puts) == [Outcome.OK] * len(puts)
         return places
@@ -371,7 +371,7 @@ class Blocks:
         Raises AssertionError for a block that verifies with wrong bytes.
         """
         gets = [
-            TierGet(place, self.key(n), aligned_buffer(self.namespace.record_bytes), self.namespace)
+            TierGet(place, self.key(n), aligned_buffer(self.namespace.slot_bytes), self.namespace)
             for n, place in zip(numbers, places, strict=True)
         ]
         outcomes = []

@@ -242,9 +242,10 @@ class HostTier:
                 places.append(place)
         return ReservedPlaces(places, [])
 
-    def slots(self, record_bytes: int) -> int:
-        """Return how many records of this size fit into an arena without other records."""
-        slot_bytes, left, slots = align_up(record_bytes), self._budget.chunks, 0
+    def slots(self, slot_bytes: int) -> int:
+        """Return how many slots of this size fit into an arena without other records."""
+        left, slots = self._budget.chunks, 0
+        slot_bytes = align_up(slot_bytes)
         for chunks in self._run_lengths(slot_bytes):
             slots += left // chunks * (chunks * self._budget.chunk_bytes // slot_bytes)
             left %= chunks

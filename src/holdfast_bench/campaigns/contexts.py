@@ -72,7 +72,7 @@ class Contexts:
         reserved = self.store.reserve(self.namespace, keys, self.namespace.fingerprint, 0)
         for key, place in zip(keys, reserved.places, strict=True):
             if place != NOWHERE:
-                self._slot(place)[:] = payload_of(key, self.namespace.payload_bytes)
+                self._slot(place)[:] = payload_of(key, self.namespace.raw_bytes)
         return self.store.commit(reserved.ticket)
 
     def read(self, keys: Sequence[bytes], deadline_s: float = 10.0) -> int:
@@ -91,7 +91,7 @@ class Contexts:
     def record(self, key: bytes) -> memoryview:
         """Return a writable view of a block's record in the arena."""
         place = place_of(self.store, self.namespace, key)
-        return self._arena[place : place + self.namespace.record_bytes]
+        return self._arena[place : place + self.namespace.slot_bytes]
 
     def leave_host(self, keys: Sequence[bytes]) -> None:
         """Remove blocks from the host tier; lower tiers keep their copies."""
@@ -111,4 +111,4 @@ class Contexts:
             time.sleep(0)
 
     def _slot(self, place: int) -> memoryview:
-        return payload(self._arena[place:], self.namespace.payload_bytes)
+        return payload(self._arena[place:], self.namespace.raw_bytes)

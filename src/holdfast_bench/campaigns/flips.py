@@ -96,7 +96,7 @@ class OnDisk(DamagedPlace):
         namespace = self.contexts.namespace
         place = place_of(self.contexts.store, namespace, key, tier=1)
         at = self._regions_at + place * SECTOR
-        return memoryview(self._medium.image)[at : at + namespace.record_bytes]
+        return memoryview(self._medium.image)[at : at + namespace.slot_bytes]
 
     def expose(self, keys: Sequence[bytes]) -> None:
         super().expose(keys)

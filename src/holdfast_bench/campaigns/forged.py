@@ -134,7 +134,7 @@ def _namespace(
         case 0:
             return other._replace(fingerprint=rng.randbytes(16)), "another fingerprint"
         case 1:
-            return other._replace(payload_bytes=other.payload_bytes - 1), "another length"
+            return other._replace(raw_bytes=other.raw_bytes - 1), "another length"
         case 2:
             return other._replace(block_tokens=2 * other.block_tokens), "another block size"
         case 3:
@@ -151,7 +151,7 @@ def _fetched(attacked: _Attacked, namespace: Namespace, keys: list[bytes]) -> tu
     fetched = attacked.store.fetch(namespace, keys, 1.0)
     attacked.store.release(fetched.lease)
     held = attacked.target.exist(namespace, keys, 30.0).held.count(1)
-    into = [aligned_buffer(namespace.record_bytes) for _ in keys[:4]]
+    into = [aligned_buffer(namespace.slot_bytes) for _ in keys[:4]]
     got = attacked.target.get(namespace, keys[: len(into)], into, 30.0).blocks
     asked = min(len(fetched.places) + 1, len(keys)) + len(keys) + min(got + 1, len(into))
     return len(fetched.places) + held + got, asked

@@ -107,7 +107,7 @@ def _by_cpu(contexts: Contexts) -> Ask:
 
 def _by_clock(contexts: Contexts, target: TargetClient) -> Ask:
     """Request from a target over loopback TCP, as another node does, `REQUESTS` times."""
-    into = [aligned_buffer(contexts.namespace.record_bytes) for _ in range(CONTEXT_BLOCKS)]
+    into = [aligned_buffer(contexts.namespace.slot_bytes) for _ in range(CONTEXT_BLOCKS)]
 
     def elapsed_ns(keys: list[bytes]) -> int:
         start = time.perf_counter_ns()

@@ -81,11 +81,11 @@ def _batch(
 ) -> int:
     """Write records, a fifth of them again, and sometimes free one; return the last number."""
     namespaces = [rng.choice((SMALL, LARGE)) for _ in range(rng.randrange(1, 4))]
-    places = tier.reserve([namespace.record_bytes for namespace in namespaces]).places
+    places = tier.reserve([namespace.slot_bytes for namespace in namespaces]).places
     puts = []
     for place, namespace in zip(places, namespaces, strict=True):
         number = number + 1 if rng.random() < 0.8 else max(1, number - 6)  # noqa: PLR2004 - often
-        key = key_of(number, namespace.payload_bytes)
+        key = key_of(number, namespace.raw_bytes)
         puts.append(TierPut(place, record_of(namespace, key)))
         life.records[key] = bytes(puts[-1].record)
     assert tier.write(puts) == [Outcome.OK] * len(puts)
@@ -129,7 +129,7 @@ def whole(
 
 def _is_written(found: bytes | bytearray, record: bytes, generation: int) -> bool:
     """Whether these bytes are the record as written in this generation of a region."""
-    end = covered_bytes((SMALL if len(record) == SMALL.record_bytes else LARGE).payload_bytes)
+    end = covered_bytes((SMALL if len(record) == SMALL.slot_bytes else LARGE).raw_bytes)
     if found[MARK_BYTES:end] != record[MARK_BYTES:end]:
         return False
     written = bytearray(record[:HEADER_BYTES])
@@ -165,14 +165,14 @@ def check(
 def _is_whole(tier: DiskTier, place: Place, key: bytes, records: dict[bytes, bytes]) -> bool:
     written = records[key]
     into = memoryview(bytearray(len(written)))
-    namespace = SMALL if len(written) == SMALL.record_bytes else LARGE
+    namespace = SMALL if len(written) == SMALL.slot_bytes else LARGE
     [outcome] = tier.read([TierGet(place, key, into, namespace)])
     assert outcome in (Outcome.OK, Outcome.MISS), f"a read gives {outcome}"
     if outcome is not Outcome.OK:
         return False
-    if pack.verify(into, key, namespace.fingerprint, namespace.payload_bytes) is not Outcome.OK:
+    if pack.verify(into, key, namespace.fingerprint, namespace.raw_bytes) is not Outcome.OK:
         return False
-    end = covered_bytes(namespace.payload_bytes)
+    end = covered_bytes(namespace.raw_bytes)
     right = into[MARK_BYTES:end] == written[MARK_BYTES:end]  # the mark differs from copy to copy
     assert right, f"block {key.hex()} verifies, but differs from the block written"
     return True

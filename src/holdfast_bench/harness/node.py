@@ -117,7 +117,7 @@ class NodeUnderTest:
         if not namespaces:
             raise HoldfastError("the node holds nothing: the engine saved no block to it")
         largest = max(namespaces, key=lambda namespace: namespace["blocks"])
-        return float(largest["payload_bytes"] / largest["block_tokens"])
+        return float(largest["raw_bytes"] / largest["block_tokens"])
 
     def wait_idle(self) -> None:
         """Return once the write-behind queue is empty."""

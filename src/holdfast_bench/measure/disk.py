@@ -63,7 +63,7 @@ def disk_rows(folder: Path, capacity_bytes: int, rounds: int) -> list[Row]:
 
 
 def _disk_rows(tier: DiskTier, limit: DirectIoLimit, rounds: int) -> list[Row]:
-    size = NAMESPACE.record_bytes
+    size = NAMESPACE.slot_bytes
     memory = aligned_buffer(size * BATCH)
     records = [memory[i * size : (i + 1) * size] for i in range(BATCH)]
     seeds = itertools.count()

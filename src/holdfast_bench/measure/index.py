@@ -49,7 +49,7 @@ def plan_row(rounds: int) -> Row:
     mixed = [(7919 * block >> 3) % len(estimates) for block in range(PLAN_BLOCKS)]
     question = PlanQuestion(
         tiers=runs,
-        block_bytes=NAMESPACE.record_bytes,
+        block_bytes=NAMESPACE.slot_bytes,
         block_tokens=BLOCK_TOKENS,
         estimates=estimates,
         names=("host", "disk", "pool", "object"),

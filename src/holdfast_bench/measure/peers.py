@@ -63,7 +63,7 @@ class RecordRing:
     def fill(self, nbytes: int) -> None:
         """Pack records with payloads of `nbytes`, all of one segment."""
         self.namespace = _namespace(nbytes)
-        count = len(self.records) // self.namespace.record_bytes
+        count = len(self.records) // self.namespace.slot_bytes
         segment = nbytes.to_bytes(SEGMENT_BYTES, "little")
         self.keys = [
             segment + n.to_bytes(KEY_BYTES - SEGMENT_BYTES, "little") for n in range(count)
@@ -73,7 +73,7 @@ class RecordRing:
             pack(self.record(number), header)
 
     def record(self, number: int) -> memoryview:
-        size = self.namespace.record_bytes
+        size = self.namespace.slot_bytes
         return self.records[number * size : (number + 1) * size]
 
     def draw(self, count: int) -> list[int]:
@@ -204,8 +204,8 @@ def _size_rows(
 
 def _get(peer: MeasuredPeer, ring: RecordRing, count: int) -> Speed:
     keys = [ring.keys[number] for number in ring.draw(count)]
-    into = ring.pool.pick(ring.namespace.record_bytes, count)
-    speed = timed(count * ring.namespace.payload_bytes, lambda: peer.get(keys, into))
+    into = ring.pool.pick(ring.namespace.slot_bytes, count)
+    speed = timed(count * ring.namespace.raw_bytes, lambda: peer.get(keys, into))
     for key, record in zip(keys, into, strict=True):
         check_record(ring.namespace, key, record)
     return speed
@@ -216,7 +216,7 @@ def _put(peer: MeasuredPeer, ring: RecordRing, count: int) -> Speed:
     keys = [ring.keys[number] for number in numbers]
     records = [ring.record(number) for number in numbers]
     peer.forget(keys)
-    return timed(count * ring.namespace.payload_bytes, lambda: peer.put(keys, records))
+    return timed(count * ring.namespace.raw_bytes, lambda: peer.put(keys, records))
 
 
 def _exist_row(name: str, peer: MeasuredPeer, ring: RecordRing, rounds: int) -> Row:

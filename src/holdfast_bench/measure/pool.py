@@ -118,7 +118,7 @@ class RecordBatch:
         self.namespace = Namespace(
             b"holdfast-bench-p", b"holdfast-bench-d", payload_bytes, BLOCK_TOKENS
         )
-        size = self.namespace.record_bytes
+        size = self.namespace.slot_bytes
         self._views = [memory[at : at + size] for at in range(0, len(memory) - size + 1, size)]
         self._numbers = itertools.count()
         self._keys: list[bytes] = []
@@ -157,7 +157,7 @@ class RecordBatch:
     def get(self, target: TargetClient, pool: PlainPool, count: int) -> RoundTrip:
         """Return the get of `count` random records to random places; its check verifies them."""
         keys = self._random.sample(self._held, count)
-        into = pool.pick(self.namespace.record_bytes, count)
+        into = pool.pick(self.namespace.slot_bytes, count)
 
         def get() -> None:
             got = target.get(self.namespace, keys, into, ANSWER_S)
@@ -175,7 +175,7 @@ class RecordBatch:
         return self._random.choices(self._held, k=count)
 
     def _rename(self) -> None:
-        size = self.namespace.payload_bytes
+        size = self.namespace.raw_bytes
         numbers = (size << 64 | next(self._numbers) for _ in self._views)
         self._keys = [number.to_bytes(KEY_BYTES, "little") for number in numbers]
         self._next = 0
@@ -312,7 +312,7 @@ def nixl_rows(folder: Path, rounds: int) -> list[Row]:
 
 def check_record(namespace: Namespace, key: bytes, record: memoryview) -> None:
     """Raise HoldfastError if a received record is not the one that was stored."""
-    outcome = verify(record, key, namespace.fingerprint, namespace.payload_bytes)
+    outcome = verify(record, key, namespace.fingerprint, namespace.raw_bytes)
     if outcome is not Outcome.OK:
         raise HoldfastError(f"a received record is {outcome}")
 

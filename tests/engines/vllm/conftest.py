@@ -356,9 +356,7 @@ def arena(node):
         listing = client.call(List(), ReportReply, 5.0).data["blocks"]
     (namespace,) = [each for each in listing if each["blocks"]]
     fingerprint = bytes.fromhex(namespace["fingerprint"])
-    hello = Hello(
-        PROTOCOL, "test", fingerprint, namespace["payload_bytes"], namespace["block_tokens"]
-    )
+    hello = Hello(PROTOCOL, "test", fingerprint, namespace["raw_bytes"], namespace["block_tokens"])
     with contextlib.closing(Client(node.address, hello, 5.0)) as client:
         yield client.arena.view
 

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from holdfast.blocks.envelope import HEADER_BYTES, record_bytes
+from holdfast.blocks.envelope import HEADER_BYTES, stored_bytes
 from holdfast.devices.base import Pages
 from holdfast.devices.host import HostDevice
 from holdfast.engines.vllm.options import ConnectorSettings
@@ -30,7 +30,7 @@ from holdfast.wire.local.messages import (
 SETTING = ConnectorSettings("", "default", 0, "", 0.05, 5.0, saves=True)
 LAYERS, COUNT, PAGE_BYTES, PER_BLOCK = 3, 32, 96, 2
 PAYLOAD = LAYERS * PER_BLOCK * PAGE_BYTES
-RECORD = record_bytes(PAYLOAD)
+RECORD = stored_bytes(PAYLOAD)
 KEYS = [key_of(number) for number in range(4)]
 EMPTY = 0xEE
 

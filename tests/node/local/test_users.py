@@ -96,7 +96,7 @@ def test_the_name_of_an_engine_is_printable(door):
 @pytest.mark.parametrize("field", ["peer", "domain", "description", "publish", "fingerprint"])
 def test_a_hello_with_an_overlong_field_is_refused_before_access_checks(door, field):
     value = (b"1 " if field in ("publish", "fingerprint") else "1 ") * 40_000
-    named = {"fingerprint": b"f" * 16, "payload_bytes": 4096, "block_tokens": 16, "domain": "acme"}
+    named = {"fingerprint": b"f" * 16, "raw_bytes": 4096, "block_tokens": 16, "domain": "acme"}
     hello = m.Hello(m.PROTOCOL, **{"peer": "test", **named, field: value})
     with pytest.raises(
         ProtocolError, match=rf"^hello\.{field} has a length of 80000, the limit is \d+;"

@@ -49,15 +49,15 @@ def sending(node):
 def test_connections_that_never_read_hold_up_their_own_domain_only(node, ask):
     """Forty of them ask for 8 MiB each, of 64 MiB that may be kept for sending."""
     raws = [ask() for _ in range(CONNECTIONS)]
-    node.until(lambda: sending(node) >= 7 * 8 * FLOOD.record_bytes)
-    into = [aligned_buffer(VICTIM.record_bytes) for _ in KEYS[VICTIM]]
+    node.until(lambda: sending(node) >= 7 * 8 * FLOOD.slot_bytes)
+    into = [aligned_buffer(VICTIM.slot_bytes) for _ in KEYS[VICTIM]]
     for _ in range(10):
         got = node.target.get(VICTIM, KEYS[VICTIM], into, 20)
         assert got.blocks == 8
     assert all(is_right(r, VICTIM, key) for r, key in zip(into, KEYS[VICTIM], strict=True))
-    assert sending(node) <= HOST_BYTES // 2 + 8 * VICTIM.record_bytes  # its first always may
+    assert sending(node) <= HOST_BYTES // 2 + 8 * VICTIM.slot_bytes  # its first always may
     node.until(lambda: sending(node) <= HOST_BYTES // 2)  # the victim has its bytes a bit before
-    own = [aligned_buffer(FLOOD.record_bytes) for _ in KEYS[FLOOD]]
+    own = [aligned_buffer(FLOOD.slot_bytes) for _ in KEYS[FLOOD]]
     late = node.target.get(FLOOD, KEYS[FLOOD], own, 0.2)
     assert (late.blocks, late.outcome) == (0, "late")
     for raw in raws:
@@ -69,8 +69,8 @@ def test_connections_that_never_read_hold_up_their_own_domain_only(node, ask):
 def test_replies_that_wait_for_send_memory_are_sent_when_peers_read(node, ask):
     raws = [ask() for _ in range(12)]
     for raw in raws:
-        left = 8 * FLOOD.record_bytes
+        left = 8 * FLOOD.slot_bytes
         raw.settimeout(20)
         while left > 0:
             left -= len(raw.recv(1 << 20))
-    node.until(lambda: node.service.counters.sent_bytes == 12 * 8 * FLOOD.record_bytes)
+    node.until(lambda: node.service.counters.sent_bytes == 12 * 8 * FLOOD.slot_bytes)

@@ -68,7 +68,7 @@ def issued(key=KEY, may=token.VERBS, now=None, lifetime_s=600):
 
 
 def buffers(count=24):
-    made = [aligned_buffer(NAMESPACE.record_bytes) for _ in range(count)]
+    made = [aligned_buffer(NAMESPACE.slot_bytes) for _ in range(count)]
     for buffer in made:
         buffer[:] = MARK * len(buffer)
     return made
@@ -215,7 +215,7 @@ def test_a_socket_and_an_address_serve_one_store(start_node, engine, names, payl
     domain = domain_id(local.client.welcome.domain_key)
     nbytes = len(payload(keys[0]))
     namespace = Namespace(local.fingerprint, domain, nbytes, 128)
-    target, into = TargetClient(remote), [aligned_buffer(namespace.record_bytes) for _ in keys]
+    target, into = TargetClient(remote), [aligned_buffer(namespace.slot_bytes) for _ in keys]
     assert target.get(namespace, keys, into, 5).blocks == 3
     for key, record in zip(keys, into, strict=True):
         assert verify(record, key, namespace.fingerprint, nbytes) is Outcome.OK

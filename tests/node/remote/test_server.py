@@ -94,7 +94,7 @@ def test_a_get_over_two_connections_stops_at_the_first_missing_block(served):
     node = served(host_bytes=64 * MIB)
     with contextlib.closing(TargetClient(node.address, batch_parts=2)) as node.target:
         node.target.put([record_of(large, key) for key in keys if key != keys[2]], 10)
-        into = [aligned_buffer(large.record_bytes) for _ in keys]
+        into = [aligned_buffer(large.slot_bytes) for _ in keys]
         assert node.target.get(large, keys, into, 10).blocks == 2
         assert [is_right(into[i], large, keys[i]) for i in range(2)] == [True, True]
 
@@ -104,7 +104,7 @@ def test_another_namespace_is_not_served(node):
     for other in (
         NAMESPACE._replace(domain=b"d" * 16),
         NAMESPACE._replace(fingerprint=b"f" * 16),
-        NAMESPACE._replace(payload_bytes=30_001),
+        NAMESPACE._replace(raw_bytes=30_001),
         NAMESPACE._replace(block_tokens=64),
     ):
         assert node.target.exist(other, KEYS[:2], 5).held == b"\0\0"
@@ -121,7 +121,7 @@ def test_a_damaged_payload_is_kept_until_its_reader_reports_it(node):
     records = [memoryview(bytearray(record)) for record in RECORDS[:3]]
     records[1][HEADER_BYTES + 20_000] ^= 1
     assert node.target.put(records, 10) == [Outcome.OK] * 3
-    into = [aligned_buffer(NAMESPACE.record_bytes) for _ in records]
+    into = [aligned_buffer(NAMESPACE.slot_bytes) for _ in records]
     assert node.target.get(NAMESPACE, KEYS[:3], into, 10).blocks == 3
     assert [is_right(r, NAMESPACE, k) for r, k in zip(into, KEYS, strict=False)] == [
         True,
@@ -167,7 +167,7 @@ def test_a_reported_sealed_record_is_replaced_only_by_its_own_key_or_a_later_epo
 
 
 def got(node, count):
-    into = [aligned_buffer(NAMESPACE.record_bytes) for _ in range(count)]
+    into = [aligned_buffer(NAMESPACE.slot_bytes) for _ in range(count)]
     assert node.target.get(NAMESPACE, KEYS[:count], into, 10).blocks == count
     return into
 
@@ -276,7 +276,7 @@ def test_a_target_reports_its_status(node):
     node.target.put(RECORDS[:2], 10)
     assert node.get(KEYS[:1]) == 1
     status, outcome = node.target.stats(5)
-    size, target = NAMESPACE.record_bytes, status.target
+    size, target = NAMESPACE.slot_bytes, status.target
     assert outcome is Outcome.OK
     assert (status.blocks, status.host) == (2, socket.gethostname())
     assert (target.received_blocks, target.received_bytes) == (2, 2 * size)
@@ -323,8 +323,8 @@ def test_garbage_closes_only_its_own_connection(hasty, data, ended):
     "request_",
     [
         m.ExistBlocks(**{**NAMESPACE._asdict(), "fingerprint": b"f"}, keys=KEYS[0]),
-        m.ExistBlocks(**{**NAMESPACE._asdict(), "payload_bytes": 1 << 40}, keys=KEYS[0]),
-        m.ExistBlocks(**{**NAMESPACE._asdict(), "payload_bytes": 0}, keys=KEYS[0]),
+        m.ExistBlocks(**{**NAMESPACE._asdict(), "raw_bytes": 1 << 40}, keys=KEYS[0]),
+        m.ExistBlocks(**{**NAMESPACE._asdict(), "raw_bytes": 0}, keys=KEYS[0]),
         m.ExistBlocks(**{**NAMESPACE._asdict(), "block_tokens": 1 << 40}, keys=KEYS[0]),
         m.ExistBlocks(**{**NAMESPACE._asdict(), "block_tokens": 0}, keys=KEYS[0]),
         m.ExistBlocks(**NAMESPACE._asdict(), keys=KEYS[0][:15]),

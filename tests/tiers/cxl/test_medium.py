@@ -144,7 +144,7 @@ def test_a_mapped_device_holds_records(tmp_path, monkeypatch):
     places = blocks.save(tier, range(20))
     assert blocks.load(tier, range(20), places) == [Outcome.OK] * 20
     tier.free(places)
-    [place] = tier.reserve([blocks.namespace.record_bytes]).places
+    [place] = tier.reserve([blocks.namespace.slot_bytes]).places
     assert tier.write([TierPut(place, blocks.record(50))]) == [Outcome.OK]
     assert blocks.load(tier, [50], [place]) == [Outcome.OK]
     assert b"".join([file.read_bytes()]).strip(b"\0")

@@ -81,7 +81,7 @@ def test_a_run_with_a_record_in_flight_is_not_evicted(tier):
     for number, place in held.items():
         if not number % 4:
             tier.free([place])
-    reserved = tier.reserve([small.namespace.record_bytes] * (len(held) // 4)).places
+    reserved = tier.reserve([small.namespace.slot_bytes] * (len(held) // 4)).places
     assert NOWHERE not in reserved
     found = large.reserve(tier)
     assert all(dropped.place not in reserved for dropped in found.dropped)
@@ -109,8 +109,8 @@ def test_read_and_written_bytes_are_counted(tier):
     places = blocks.save(tier, range(3))
     blocks.load(tier, range(2), places[:2])
     usage = tier.usage()
-    assert usage.written_bytes == 3 * blocks.namespace.record_bytes
-    assert usage.read_bytes == 2 * blocks.namespace.record_bytes
+    assert usage.written_bytes == 3 * blocks.namespace.slot_bytes
+    assert usage.read_bytes == 2 * blocks.namespace.slot_bytes
 
 
 def test_a_read_of_a_record_that_is_being_evicted_is_a_miss_or_its_own_bytes(tier):

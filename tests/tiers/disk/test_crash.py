@@ -32,7 +32,7 @@ def write_forever(folder, number):
     print("ready", flush=True)  # noqa: T201 - the parent reads it
     while True:
         numbers = range(number, number + 4)
-        places = tier.reserve([namespace_for(n).record_bytes for n in numbers]).places
+        places = tier.reserve([namespace_for(n).slot_bytes for n in numbers]).places
         puts = [
             TierPut(place, record_of(namespace_for(n), key_of(n)))
             for n, place in zip(numbers, places, strict=True)
@@ -70,7 +70,7 @@ def test_kill_9_at_any_time_loses_no_confirmed_record(tmp_path):
         for survivor in tier.survivors():
             at = numbers[survivor.header.key]
             (header, place), namespace = survivor, namespace_for(at)
-            into = memoryview(bytearray(namespace.record_bytes))
+            into = memoryview(bytearray(namespace.slot_bytes))
             assert tier.read([TierGet(place, header.key, into, namespace)]) == ["ok"]
             assert is_right(into, namespace, header.key)
             found.add(at)
@@ -79,7 +79,7 @@ def test_kill_9_at_any_time_loses_no_confirmed_record(tmp_path):
         assert saved > 60 or min(found) == 0
         number = saved + 5
         for gap in range(saved + 1, number):
-            places = tier.reserve([namespace_for(gap).record_bytes]).places
+            places = tier.reserve([namespace_for(gap).slot_bytes]).places
             assert tier.write([TierPut(places[0], record_of(namespace_for(gap), key_of(gap)))]) == [
                 "ok"
             ]

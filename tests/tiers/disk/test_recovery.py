@@ -68,7 +68,7 @@ def test_a_second_crash_loses_no_more_records():
 def test_a_scan_skips_torn_records_and_unwritten_gaps():
     medium = new_medium()
     tier = tier_on(medium)
-    places = tier.reserve([BLOCKS.namespace.record_bytes] * 4).places
+    places = tier.reserve([BLOCKS.namespace.slot_bytes] * 4).places
     puts = [TierPut(places[n], BLOCKS.record(n)) for n in (0, 2, 3)]
     assert tier.write(puts) == [Outcome.OK] * 3
     torn = tier._regions.offset(places[2]) + 2 * SECTOR
@@ -196,7 +196,7 @@ def test_a_region_is_not_reused_while_its_survivors_are_read():
         held[found.places[0]] = BLOCKS.key(100 + turn)
     assert tier.usage().records == len(held)
     for place, key in held.items():
-        into = memoryview(bytearray(BLOCKS.namespace.record_bytes))
+        into = memoryview(bytearray(BLOCKS.namespace.slot_bytes))
         assert tier.read([TierGet(place, key, into, BLOCKS.namespace)]) == [Outcome.OK]
         assert is_right(into, BLOCKS.namespace, key)
 

@@ -63,7 +63,7 @@ def test_footer_bytes_are_as_documented():
     footer = region.pack_footer(LIFE, ENTRIES[:1])
     assert len(footer) == 4096
     assert footer[-64:].hex() == (
-        "484646313f9e23190700000002000000000102030405060708090a0b0c0d0e0f"
+        "48464631078e58970700000002000000000102030405060708090a0b0c0d0e0f"
         "0300000001000000" + "00" * 24
     )
     assert footer[-72:-64].hex() == "0100000002000000"

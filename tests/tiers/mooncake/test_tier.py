@@ -79,7 +79,7 @@ def test_a_record_is_unverified_until_it_was_deleted_and_written_again(
     with contextlib.closing(MooncakeTier(MooncakeOptions(master="tcp://127.0.0.1:9"))) as tier:
         for number in range(2):
             header = header_of(namespace, key_of(number))._replace(seal=SEAL_AES_GCM)
-            record = memoryview(bytearray(namespace.record_bytes))
+            record = memoryview(bytearray(namespace.slot_bytes))
             fill_record(record, header)
             puts.append(TierPut(Place(0), record))
             tier._unverified.add(namespace, header.key, header)

@@ -137,8 +137,8 @@ class Fleet:
 
     def records(self, chain: Chain):
         for depth, key in enumerate(chain.keys):
-            record = aligned_buffer(NAMESPACE.record_bytes)
-            payload(record, NAMESPACE.payload_bytes)[:] = payload_of(key, NAMESPACE.payload_bytes)
+            record = aligned_buffer(NAMESPACE.slot_bytes)
+            payload(record, NAMESPACE.raw_bytes)[:] = payload_of(key, NAMESPACE.raw_bytes)
             header = header_of(NAMESPACE, key)._replace(depth=depth, segment=chain.segment(depth))
             pack(record, header)
             yield segment_place(chain.segment(depth)), record
@@ -148,7 +148,7 @@ class Fleet:
             TierGet(
                 segment_place(chain.segment(depth)),
                 key,
-                aligned_buffer(NAMESPACE.record_bytes),
+                aligned_buffer(NAMESPACE.slot_bytes),
                 NAMESPACE,
             )
             for depth, key in enumerate(chain.keys)
@@ -156,7 +156,7 @@ class Fleet:
         outcomes = self.pool.read(gets)
         for get, outcome in zip(gets, outcomes, strict=True):
             if outcome is Outcome.OK:
-                sizes = (NAMESPACE.fingerprint, NAMESPACE.payload_bytes)
+                sizes = (NAMESPACE.fingerprint, NAMESPACE.raw_bytes)
                 assert verify(get.into, get.key, *sizes) is Outcome.OK
         return outcomes
 

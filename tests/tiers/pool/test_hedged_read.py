@@ -35,7 +35,7 @@ def test_a_fetch_counts_once_towards_a_hot_segment_for_any_number_of_batches(fle
     one.write(chain)
     place = segment_place(chain.segment(0))
     gets = [
-        TierGet(place, key, aligned_buffer(NAMESPACE.record_bytes), NAMESPACE) for key in chain.keys
+        TierGet(place, key, aligned_buffer(NAMESPACE.slot_bytes), NAMESPACE) for key in chain.keys
     ]
     for fetch in range(1, 62):
         for start in range(0, 512 if fetch < 3 else 4, 4):
@@ -108,7 +108,7 @@ def test_an_owner_that_answered_a_hedged_read_is_not_asked_again(fleet) -> None:
 def test_a_read_too_large_to_hedge_goes_directly_into_the_callers_memory(fleet, monkeypatch):
     one = fleet()
     chain, _ = hot(one)
-    monkeypatch.setattr(tier, "HEDGED_BYTES_MAX", NAMESPACE.record_bytes)
+    monkeypatch.setattr(tier, "HEDGED_BYTES_MAX", NAMESPACE.slot_bytes)
     before = one.pool.hedged_reads.hedging.requests
     assert set(one.read(chain)) == {Outcome.OK}
     assert one.pool.hedged_reads.hedging.requests == before

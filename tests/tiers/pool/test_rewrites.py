@@ -43,7 +43,7 @@ def test_a_misplaced_block_is_returned_once_and_only_on_request():
 
 def test_misplaced_blocks_are_moved_within_the_byte_rate():
     clock = ManualClock()
-    misplaced_blocks = MisplacedBlocks(clock, bytes_per_s=10.0 * NAMESPACE.record_bytes)
+    misplaced_blocks = MisplacedBlocks(clock, bytes_per_s=10.0 * NAMESPACE.slot_bytes)
     misplaced_blocks.found(NAMESPACE, KEYS)
     assert len(misplaced_blocks.take(NAMESPACE, KEYS[:50])) == 10
     assert misplaced_blocks.take(NAMESPACE, KEYS[50:60]) == set()

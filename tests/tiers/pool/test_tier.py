@@ -25,7 +25,7 @@ RESTLESS = HealthOptions(breaker=BreakerOptions(failures=2, pause_s=0.1, pause_m
 
 def first_get(chain):
     """Return a read of the first block of a chain, into a buffer of its own."""
-    into = aligned_buffer(NAMESPACE.record_bytes)
+    into = aligned_buffer(NAMESPACE.slot_bytes)
     return TierGet(segment_place(chain.segment(0)), chain.keys[0], into, NAMESPACE)
 
 
@@ -394,7 +394,7 @@ def test_an_unexpected_error_in_one_part_of_a_read_waits_for_the_other_parts(fle
 
     one.targets[owners[0]].get, one.targets[({"t0", "t1"} - {owners[0]}).pop()].get = fail, slowly
     gets = [
-        TierGet(place, key, aligned_buffer(NAMESPACE.record_bytes), NAMESPACE)
+        TierGet(place, key, aligned_buffer(NAMESPACE.slot_bytes), NAMESPACE)
         for place, key in zip(places, heads, strict=True)
     ]
     with pytest.raises(ZeroDivisionError):
@@ -425,7 +425,7 @@ def test_a_record_without_a_segment_is_found_again(fleet) -> None:
     one = fleet()
     record = record_of(NAMESPACE, b"q" * 16)
     assert one.pool.write([TierPut(segment_place(bytes(8)), record)]) == [Outcome.OK]
-    into = aligned_buffer(NAMESPACE.record_bytes)
+    into = aligned_buffer(NAMESPACE.slot_bytes)
     got = one.pool.read([TierGet(segment_place(bytes(8)), b"q" * 16, into, NAMESPACE)])
     assert got == [Outcome.OK]
     assert into == record

@@ -74,7 +74,7 @@ def test_a_record_of_another_length_is_replaced_even_if_many_were_found(monkeypa
 
     with contextlib.closing(ValkeyTier(ValkeyOptions(address="tcp://127.0.0.1:9"))) as tier:
         monkeypatch.setattr(tier, "_run", run)
-        into, last = memoryview(bytearray(namespace.record_bytes)), key_of(UNVERIFIED_MAX)
+        into, last = memoryview(bytearray(namespace.slot_bytes)), key_of(UNVERIFIED_MAX)
         keys = [key_of(number) for number in range(UNVERIFIED_MAX + 1)]
         gets = [TierGet(Place(0), key, into, namespace) for key in keys]
         assert set(tier.read(gets)) == {Outcome.MISS}

@@ -30,7 +30,7 @@ SLACK_S = 1.5
 
 def marked(count=8):
     """Return buffers that show whether anything was written to them."""
-    buffers = [aligned_buffer(NAMESPACE.record_bytes) for _ in range(count)]
+    buffers = [aligned_buffer(NAMESPACE.slot_bytes) for _ in range(count)]
     for buffer in buffers:
         buffer[:] = bytes([MARK]) * len(buffer)
     return buffers
@@ -120,7 +120,7 @@ def test_nothing_is_written_after_a_late_return(target):
     go.set()
     assert gone.wait(30)
     assert [bytes(buffer) for buffer in into] == after
-    assert after[-1] == bytes([MARK]) * NAMESPACE.record_bytes
+    assert after[-1] == bytes([MARK]) * NAMESPACE.slot_bytes
 
 
 def test_a_dribble_does_not_extend_the_deadline(target):
@@ -147,9 +147,9 @@ def test_a_dribble_does_not_extend_the_deadline(target):
         bytes(encode(7, m.RecordsFollow(0, "miss"))),
         bytes(encode(1, m.RecordsFollow(0, "miss"))),
         bytes(encode(2, m.RecordsFollow(8, "ok"), 4096 * 7)) + bytes(4096 * 7),
-        bytes(encode(2, m.RecordsFollow(2, "ok"), NAMESPACE.record_bytes)) + bytes(RECORDS[0]),
+        bytes(encode(2, m.RecordsFollow(2, "ok"), NAMESPACE.slot_bytes)) + bytes(RECORDS[0]),
         bytes(encode(2, m.RecordsFollow(0, "ok"))),
-        bytes(encode(2, m.RecordsFollow(1, "good"), NAMESPACE.record_bytes)) + bytes(RECORDS[0]),
+        bytes(encode(2, m.RecordsFollow(1, "good"), NAMESPACE.slot_bytes)) + bytes(RECORDS[0]),
         bytes(encode(2, m.Stored(b""))),
         bytes(encode(2, m.Challenge(1, b""))),
     ],
@@ -308,7 +308,7 @@ def test_another_version_is_an_error_that_names_both(target):
         far.say(0, m.Challenge(99, b"n" * 32))
         far.take()
 
-    with pytest.raises(RefusedError, match="version 99, this node 1; install the same"):
+    with pytest.raises(RefusedError, match="version 99, this node 2; install the same"):
         target(script).exist(NAMESPACE, KEYS, 5)
 
 

@@ -20,11 +20,11 @@ LATE_S = 5.0
 
 def room(count=8):
     """Return buffers for so many records."""
-    return [aligned_buffer(NAMESPACE.record_bytes) for _ in range(count)]
+    return [aligned_buffer(NAMESPACE.slot_bytes) for _ in range(count)]
 
 
 def test_a_large_batch_goes_over_two_connections_and_keeps_its_order(target):
-    count = SPLIT_BYTES // NAMESPACE.record_bytes + 2
+    count = SPLIT_BYTES // NAMESPACE.slot_bytes + 2
     seen = []
 
     def script(far):
@@ -65,7 +65,7 @@ def test_a_get_reports_progress_before_the_whole_answer_has_arrived(target):
 
 
 def test_a_put_reports_progress_before_all_bytes_are_sent(target):
-    records = [RECORDS[i % 8] for i in range(SPLIT_BYTES // NAMESPACE.record_bytes - 1)]
+    records = [RECORDS[i % 8] for i in range(SPLIT_BYTES // NAMESPACE.slot_bytes - 1)]
     on_progress, go_on = [], threading.Event()
 
     def script(far):
@@ -84,7 +84,7 @@ def test_a_put_reports_progress_before_all_bytes_are_sent(target):
 
 @pytest.mark.parametrize("said", ["full", "ok"])
 def test_a_missing_block_in_the_first_half_ends_the_run(said, target):
-    count = SPLIT_BYTES // NAMESPACE.record_bytes + 2
+    count = SPLIT_BYTES // NAMESPACE.slot_bytes + 2
     keys = [key_of(i) for i in range(count)]
 
     def script(far):
@@ -100,7 +100,7 @@ def test_a_missing_block_in_the_first_half_ends_the_run(said, target):
 
 
 def test_both_halves_end_before_the_call_returns(target):
-    count = SPLIT_BYTES // NAMESPACE.record_bytes + 2
+    count = SPLIT_BYTES // NAMESPACE.slot_bytes + 2
     keys = [key_of(i) for i in range(count)]
 
     def script(far):

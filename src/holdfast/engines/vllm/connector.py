@@ -118,7 +118,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             tensors = [kv_caches[name] for name in group.layers]
             handshake = Handshake(
                 fingerprint=fingerprint.digest(),
-                payload_bytes=layout.payload_bytes,
+                raw_bytes=layout.payload_bytes,
                 block_tokens=layout.block_tokens,
                 page_tokens=group.page_tokens,
             )
@@ -286,7 +286,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             protocol=PROTOCOL,
             peer=f"vllm {self._role.name.lower()}",
             fingerprint=namespace.fingerprint,
-            payload_bytes=namespace.payload_bytes,
+            raw_bytes=namespace.raw_bytes,
             block_tokens=namespace.block_tokens,
             domain=self._setting.domain,
             description=msgspec.json.encode(fingerprint).decode() if fingerprint else "",

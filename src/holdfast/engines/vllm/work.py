@@ -83,7 +83,7 @@ class Handshake(KVConnectorHandshakeMetadata):
     """
 
     fingerprint: bytes = b""
-    payload_bytes: int = 0
+    raw_bytes: int = 0
     block_tokens: int = 0
     page_tokens: int = 0
     refusal: str = ""

@@ -120,7 +120,7 @@ class NodeSession:
         self._context = context
         self._store = context.store
         self._user = peer.uid
-        users, has_namespace = context.users, bool(hello.fingerprint or hello.payload_bytes)
+        users, has_namespace = context.users, bool(hello.fingerprint or hello.raw_bytes)
         try:
             users.check_known(self._user)
             if has_namespace:
@@ -150,7 +150,7 @@ class NodeSession:
     def _enter(self, hello: m.Hello) -> None:
         """Check the namespace that a peer names, and share its domain's arena with the peer."""
         check_bytes("hello.fingerprint", hello.fingerprint)
-        check_within("hello.payload_bytes", hello.payload_bytes, PAYLOAD_BYTES_MAX)
+        check_within("hello.raw_bytes", hello.raw_bytes, PAYLOAD_BYTES_MAX)
         check_within("hello.block_tokens", hello.block_tokens, BLOCK_TOKENS_MAX)
         store = self._store
         try:
@@ -167,17 +167,17 @@ class NodeSession:
                 f"domain {hello.domain!r} is public: only a publisher opens a session in it; give "
                 "its engine the publish_file that the node has"
             )
-        namespace = Namespace(hello.fingerprint, domain, hello.payload_bytes, hello.block_tokens)
+        namespace = Namespace(hello.fingerprint, domain, hello.raw_bytes, hello.block_tokens)
         arena = store.arena(domain)
-        if namespace.record_bytes > arena.nbytes:
+        if namespace.slot_bytes > arena.nbytes:
             raise BlockError(
-                f"hello.payload_bytes: one block takes {namespace.record_bytes} bytes, the host "
+                f"hello.raw_bytes: one block takes {namespace.slot_bytes} bytes, the host "
                 f"tier has {arena.nbytes}; raise tiers.0.capacity"
             )
         for tier, most in store.quotas(domain).items():
-            if namespace.record_bytes > most:
+            if namespace.slot_bytes > most:
                 raise BlockError(
-                    f"hello.payload_bytes: one block takes {namespace.record_bytes} bytes, the "
+                    f"hello.raw_bytes: one block takes {namespace.slot_bytes} bytes, the "
                     f"quota of domain {hello.domain!r} on {tier} is {most}; raise "
                     f"domains.{hello.domain}.quota_bytes.{tier}"
                 )
@@ -460,7 +460,7 @@ class NodeSession:
         """Return a work item of this session's domain for this many blocks."""
         namespace = self._entered()
         return WorkItem(
-            namespace.domain, blocks * namespace.record_bytes, self._store.share(namespace.domain)
+            namespace.domain, blocks * namespace.slot_bytes, self._store.share(namespace.domain)
         )
 
     async def _report(self, request: m.Request) -> m.ReportReply:

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.blocks.envelope import HEADER_BYTES as RECORD_HEADER_BYTES
-from holdfast.blocks.envelope import Header, read_header, record_bytes
+from holdfast.blocks.envelope import Header, read_header
 from holdfast.blocks.namespace import Namespace
+from holdfast.codec.pack import lengths_agree
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import HoldfastError, Outcome, ProtocolError, RefusedError
 from holdfast.fairness.fair_queue import WorkItem
@@ -179,7 +180,7 @@ class TargetSession:
             self._check_may(request)
             check_seconds("get.deadline_s", request.deadline_s, DEADLINE_S_MAX)
             namespace, keys = _named(request)
-            size = namespace.record_bytes
+            size = namespace.slot_bytes
             blocks = min(FRAME_PAYLOAD_BYTES_MAX // size, len(keys))
             if blocks * size > SMALL_BYTES:
                 blocks = min(blocks, self._store.cover(namespace, keys[:blocks]).blocks)
@@ -233,7 +234,7 @@ class TargetSession:
         """Receive records, or read them from the peer's memory; state for each if it is held."""
         service, store = self._service, self._store
         headers = _headers(request.headers)
-        sizes = [record_bytes(header.payload_bytes) for header in headers]
+        sizes = [header.stored_bytes for header in headers]
         nbytes = sum(sizes)
         peer_memory = None
         if request.spans and not payload_bytes:
@@ -314,7 +315,13 @@ def _headers(data: bytes) -> list[Header]:
             for i in range(0, len(data), RECORD_HEADER_BYTES)
         ]
         for header in headers:
-            check_within("payload_bytes", header.payload_bytes, PAYLOAD_BYTES_MAX)
+            check_within("raw_bytes", header.raw_bytes, PAYLOAD_BYTES_MAX)
+            check_within("payload_bytes", header.payload_bytes, header.raw_bytes)
+            if not lengths_agree(header):
+                raise ProtocolError(
+                    f"codec {header.codec} makes a payload of {header.payload_bytes} bytes of "
+                    f"{header.raw_bytes}; codec 0 keeps the length, others shorten it"
+                )
     except HoldfastError as error:
         raise ProtocolError(f"put.headers: {error}") from error
     return headers
@@ -324,9 +331,9 @@ def _named(request: m.NamedBlocks) -> tuple[Namespace, list[bytes]]:
     """Return the namespace and keys of a request; raise BlockError if they are invalid."""
     check_bytes("fingerprint", request.fingerprint)
     check_bytes("domain", request.domain)
-    check_within("payload_bytes", request.payload_bytes, PAYLOAD_BYTES_MAX)
+    check_within("raw_bytes", request.raw_bytes, PAYLOAD_BYTES_MAX)
     check_within("block_tokens", request.block_tokens, BLOCK_TOKENS_MAX)
     namespace = Namespace(
-        request.fingerprint, request.domain, request.payload_bytes, request.block_tokens
+        request.fingerprint, request.domain, request.raw_bytes, request.block_tokens
     )
     return namespace, unpack_chain(request.keys)

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from holdfast.blocks.envelope import header_of_record, record_bytes
+from holdfast.blocks.envelope import header_of_record
 from holdfast.blocks.namespace import Namespace, namespace_of
 from holdfast.buffers import ALIGNMENT, align_up
 from holdfast.errors import Outcome
@@ -47,7 +47,7 @@ class _Entry(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return self.namespace.record_bytes
+        return self.namespace.slot_bytes
 
 
 class CxlTier:
@@ -153,7 +153,7 @@ class CxlTier:
 
     def _write(self, put: TierPut) -> Outcome:
         header = header_of_record(put.record)
-        whole = header is not None and record_bytes(header.payload_bytes) == len(put.record)
+        whole = header is not None and header.stored_bytes == len(put.record)
         with self._lock:
             reserved = self._reserved.get(put.place)
             if reserved is None or put.place in self._writing:

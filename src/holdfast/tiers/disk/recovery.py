@@ -13,7 +13,6 @@ from holdfast.blocks.envelope import (
     SEAL_NONE,
     Header,
     read_header,
-    record_bytes,
 )
 from holdfast.buffers import aligned_buffer
 from holdfast.codec import pack
@@ -241,7 +240,7 @@ def _scan(image: memoryview, life: RegionLife) -> Iterator[ListedEntry]:
         if header is None:
             at += SECTOR
             continue
-        nbytes = record_bytes(header.payload_bytes)
+        nbytes = header.stored_bytes
         head = bytes(image[at : at + HEADER_BYTES])
         yield ListedEntry(header, RegionEntry(head, at // SECTOR, nbytes // SECTOR))
         at += nbytes
@@ -265,7 +264,7 @@ def _record_at(image: memoryview, generation: int) -> Header | None:
         header, found = read_header(image)
     except FormatError:
         return None
-    nbytes = record_bytes(header.payload_bytes)
+    nbytes = header.stored_bytes
     if found != generation or nbytes > len(image):
         return None
     if header.seal == SEAL_NONE and not pack.matches(image[:nbytes], header):

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from holdfast.blocks.envelope import HEADER_BYTES, Header, read_header, record_bytes
+from holdfast.blocks.envelope import HEADER_BYTES, Header, read_header
 from holdfast.buffers import ALIGNMENT, align_up
 from holdfast.errors import FormatError
 from holdfast.limits import GIB, MIB
@@ -94,7 +94,7 @@ class RegionGeometry(NamedTuple):
         return self.region_bytes // SECTOR
 
     @property
-    def record_bytes_max(self) -> int:
+    def stored_bytes_max(self) -> int:
         """Longest record in bytes: a region without its header and a footer of one entry."""
         return self.region_bytes - SECTOR - footer_bytes(1)
 
@@ -274,7 +274,7 @@ def _header_of(entry: RegionEntry, generation: int, last: int) -> Header | None:
         header, found = read_header(head)
     except FormatError:
         return None
-    matches = found == generation and record_bytes(header.payload_bytes) == sectors * SECTOR
+    matches = found == generation and header.stored_bytes == sectors * SECTOR
     return header if matches and 1 <= sector <= last - sectors else None
 
 

@@ -322,7 +322,7 @@ class RegionLog:
     # Internal.
 
     def _reserve_one(self, size: int, dropped: list[DroppedBlock]) -> Place:
-        if size <= 0 or size % SECTOR or size > self.geometry.record_bytes_max:
+        if size <= 0 or size % SECTOR or size > self.geometry.stored_bytes_max:
             return NOWHERE
         if self._open is not None:
             region = self._regions[self._open]

@@ -19,7 +19,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from holdfast.blocks.envelope import Header, header_of_record, read_header, record_bytes, stamp
+from holdfast.blocks.envelope import Header, header_of_record, read_header, stamp
 from holdfast.buffers import aligned_buffer
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ConfigError, FormatError, Outcome
@@ -177,7 +177,7 @@ class DiskTier:
         with self._gate.enter() as admitted:
             if not admitted:
                 return
-            zeros = aligned_buffer(record_bytes(header.payload_bytes))
+            zeros = aligned_buffer(header.stored_bytes)
             with self._mutex:
                 held = self._regions.held(place, header.key, len(zeros))
             if held is not None:
@@ -279,7 +279,7 @@ class DiskTier:
         if not self._writes.allows():
             return Outcome.FULL
         header = header_of_record(put.record)
-        if header is None or record_bytes(header.payload_bytes) != len(put.record):
+        if header is None or header.stored_bytes != len(put.record):
             return Outcome.CORRUPT
         if len(put.record) != claim.nbytes:
             return Outcome.CORRUPT

@@ -1,6 +1,6 @@
 """The Mooncake tier: records under `prefix:namespace:key` in an existing Mooncake Store.
 
-The namespace is 32 hex digits of a hash of fingerprint, domain and sizes (`namespace_digest`): the
+The namespace is 32 hex digits of a hash of fingerprint and domain (`namespace_digest`): the
 records of one domain neither hide nor replace those of another.
 
 Records are copied once in each direction, through memory shared with the process of Mooncake's

@@ -50,8 +50,8 @@ class MisplacedBlocks:
             earned = self._bytes_per_s * (now_s - self._since_s)
             self._saved_bytes = min(self._bytes_per_s, self._saved_bytes + earned)
             self._since_s = now_s
-            count = min(len(misplaced), int(self._saved_bytes // namespace.record_bytes))
-            self._saved_bytes -= count * namespace.record_bytes
+            count = min(len(misplaced), int(self._saved_bytes // namespace.slot_bytes))
+            self._saved_bytes -= count * namespace.slot_bytes
             self.moved += count
             return set(misplaced[:count])
 

@@ -1,6 +1,6 @@
 """The Valkey tier: records under `prefix:{segment}:namespace:key` on a Redis or Valkey server.
 
-The namespace is 32 hex digits of a hash of fingerprint, domain and sizes (`namespace_digest`): the
+The namespace is 32 hex digits of a hash of fingerprint and domain (`namespace_digest`): the
 records of one domain neither hide nor replace those of another.
 
 All blocks of a segment have the same hash tag, so a cluster keeps them on one server: the loss of a

@@ -24,7 +24,7 @@ from holdfast.wire.fields import (
     Trace,
 )
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="type"):
@@ -34,13 +34,14 @@ class _Message(msgspec.Struct, frozen=True, tag_field="type"):
 class Hello(_Message, frozen=True, tag="hello"):
     """First message of a connection: the peer's name and its namespace (fingerprint and domain).
 
-    `payload_bytes` 0 with an empty fingerprint opens a session for reports only, such as `Status`.
+    `raw_bytes` 0 with an empty fingerprint opens a session for reports only, such as `Status`.
     """
 
     protocol: Integer
     peer: Text
     fingerprint: ShortBytes = b""
-    payload_bytes: Integer = 0
+    raw_bytes: Integer = 0
+    """Length of a decoded payload of the namespace."""
     block_tokens: Integer = 0
     domain: Text = "default"
     description: Text = ""

@@ -162,7 +162,7 @@ class TargetClient:
         deadline_s: float,
         on_progress: OnProgress | None = None,
     ) -> ReceivedRecords:
-        """Receive the leading run of records into buffers of `namespace.record_bytes` each.
+        """Receive the leading run of records into buffers of `namespace.slot_bytes` each.
 
         The content of buffers after the run is undefined. The caller verifies every record.
         `on_progress` is called with the bytes received since its last call, first for the header,
@@ -247,7 +247,7 @@ class TargetClient:
             return ReceivedRecords(0, outcome)
         announced = _OUTCOMES.get(reply.outcome)
         empty = announced is Outcome.OK and not reply.blocks
-        if announced is None or empty or reply.blocks * namespace.record_bytes != nbytes:
+        if announced is None or empty or reply.blocks * namespace.slot_bytes != nbytes:
             return ReceivedRecords(0, Outcome.GONE, f"the target announced {reply!r:.200}")
         return ReceivedRecords(reply.blocks, announced, printable(reply.reason))
 

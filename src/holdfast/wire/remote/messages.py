@@ -1,8 +1,8 @@
-"""Every message between a node and a target, version 1; Refused, Status, List and Report included.
+"""Every message between a node and a target, version 2; Refused, Status, List and Report included.
 
 Whole records follow a `PutRecords` and a `RecordsFollow` as payload: header, payload, tag and
 padding, each as long as its header says. The request ids of a connection count up from 1, and
-answers come in order. `epoch` is a field of version 1 that nothing reads; it is sent as 0.
+answers come in order. `epoch` is a field that nothing reads; it is sent as 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.wire.fields import Integer, PackedBytes, ShortBytes, Text
 from holdfast.wire.local.messages import List, Refused, ReportReply, Status
 from holdfast.wire.remote.token import Verb
 
-TARGET_PROTOCOL = 1
+TARGET_PROTOCOL = 2
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="type"):
@@ -27,7 +27,7 @@ class NamedBlocks(_Message, frozen=True, kw_only=True):
 
     fingerprint: ShortBytes
     domain: ShortBytes
-    payload_bytes: Integer
+    raw_bytes: Integer
     block_tokens: Integer
     keys: PackedBytes
     epoch: Integer = 0

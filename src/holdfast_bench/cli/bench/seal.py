@@ -128,7 +128,7 @@ def core_rows(rounds: int) -> list[Row]:
     """
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-    size = NAMESPACE.record_bytes
+    size = NAMESPACE.slot_bytes
     plain = [aligned_buffer(size) for _ in range(BLOCKS)]
     sealed = [aligned_buffer(size) for _ in range(BLOCKS)]
     for record in plain:
