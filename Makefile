@@ -101,7 +101,7 @@ clean: ## remove everything that make made, except reports in docs/benchmarks
 
 # Set-up. Each step leaves a stamp and runs again only when what it reads has changed.
 
-setup: $(DONE)/holdfast ## install torch, vLLM, Holdfast and the tools in .venv
+setup: $(DONE)/holdfast $(DONE)/triton ## install torch, vLLM, Holdfast and the tools in .venv
 
 $(DONE)/tools:
 	@$(call quietly,a virtual environment in $(VENV),\
@@ -111,6 +111,10 @@ $(DONE)/tools:
 
 $(DONE)/torch: requirements/torch.txt | $(DONE)/tools
 	@$(call quietly,torch for the CPU,$(BIN)/pip install -r $<)
+
+$(DONE)/triton: requirements/triton.txt | $(DONE)/torch
+	@$(call quietly,Triton for the tests of the GPU kernels,rm -rf $(VENV)/triton && \
+	    $(BIN)/pip install --no-deps --target $(VENV)/triton -r $<)
 
 $(DONE)/vllm: requirements/vllm.txt requirements/vllm-overrides.txt | $(DONE)/torch
 	@$(call quietly,vLLM for the CPU,$(BIN)/uv pip install --python $(BIN)/python \

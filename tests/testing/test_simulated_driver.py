@@ -62,7 +62,7 @@ def test_pages_are_copied_as_a_kernel_copies_them():
     layers = [np.random.default_rng(at).integers(0, 256, (9, 40), np.uint8) for at in range(3)]
     bases = driver.allocate(24)
     driver.write(bases, np.array([layer.ctypes.data for layer in layers], np.int64).tobytes())
-    table = PageTable(bases, 3, 40, 32, 8, 8)
+    table = PageTable(bases, 3, 40, 32, 8)
     rows = driver.allocate_locked(64)
     pairs = [(5, 0), (2, 1), (8, 2), (0, 3)]
     rows[:32] = np.array(pairs, np.int32).tobytes()

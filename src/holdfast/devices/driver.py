@@ -45,10 +45,8 @@ class PageTable(NamedTuple):
     layers: int
     stride_bytes: int
     page_bytes: int
-    word_bytes: int
-    """Bytes of the widest word that divides sizes and addresses: 8, 4, 2 or 1."""
     aligned_bytes: int
-    """A power of two that divides every page's address, at most 16."""
+    """A power of two, at most 16, that divides the page size and every address of a page."""
 
 
 class PageCopy(NamedTuple):

@@ -15,7 +15,7 @@ from holdfast.devices.base import DeviceError, DirectDevice, Pages, StagingDevic
 
 ENTRY_POINTS = "holdfast.devices"
 
-BUILT_IN = {"cpu": "holdfast.devices.host", "cuda": "holdfast.devices.cuda"}
+BUILT_IN = {"cpu": "holdfast.devices.host", "cuda": "holdfast.devices.cuda.kind"}
 """Modules of this package's kinds, each with a `KIND`, by the type of PyTorch devices."""
 
 

@@ -64,7 +64,7 @@ class _Bench:
     def __init__(self, shape: PageShape) -> None:
         import torch
 
-        from holdfast.devices.cuda import CudaDevice
+        from holdfast.devices.cuda.torch_device import TorchDevice
 
         count = BLOCKS[-1] * shape.pages_per_block
         self._random = random.Random(SEED)  # noqa: S311  # an order, not a secret
@@ -80,7 +80,7 @@ class _Bench:
             shape.pages_per_block,
         )
         self.block_bytes = self.shape.payload_bytes
-        self.device: DirectDevice = CudaDevice(layers, self.shape)
+        self.device: DirectDevice = TorchDevice(layers, self.shape)
         self._locked: Any = torch.empty(
             BLOCKS[-1] * self.block_bytes, dtype=torch.uint8, pin_memory=True
         )

@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 
 from holdfast.blocks.envelope import HEADER_BYTES, stored_bytes  # noqa: E402
 from holdfast.buffers import SharedMapping  # noqa: E402
-from holdfast.devices import cuda  # noqa: E402
 from holdfast.devices.base import Move, Pages  # noqa: E402
+from holdfast.devices.cuda import torch_device as cuda  # noqa: E402
 from holdfast.limits import MIB  # noqa: E402
 from holdfast.testing.payloads import key_of  # noqa: E402
 from holdfast.tiers.host import Arena  # noqa: E402
@@ -40,7 +40,7 @@ class EnginePages:
         self.layers = [self.whole[layer, :, :BYTES] for layer in range(LAYERS)]
         bases = tuple(layer.data_ptr() for layer in self.layers)
         pages = Pages.uniform(bases, BYTES + PADDING, BYTES, PAGES, PER_BLOCK)
-        self.device = cuda.CudaDevice(self.layers, pages)
+        self.device = cuda.TorchDevice(self.layers, pages)
         self.order = torch.randperm(PAGES).tolist()
 
     def pages_of(self, block):

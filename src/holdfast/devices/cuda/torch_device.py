@@ -1,18 +1,17 @@
-"""A device for pages in GPU memory, which copies blocks through a stage in GPU memory.
-
-The arena is never page-locked. Its node returns the memory of free slots to the kernel, and the
-arena has other pages there later. A GPU keeps the pages that were locked, so its copies would read
-and write memory that the arena no longer has, without an error. CUDA copies memory that is not
-locked through buffers of its own, which keeps the calling thread waiting.
+"""A device for pages in GPU memory, through PyTorch: for GPUs of AMD, and where Triton is missing.
 
 `gather` copies pages into a stage on the engine's own stream, so that later work may overwrite the
 pages; a thread copies the stage into the arena. `scatter` copies in the other direction, on the
-calling thread, after the work that the engine had queued at `mark`.
+calling thread, after the work that the engine had queued at `mark`. Memory of the arena that is not
+page-locked is copied through small buffers of the GPU's driver, which keep the calling thread
+waiting.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -22,7 +21,7 @@ import torch
 
 from holdfast.buffers import SharedMapping
 from holdfast.devices.base import LockedRanges, Move, Pages, check
-from holdfast.devices.registry import DeviceKind, DeviceOptions
+from holdfast.devices.driver import PageCopy, PageTable
 from holdfast.errors import BlockError
 from holdfast.limits import GIB, MIB, RECLAIM_S
 from holdfast.workers import workers
@@ -56,7 +55,7 @@ class LoadTransfer(NamedTuple):
         return True
 
 
-class CudaDevice:
+class TorchDevice:
     """Pages of one GPU: those of an engine's `tensors`, one per layer, laid out as `pages`.
 
     One thread calls `gather`, one calls `scatter`.
@@ -67,6 +66,7 @@ class CudaDevice:
         word = word_of(tensors, pages)
         self._layers = [page_words(tensor, pages, word) for tensor in tensors]
         self._device = self._layers[0].device
+        self._kernels = triton_copies(self._layers, pages)
         self._load_stream = torch.cuda.Stream(self._device)
         self._save_stream = torch.cuda.Stream(self._device)
         self._saves: list[tuple[int, Future[bool]]] = []
@@ -99,7 +99,7 @@ class CudaDevice:
                         staged.copy_(self._payload(memory, move), non_blocking=True)
                     if after is not None:
                         self._load_stream.wait_event(after)
-                    unpack(self._layers, stage, part)
+                    self._kernels.unpack(stage, part)
                 return LoadTransfer(_recorded(self._device))
         except BaseException:
             self._load_stream.synchronize()  # the pages are used for other work after an error
@@ -120,7 +120,7 @@ class CudaDevice:
                          "most %d may wait", len(moves), staged, STAGED_BYTES_MAX)  # fmt: skip
             return _ended(copied=False)
         stage = empty_stage(self._layers, self.pages, len(moves))
-        pack(self._layers, stage, moves)
+        self._kernels.pack(stage, moves)
         stage.record_stream(self._save_stream)
         until_s = time.monotonic() + SAVE_S
         result = self._saver.submit(
@@ -186,32 +186,87 @@ def payloads(stage: Any) -> Sequence[Any]:
     return by_block
 
 
-def pack(layers: Sequence[Any], stage: Any, moves: Sequence[Move]) -> None:
-    """Queue the copy of whole blocks from their pages into a stage."""
-    ids = _numbers([page for move in moves for page in move.pages], stage.device)
-    for staged, layer in zip(stage.unbind(1), layers, strict=True):
-        staged.copy_(layer.index_select(0, ids).view(staged.shape))
+class TorchCopies:
+    """Copies between pages and stages by PyTorch's operations, some for each layer."""
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self._layers = layers
+
+    def pack(self, stage: Any, moves: Sequence[Move]) -> None:
+        """Queue the copy of whole blocks from their pages into a stage."""
+        ids = _numbers([page for move in moves for page in move.pages], stage.device)
+        for staged, layer in zip(stage.unbind(1), self._layers, strict=True):
+            staged.copy_(layer.index_select(0, ids).view(staged.shape))
+
+    def unpack(self, stage: Any, moves: Sequence[Move]) -> None:
+        """Queue the copy of staged blocks into their pages, without those that no move names."""
+        ids = _numbers([page for move in moves for page in move.pages], stage.device)
+        slots = [slot for _, slot in named_pages(moves, stage.shape[2])]
+        named = _numbers(slots, stage.device)
+        for staged, layer in zip(stage.unbind(1), self._layers, strict=True):
+            layer.index_copy_(0, ids, staged.reshape(-1, stage.shape[3]).index_select(0, named))
 
 
-def unpack(layers: Sequence[Any], stage: Any, moves: Sequence[Move]) -> None:
-    """Queue the copy of staged blocks into their pages, without those that a move does not name."""
-    per_block = stage.shape[2]
-    ids = _numbers([page for move in moves for page in move.pages], stage.device)
-    named = _numbers(
-        [
-            block * per_block + page
-            for block, move in enumerate(moves)
-            for page in range(move.first, move.first + len(move.pages))
-        ],
-        stage.device,
-    )
-    for staged, layer in zip(stage.unbind(1), layers, strict=True):
-        layer.index_copy_(0, ids, staged.reshape(-1, stage.shape[3]).index_select(0, named))
+class TritonCopies:
+    """Copies between pages and stages by one kernel for all layers."""
+
+    def __init__(self, layers: Sequence[Any], pages: Pages) -> None:
+        from holdfast.devices.cuda.compiled import CopyVariant
+
+        (group,) = pages.groups
+        aligned = math.gcd(16, group.page_bytes, group.stride_bytes, *group.bases)
+        device = layers[0].device
+        bases = torch.tensor(group.bases, dtype=torch.int64, device=device)
+        table = PageTable(0, len(layers), group.stride_bytes, group.page_bytes, aligned)
+        self._work = PageCopy(table, 0, 0, 0, pages.payload_bytes, pages.pages_per_block, False)
+        self._bases = bases
+        self._keep = layers
+        self._kernels = [
+            CopyVariant(group.page_bytes, aligned, to_pages=to_pages).kernel()[:2]
+            for to_pages in (False, True)
+        ]
+
+    def pack(self, stage: Any, moves: Sequence[Move]) -> None:
+        """Queue the copy of whole blocks from their pages into a stage."""
+        self._launch(stage, moves, *self._kernels[0])
+
+    def unpack(self, stage: Any, moves: Sequence[Move]) -> None:
+        """Queue the copy of staged blocks into their pages, without those that no move names."""
+        self._launch(stage, moves, *self._kernels[1])
+
+    def _launch(self, stage: Any, moves: Sequence[Move], kernel: Any, constants: Any) -> None:
+        from holdfast.devices.cuda.compiled import copy_arguments
+
+        named = named_pages(moves, self._work.pages_per_block)
+        rows = _numbers([number for pair in named for number in pair], stage.device, torch.int32)
+        numbers = copy_arguments(self._work._replace(entries=len(named)))
+        programs = min(numbers[0], PROGRAMS_MAX)
+        kernel[(programs,)](self._bases, rows, stage.view(-1), *numbers, **constants)
 
 
-def _numbers(values: list[int], device: Any) -> Any:
+PROGRAMS_MAX = 1056
+"""Most programs of a launch; each does several jobs if there are more."""
+
+
+def triton_copies(layers: Sequence[Any], pages: Pages) -> TorchCopies | TritonCopies:
+    """Return copies by kernels; by operations for layers on CPUs, and without Triton."""
+    if layers[0].device.type == "cpu" or importlib.util.find_spec("triton") is None:
+        return TorchCopies(layers)
+    return TritonCopies(layers, pages)
+
+
+def named_pages(moves: Sequence[Move], per_block: int) -> list[tuple[int, int]]:
+    """Return the pages of a batch, each with its slot in the stage: block * per_block + page."""
+    return [
+        (page, block * per_block + move.first + at)
+        for block, move in enumerate(moves)
+        for at, page in enumerate(move.pages)
+    ]
+
+
+def _numbers(values: list[int], device: Any, kind: Any = torch.int64) -> Any:
     """Return integers on the device, without waiting for the work that is queued there."""
-    numbers = torch.tensor(values, dtype=torch.int64)
+    numbers = torch.tensor(values, dtype=kind)
     if device.type == "cuda":
         numbers = numbers.pin_memory()
     return numbers.to(device, non_blocking=True)
@@ -229,11 +284,3 @@ def _ended(*, copied: bool) -> Future[bool]:
     result: Future[bool] = Future()
     result.set_result(copied)
     return result
-
-
-def _open(pages: Pages, tensors: Sequence[Any], options: DeviceOptions) -> CudaDevice:
-    del options
-    return CudaDevice(tensors, pages)
-
-
-KIND = DeviceKind(_open)

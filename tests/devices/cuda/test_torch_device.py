@@ -1,4 +1,4 @@
-"""The arithmetic of the CUDA device, on CPU tensors; `test_cuda_on_gpu.py` has the rest."""
+"""The arithmetic of the CUDA device, on CPU tensors; `test_on_gpu.py` has the rest."""
 
 import contextlib
 import threading
@@ -7,9 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from holdfast.devices import cuda  # noqa: E402
 from holdfast.devices.base import Move, Pages  # noqa: E402
-from holdfast.devices.cuda import empty_stage, pack, page_words, unpack, word_of  # noqa: E402
+from holdfast.devices.cuda import torch_device as cuda  # noqa: E402
+from holdfast.devices.cuda.torch_device import TorchCopies, empty_stage, page_words, word_of  # noqa: E402
 from holdfast.errors import BlockError  # noqa: E402
 
 LAYERS, PAGES, PER_BLOCK, BYTES, PADDING = 3, 24, 4, 32, 8
@@ -48,11 +48,12 @@ def test_packed_blocks_are_unpacked_into_the_named_pages_only(layers, pages, wor
     before = [layer.clone() for layer in layers]
     rows = [page_words(layer, pages, word) for layer in layers]
     stage = empty_stage(rows, pages, 2)
-    pack(rows, stage, [Move(0, [5, 1, 9, 2]), Move(0, [0, 23, 7, 8])])
+    copies = TorchCopies(rows)
+    copies.pack(stage, [Move(0, [5, 1, 9, 2]), Move(0, [0, 23, 7, 8])])
     for at, layer in enumerate(layers):
         assert torch.equal(stage[0, at].view(torch.uint8), layer[[5, 1, 9, 2]])
         assert torch.equal(stage[1, at].view(torch.uint8), layer[[0, 23, 7, 8]])
-    unpack(rows, stage, [Move(0, [3, 11, 4, 6]), Move(0, [20, 21], first=1)])
+    copies.unpack(stage, [Move(0, [3, 11, 4, 6]), Move(0, [20, 21], first=1)])
     others = [page for page in range(PAGES) if page not in {3, 11, 4, 6, 20, 21}]
     for layer, old in zip(layers, before, strict=True):
         assert torch.equal(layer[[3, 11, 4, 6, 20, 21]], old[[5, 1, 9, 2, 23, 7]])
@@ -113,7 +114,7 @@ def fake(monkeypatch):
 
 @pytest.fixture
 def device(layers, pages, fake):
-    with contextlib.closing(cuda.CudaDevice(layers, pages)) as device:
+    with contextlib.closing(cuda.TorchDevice(layers, pages)) as device:
         yield device
 
 
@@ -166,7 +167,7 @@ def test_an_empty_batch_is_done(device):
 
 def test_a_load_writes_no_page_before_its_mark(pages, device, fake, monkeypatch):
     arena = FakeArena(len(WHOLE) * pages.payload_bytes)
-    monkeypatch.setattr(cuda, "unpack", lambda *_: fake.said.append("unpack"))
+    monkeypatch.setattr(TorchCopies, "unpack", lambda *_: fake.said.append("unpack"))
     fake.said.clear()
     assert device.scatter(arena, whole(pages), device.mark()).result()
     assert fake.said[:6] == ["wait for event", "unpack"] * 3
@@ -179,7 +180,7 @@ def test_a_load_that_fails_half_way_waits_for_its_copies(pages, device, fake, mo
     def fail(*_):
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr(cuda, "unpack", fail)
+    monkeypatch.setattr(TorchCopies, "unpack", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         device.scatter(arena, [Move(0, [1, 2, 3, 4])])
     assert fake.said == ["synchronize"]
