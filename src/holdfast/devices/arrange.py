@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
+from holdfast.blocks.layout import LayoutSlice
 from holdfast.devices.page_format import PageAxis, PageFormat, PageState
 from holdfast.errors import BlockError
 
@@ -41,6 +42,13 @@ class _StateCopy(NamedTuple):
     lengths: tuple[int, ...]
     page_strides: tuple[int, ...]
     block_strides: tuple[int, ...]
+
+
+class PortablePages(NamedTuple):
+    """Pages that hold a part of each portable block: their format, and which heads they hold."""
+
+    form: PageFormat
+    part: LayoutSlice
 
 
 class Arrangement:

@@ -14,13 +14,13 @@ import logging
 import os
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from holdfast.buffers import SharedMapping
-from holdfast.devices.base import LockedRanges, Move, Pages, rows
+from holdfast.devices.base import DirectDevice, LockedRanges, Move, Pages, rows
 from holdfast.devices.registry import DeviceKind, DeviceOptions
 from holdfast.limits import GIB, MIB
 from holdfast.workers import workers
@@ -44,6 +44,10 @@ and 3.4, 0.8 copied 6.1 and 3.7.
 _LOOK_S = 50e-6
 _ONE = array("q", [1])
 _log = logging.getLogger("vllm.holdfast")  # shown by vLLM, with its time and level
+
+
+Row: TypeAlias = tuple[int, int, int]
+"""A copy inside this process: the address to write, the address to read, and the bytes."""
 
 
 class CopyPart(NamedTuple):
@@ -94,10 +98,7 @@ class HostDevice:
         self._helper = workers(THREADS - 1, "holdfast-copy", run_anywhere)
         self._batched = batched_copy_works()
         if not self._batched:
-            _log.warning(
-                "process_vm_readv is refused here (seccomp?): pages are copied one by one, "
-                "many times slower beside a busy thread; allow this system call"
-            )
+            warn_of_single_copies()
 
     def mark(self) -> Any:
         """Return None: host work is synchronous, so earlier calls have ended."""
@@ -122,12 +123,10 @@ class HostDevice:
     def close(self) -> None:
         self._helper.shutdown(wait=True)
 
-    def _move(self, plan: Iterator[tuple[int, int, int]], moves: Sequence[Move]) -> HostTransfer:
+    def _move(self, plan: Iterator[Row], moves: Sequence[Move]) -> HostTransfer:
         flag = array("q", [0])
         if not self._batched:
-            for to, source, size in plan:
-                ctypes.memmove(to, source, size)
-            return HostTransfer(own=True, rest=None, flag=flag)
+            return HostTransfer(own=_copy_each(plan), rest=None, flag=flag)
         numbers = sum(len(move.pages) for move in moves)
         count = numbers * sum(len(group.bases) for group in self.pages.groups)
         whole = numbers * self.pages.bytes_of_page < SPLIT_BYTES_MIN
@@ -141,12 +140,15 @@ class HostDevice:
             raise
 
 
-def _open(pages: Pages, tensors: Sequence[Any], options: DeviceOptions) -> HostDevice:
-    del options
-    return HostDevice(pages, keep=tensors)
+def _open(pages: Pages, tensors: Sequence[Any], options: DeviceOptions) -> DirectDevice:
+    if options.portable is None:
+        return HostDevice(pages, keep=tensors)
+    from holdfast.devices.portable_host import open_portable  # it uses this module's copies
+
+    return open_portable(pages, options.portable, tensors)
 
 
-KIND = DeviceKind(_open)
+KIND = DeviceKind(_open, converts=True)
 
 
 def run_anywhere() -> None:
@@ -164,7 +166,7 @@ def run_anywhere() -> None:
         os.sched_setaffinity(0, cores)
 
 
-def pieces(plan: Iterable[tuple[int, int, int]]) -> list[CopyPart]:
+def pieces(plan: Iterable[Row]) -> list[CopyPart]:
     """Return the system calls for rows, (to, source, bytes), with neighbours merged."""
     found: list[tuple[list[int], list[int]]] = []
     to: list[int] = []
@@ -186,6 +188,31 @@ def pieces(plan: Iterable[tuple[int, int, int]]) -> list[CopyPart]:
             source += (source_row, size)
         to_end, source_end = to_row + size, source_row + size
     return [CopyPart(array("q", to), array("q", source), sum(to[1::2])) for to, source in found]
+
+
+def copier() -> Callable[[Iterable[Row]], bool]:
+    """Return what copies rows with few system calls, or one by one where the kernel refuses these.
+
+    It returns whether every byte was copied.
+    """
+    if batched_copy_works():
+        return lambda plan: _copy_batched(pieces(plan))
+    warn_of_single_copies()
+    return _copy_each
+
+
+def warn_of_single_copies() -> None:
+    """Log that pages are copied one by one on this machine."""
+    _log.warning(
+        "process_vm_readv is refused here (seccomp?): pages are copied one by one, "
+        "many times slower beside a busy thread; allow this system call"
+    )
+
+
+def _copy_each(plan: Iterable[Row]) -> bool:
+    for to, source, size in plan:
+        ctypes.memmove(to, source, size)
+    return True
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from holdfast.devices.arrange import PortablePages
 from holdfast.devices.base import DeviceError, DirectDevice, Pages, StagingDevice
 
 ENTRY_POINTS = "holdfast.devices"
@@ -20,10 +21,14 @@ BUILT_IN = {"cpu": "holdfast.devices.host", "cuda": "holdfast.devices.cuda.kind"
 
 
 class DeviceOptions(NamedTuple):
-    """What an engine tells a device: the most blocks of pages that one of its steps can fill."""
+    """What an engine tells a device.
+
+    `step_blocks`: the most blocks of pages that one of its steps can fill; 0: not known.
+    `portable`: how pages and portable blocks are converted; None: blocks are whole pages.
+    """
 
     step_blocks: int = 0
-    """0: not known."""
+    portable: PortablePages | None = None
 
 
 class DeviceKind(NamedTuple):
@@ -31,9 +36,11 @@ class DeviceKind(NamedTuple):
 
     `open` takes the pages, the tensors that own their memory (one a layer), and the engine's
     options. It raises HoldfastError if it cannot copy them; the engine then has no cache.
+    `converts`: whether it opens devices for portable blocks, with `DeviceOptions.portable`.
     """
 
     open: Callable[[Pages, Sequence[Any], DeviceOptions], DirectDevice | StagingDevice]
+    converts: bool = False
 
 
 def open_device(
@@ -41,9 +48,16 @@ def open_device(
 ) -> DirectDevice | StagingDevice:
     """Return the device for pages in tensors of one type of PyTorch devices.
 
-    Raises DeviceError for a type that no kind copies, and for a kind that cannot be loaded.
+    Raises DeviceError for a type that no kind copies, for a kind that cannot be loaded, and for
+    portable blocks if the kind does not convert pages.
     """
-    return find_kind(name).open(pages, tensors, options)
+    kind = find_kind(name)
+    if options.portable is not None and not kind.converts:
+        raise DeviceError(
+            f"pages on {name!r} cannot be converted to portable blocks yet; choose the layout "
+            "`exact`"
+        )
+    return kind.open(pages, tensors, options)
 
 
 def find_kind(name: str) -> DeviceKind:

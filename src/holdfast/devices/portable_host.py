@@ -1,0 +1,308 @@
+"""A device for pages in host memory that keeps portable blocks: it converts while it copies.
+
+A batch is converted in parts small enough for a processor's cache: between the arena, where blocks
+are read and written in place, and a stage in the pages' order, which one system call copies to or
+from the pages. Both release the GIL, and take it again a few times for each part, however many
+pages it has. Two threads share a batch: the caller's and one of the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from holdfast.blocks.layout import LayoutSlice, StateRun
+from holdfast.buffers import SharedMapping
+from holdfast.devices.arrange import Arrangement, Bytes, PortablePages
+from holdfast.devices.base import DirectDevice, LockedRanges, Move, Pages, check_pages
+from holdfast.devices.host import (
+    OWN_SHARE,
+    SPLIT_BYTES_MIN,
+    HostDevice,
+    Row,
+    copier,
+    run_anywhere,
+)
+from holdfast.errors import BlockError
+from holdfast.limits import KIB, MIB
+from holdfast.workers import workers
+
+STAGE_BYTES = 4 * MIB
+"""Bytes that a thread converts at once, at least one layer of a block: they stay in its cache."""
+
+IN_PLACE_BYTES_MIN = 256 * KIB
+"""Bytes of blocks at equal distances below which a part's blocks are first copied together.
+
+A conversion takes the GIL; a copy of one system call for all blocks costs less than many of them.
+"""
+
+
+class ConversionPart(NamedTuple):
+    """Blocks and layers that one thread converts at once."""
+
+    moves: Sequence[Move]
+    layers: range
+
+
+class ConvertingTransfer:
+    """A batch whose caller's part has ended, while the helper's may still be in progress."""
+
+    def __init__(self, own: bool, rest: Future[bool] | None) -> None:  # noqa: FBT001  # a result
+        self._own = own
+        self._rest = rest
+
+    def done(self) -> bool:
+        return self._rest is None or self._rest.done()
+
+    def result(self) -> bool:
+        # Wait for the helper also if the caller's part failed: no copy may continue afterwards.
+        rest = self._rest is None or self._rest.result()
+        return self._own and rest
+
+
+class PortableHostDevice:
+    """Pages at fixed addresses of this process, of one size, and portable blocks in the arena.
+
+    The pages hold `portable.part` of each block: some heads of all layers. Holds a reference to
+    `keep`, the owner of the pages. Raises BlockError if format, pages and layout do not fit.
+    """
+
+    def __init__(self, pages: Pages, portable: PortablePages, keep: Any = None) -> None:
+        form, part = portable
+        per_block = pages.pages_per_block
+        check_portable(pages, portable)
+        self.pages = pages
+        self._keep = keep
+        self._layers = pages.groups[0]
+        self._block_bytes = part.layout.payload_bytes
+        self._layer_bytes = part.layout.layer_bytes(0)
+        runs = [run for run in part.runs() if run.layer == 0]
+        self._in_block = Arrangement(form, per_block, [run.offset for run in runs])
+        self._apart = Arrangement(form, per_block)
+        self._runs = runs
+        self._writes = bool(part.written_runs())
+        self._copy = copier()
+        self._helper = workers(1, "holdfast-copy", run_anywhere)
+
+    def mark(self) -> Any:
+        """Return None: host work is synchronous, so earlier calls have ended."""
+        return None
+
+    def scatter(
+        self,
+        arena: SharedMapping,
+        moves: Sequence[Move],
+        after: Any = None,
+        locks: LockedRanges | None = None,
+    ) -> ConvertingTransfer:
+        """Copy blocks from the arena into pages, converted; see `base.Device`."""
+        del after, locks
+        self._check(arena, moves)
+        return self._share(arena, moves, self._load)
+
+    def gather(self, arena: SharedMapping, moves: Sequence[Move]) -> ConvertingTransfer:
+        """Copy whole blocks into the arena, converted; see `base.DirectDevice`.
+
+        If another rank writes the heads of these pages, nothing is copied.
+        """
+        self._check(arena, moves)
+        for move in moves:
+            if len(move.pages) != self.pages.pages_per_block:
+                raise BlockError(
+                    f"{len(move.pages)} pages of a block to save, which has "
+                    f"{self.pages.pages_per_block}"
+                )
+        transfer = self._share(arena, moves if self._writes else [], self._save)
+        transfer.result()  # the caller may overwrite these pages after this call
+        return transfer
+
+    def close(self) -> None:
+        """Wait for transfers and stop the thread."""
+        self._helper.shutdown(wait=True)
+
+    def _check(self, arena: SharedMapping, moves: Sequence[Move]) -> None:
+        """Raise BlockError for a page or payload out of bounds."""
+        for move in moves:
+            check_pages(self.pages, move)
+            if move.payload < 0 or move.payload + self._block_bytes > arena.nbytes:
+                raise BlockError(
+                    f"a payload of {self._block_bytes} bytes at {move.payload} requested, "
+                    f"the arena has {arena.nbytes} bytes"
+                )
+
+    def _share(
+        self,
+        arena: SharedMapping,
+        moves: Sequence[Move],
+        convert: Callable[[SharedMapping, ConversionPart, Bytes], bool],
+    ) -> ConvertingTransfer:
+        """Convert a batch in parts, on this thread and the helper."""
+
+        def run(some: Sequence[ConversionPart]) -> bool:
+            most = max((len(part.moves) * len(part.layers) for part in some), default=0)
+            stage = np.empty(most * per_layer, np.uint8)
+            return all(convert(arena, part, stage) for part in some)
+
+        per_layer = self.pages.pages_per_block * self._layers.page_bytes
+        parts = list(self._parts(moves))
+        is_small = len(moves) * self.pages.payload_bytes < SPLIT_BYTES_MIN
+        own = len(parts) if is_small else round(len(parts) * OWN_SHARE)
+        rest = self._helper.submit(run, parts[own:]) if parts[own:] else None
+        try:
+            return ConvertingTransfer(run(parts[:own]), rest)
+        except BaseException:
+            ConvertingTransfer(own=False, rest=rest).result()
+            raise
+
+    def _parts(self, moves: Sequence[Move]) -> Iterator[ConversionPart]:
+        """Yield all blocks and layers in parts of about `STAGE_BYTES`."""
+        count = len(self._layers.bases)
+        layer_bytes = self.pages.pages_per_block * self._layers.page_bytes
+        layers = min(count, max(1, STAGE_BYTES // layer_bytes))
+        blocks = max(1, STAGE_BYTES // (layer_bytes * count))
+        for at in range(0, len(moves), blocks):
+            for layer in range(0, count, layers):
+                yield ConversionPart(
+                    moves[at : at + blocks], range(layer, min(count, layer + layers))
+                )
+
+    def _load(self, arena: SharedMapping, part: ConversionPart, memory: Bytes) -> bool:
+        stage = self._stage(part, memory)
+        spans = equal_distances([move.payload for move in part.moves])
+        if len(spans) * IN_PLACE_BYTES_MIN <= stage.nbytes:
+            for span in spans:
+                self._in_block.to_pages(
+                    self._in_place(arena, part, span), stage[span.start : span.stop]
+                )
+        else:
+            blocks = np.empty((*stage.shape[:2], self._apart.layer_bytes), np.uint8)
+            rows = self._block_rows(arena, part, blocks)
+            if not self._copy((apart, block, size) for block, apart, size in rows):
+                return False
+            self._apart.to_pages(blocks, stage)
+        return self._copy(self._page_rows(part, stage))
+
+    def _save(self, arena: SharedMapping, part: ConversionPart, memory: Bytes) -> bool:
+        stage = self._stage(part, memory)
+        rows = self._page_rows(part, stage)
+        if not self._copy((staged, page, size) for page, staged, size in rows):
+            return False
+        spans = equal_distances([move.payload for move in part.moves])
+        if len(spans) * IN_PLACE_BYTES_MIN <= stage.nbytes:
+            for span in spans:
+                self._in_block.to_blocks(
+                    stage[span.start : span.stop], self._in_place(arena, part, span)
+                )
+            return True
+        blocks = np.empty((*stage.shape[:2], self._apart.layer_bytes), np.uint8)
+        self._apart.to_blocks(stage, blocks)
+        return self._copy(self._block_rows(arena, part, blocks))
+
+    def _stage(self, part: ConversionPart, memory: Bytes) -> Bytes:
+        """Return memory for the pages of a part: [block, layer, page of the block, byte]."""
+        blocks, layers = len(part.moves), len(part.layers)
+        shape = (blocks, layers, self.pages.pages_per_block, self._layers.page_bytes)
+        return memory[: blocks * layers * shape[2] * shape[3]].reshape(shape)
+
+    def _in_place(self, arena: SharedMapping, part: ConversionPart, span: range) -> Bytes:
+        """Return blocks at equal distances as they are in the arena: [block, layer, byte]."""
+        first = part.moves[span.start].payload + part.layers.start * self._layer_bytes
+        distance = part.moves[span.stop - 1].payload - part.moves[span.start].payload
+        shape = (len(span), len(part.layers), self._layer_bytes)
+        strides = (distance // max(1, len(span) - 1), self._layer_bytes, 1)
+        return as_strided(np.frombuffer(arena.view, np.uint8)[first:], shape, strides)
+
+    def _page_rows(self, part: ConversionPart, stage: Bytes) -> Iterator[Row]:
+        """Yield the addresses of the pages of a part, and those in the stage, and their bytes."""
+        bases, stride, size = self._layers
+        layer_bytes = self.pages.pages_per_block * size
+        layer_at = stage.ctypes.data
+        for move in part.moves:
+            for layer in part.layers:
+                staged = layer_at + move.first * size
+                for page in move.pages:
+                    yield bases[layer] + page * stride, staged, size
+                    staged += size
+                layer_at += layer_bytes
+
+    def _block_rows(
+        self, arena: SharedMapping, part: ConversionPart, blocks: Bytes
+    ) -> Iterator[Row]:
+        """Yield where states are in the arena, and their copies in `blocks`, and their bytes."""
+        apart = blocks.ctypes.data
+        for move in part.moves:
+            for layer in part.layers:
+                start = arena.address + move.payload + layer * self._layer_bytes
+                for run in self._runs:
+                    yield start + run.offset, apart, run.nbytes
+                    apart += run.nbytes
+
+
+def open_portable(pages: Pages, portable: PortablePages, keep: Any = None) -> DirectDevice:
+    """Return the device that copies these pages and portable blocks.
+
+    Pages of latents are portable as they are, so a rank that writes them copies whole pages.
+    Raises BlockError if format, pages and layout do not fit.
+    """
+    check_portable(pages, portable)
+    if len(portable.form.states) == 1 and portable.part.written_runs():
+        return HostDevice(pages, keep)
+    return PortableHostDevice(pages, portable, keep)
+
+
+def check_portable(pages: Pages, portable: PortablePages) -> None:
+    """Raise BlockError unless pages of this format hold this part of a portable layout."""
+    form, part = portable
+    if len(pages.groups) != 1:
+        raise BlockError(f"pages of {len(pages.groups)} sizes; portable blocks need one")
+    layers, per_block = pages.groups[0], pages.pages_per_block
+    if layers.page_bytes != form.page_bytes:
+        raise BlockError(
+            f"a page of {form.name} has {form.page_bytes} bytes, the engine's {layers.page_bytes}"
+        )
+    if form.page_tokens * per_block != part.layout.block_tokens:
+        raise BlockError(
+            f"{per_block} pages of {form.page_tokens} tokens are no block of "
+            f"{part.layout.block_tokens}"
+        )
+    sizes = [state.elements * per_block * form.element_bytes for state in form.states]
+    by_layer = _relative_runs(part)
+    if len(by_layer) != len(layers.bases) or any(each != by_layer[0] for each in by_layer):
+        raise BlockError(
+            f"the layout's {len(by_layer)} layers must be alike, and as many as the engine's "
+            f"{len(layers.bases)}"
+        )
+    if [nbytes for _, nbytes in by_layer[0]] != sizes:
+        raise BlockError(
+            f"a layer of {form.name} pages has states of {sizes} bytes, of the layout "
+            f"{[nbytes for _, nbytes in by_layer[0]]}"
+        )
+
+
+def equal_distances(offsets: Sequence[int]) -> list[range]:
+    """Return the runs of offsets with one distance between neighbours, as ranges of indices."""
+    found: list[range] = []
+    start = 0
+    distances = [after - before for before, after in pairwise(offsets)]
+    while start < len(offsets):
+        stop = start + 1
+        while stop < len(offsets) and distances[stop - 1] == distances[start]:
+            stop += 1
+        found.append(range(start, stop))
+        start = stop
+    return found
+
+
+def _relative_runs(part: LayoutSlice) -> list[list[tuple[int, int]]]:
+    """Return, for each layer, the offsets of its runs in the layer, and their bytes."""
+    starts = part.layout.layer_offsets()
+    found: list[list[tuple[int, int]]] = [[] for _ in part.layout.layers]
+    run: StateRun
+    for run in part.runs():
+        found[run.layer].append((run.offset - starts[run.layer], run.nbytes))
+    return found
