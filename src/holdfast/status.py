@@ -132,6 +132,33 @@ class AdmissionStatus(StatusFields, frozen=True):
     figures: dict[str, float] = {}
 
 
+@prepared
+class CodecStatus(StatusFields, frozen=True):
+    """Encoding of records on their way to one tier, and decoding on their way back, since start.
+
+    `mode`: the tier's option. `encodes`: whether new records are encoded now. `encoded`: records of
+    `raw_bytes`, stored in `stored_bytes`. `kept_raw`: records that did not shrink by 5 %, or were
+    not tried because others of their model did not. `mismatches`: records that were stored raw,
+    because the encoded form did not decode to the same bytes. `undecodable`: records that were read
+    and could not be decoded. `read_bytes_per_s`: stored bytes from the tier, `decode_bytes_per_s`:
+    raw bytes of one decoding thread, of `threads`.
+    """
+
+    tier: str
+    mode: str = "off"
+    encodes: bool = False
+    encoded: int = 0
+    decoded: int = 0
+    kept_raw: int = 0
+    mismatches: int = 0
+    undecodable: int = 0
+    raw_bytes: int = 0
+    stored_bytes: int = 0
+    read_bytes_per_s: float = 0.0
+    decode_bytes_per_s: float = 0.0
+    threads: int = 0
+
+
 class DomainStatus(StatusFields, frozen=True):
     """Usage of one domain by tier, and its limits; `configured`: `domain` is its name, not its id.
 
@@ -402,6 +429,7 @@ class NodeStatus(StatusFields, frozen=True):
     incarnation: str = ""
     blocks: int = 0
     tiers: list[TierStatus] = []
+    codecs: list[CodecStatus] = []
     admission: list[AdmissionStatus] = []
     domains: list[DomainStatus] = []
     evictions: dict[str, int] = {}

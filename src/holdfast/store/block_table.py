@@ -31,6 +31,7 @@ from holdfast.store.remote_lookups import (
     RemoteLookups,
 )
 from holdfast.store.sealing import UNKNOWN_EPOCH, CopyEpochs, Sealing
+from holdfast.store.tier_codec import TierCodec
 from holdfast.store.usage import DomainUsage
 from holdfast.store.write_queues import WriteQueues
 from holdfast.tiers.base import NOWHERE, DroppedBlock, LocalTier, Place, SharedTier, Tier, Volatile
@@ -105,13 +106,15 @@ class BlockTable:
 
     `hosts`: the host tier of each domain, by domain id. `foreign`: that of all domains whose keys
     are unknown here; None if the store takes no records from other nodes. `lower`: fastest first.
-    `public`: the public domain, whose blocks are not evicted from memory; empty if there is none.
+    `codecs`: those of `lower`, in its order. `public`: the public domain, whose blocks are not
+    evicted from memory; empty if there is none.
     """
 
     index: Residency
     hosts: Mapping[bytes, HostTier]
     foreign: HostTier | None
     lower: Sequence[Tier]
+    codecs: Sequence[TierCodec]
     eviction: EvictionPolicy
     rules: AdmissionRules
     usage: DomainUsage

@@ -30,6 +30,7 @@ from holdfast.store.promote import BlockMover
 from holdfast.store.recover import Recovery
 from holdfast.store.rewrite import resume, rewrite_lost
 from holdfast.store.sealing import Sealing
+from holdfast.store.tier_codec import TierCodec
 from holdfast.store.usage import DomainUsage
 from holdfast.tiers.base import Place, Tier
 from holdfast.tiers.checked import checked
@@ -136,6 +137,10 @@ class StoreParts:
             hosts=hosts,
             foreign=foreign,
             lower=list(lower),
+            codecs=[
+                TierCodec(tier.name, each.codec, self.clock)
+                for tier, each in zip(lower, by_tier, strict=True)
+            ],
             eviction=eviction,
             rules=rules,
             usage=usage,

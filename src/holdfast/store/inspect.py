@@ -49,6 +49,7 @@ def status(store: StoreParts) -> NodeStatus:
             incarnation=store.incarnation,
             blocks=len(table.index),
             tiers=tiers,
+            codecs=[codec.status() for codec in table.codecs],
             admission=[
                 AdmissionStatus(table.tier_name(tier), figures)
                 for tier, rule in enumerate(table.rules.of, start=1)

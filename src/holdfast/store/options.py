@@ -12,6 +12,7 @@ from holdfast.fairness.shares import Quota
 from holdfast.keys.audit import AuditLog
 from holdfast.keys.keyring import KeyRing
 from holdfast.limits import LEASE_S, SEGMENT_BLOCKS
+from holdfast.plan.codec_choice import CodecMode
 from holdfast.plan.planner import BestCut, Planner
 from holdfast.policy.admit import Admission, AlwaysAdmit
 from holdfast.policy.base import EvictionPolicy
@@ -28,11 +29,12 @@ class TierRules:
     """What one lower tier admits.
 
     `make_rule` makes the tier's admission rule. `budgets` holds, by domain id, the write budget
-    that also limits writes which no rule is asked about.
+    that also limits writes which no rule is asked about. `codec`: whether its records are encoded.
     """
 
     make_rule: Callable[[SavedSeconds], Admission] = lambda _: AlwaysAdmit()
     budgets: Mapping[bytes, Admission] = field(default_factory=dict)
+    codec: CodecMode = "off"
 
 
 @dataclass(frozen=True)

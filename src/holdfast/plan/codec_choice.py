@@ -1,0 +1,72 @@
+"""Choose whether to encode new records of a tier, from measured rates; pure.
+
+A reader decodes one block while it reads the next. With a ratio r it then delivers
+min(r * B, D * n) raw bytes a second: B stored bytes a second from the tier, D raw bytes a second
+from each of n decoding threads. Raw records arrive at B. So encoding pays while B < D * n, and a
+tier that is nearly as fast as the decoders keeps raw records.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+CodecMode: TypeAlias = Literal["auto", "off", "planes"]
+"""Option of a tier: encode where it pays (`auto`), never, or always with this codec."""
+
+BEGIN_BELOW = 0.8
+"""Share of D * n below which the read rate must be before encoding begins. It ends at 1."""
+
+DECODE_THREADS_MAX = 4
+
+DECODE_DEFAULT = 2.5e9
+"""Raw bytes a second of a decoding thread, until some were measured."""
+
+_HALF_LIFE_BYTES = 256 << 20
+_PRIOR_BYTES = 32 << 20
+
+
+class CodecRates(NamedTuple):
+    """Measured rates of one tier, in bytes a second.
+
+    `stored`: records read from the tier. `decoded`: raw payloads out of one decoding thread.
+    """
+
+    stored: float
+    decoded: float
+    threads: int
+
+    @property
+    def decoding(self) -> float:
+        """Raw bytes a second of all decoding threads."""
+        return self.decoded * self.threads
+
+
+def worth_encoding(rates: CodecRates, *, encodes: bool) -> bool:
+    """Return whether new records are encoded from now on; `encodes`: whether they are so far."""
+    return rates.stored < rates.decoding * (1.0 if encodes else BEGIN_BELOW)
+
+
+def decode_threads(cores: int) -> int:
+    """Return how many threads decode on a machine: half of its cores, at most four."""
+    return max(1, min(DECODE_THREADS_MAX, cores // 2))
+
+
+class DecodeMeter:
+    """The rate of one decoding thread: recent bytes by recent seconds, the newest weigh most."""
+
+    def __init__(self) -> None:
+        self._bytes = float(_PRIOR_BYTES)
+        self._seconds = _PRIOR_BYTES / DECODE_DEFAULT
+
+    def observe(self, nbytes: int, seconds: float) -> None:
+        """Add raw bytes that one thread decoded; an impossible observation is ignored."""
+        if nbytes <= 0 or seconds <= 0:
+            return
+        kept = 0.5 ** (nbytes / _HALF_LIFE_BYTES)
+        self._bytes = self._bytes * kept + nbytes
+        self._seconds = self._seconds * kept + seconds
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The rate in raw bytes a second."""
+        return self._bytes / self._seconds

@@ -1,0 +1,142 @@
+"""The codec of one lower tier: encode records for it, decode them from it, choose, and count.
+
+The choice is for new records only. A reader follows each record's header, so a tier may hold raw
+and encoded records, and the choice may change at any time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from holdfast.blocks.envelope import header_of_record
+from holdfast.blocks.namespace import Namespace
+from holdfast.clock import Clock
+from holdfast.codec.codec import codec_named
+from holdfast.codec.coded import MISMATCH, NOT_SHORTER, decode_record, encode_record
+from holdfast.errors import Outcome
+from holdfast.plan.codec_choice import (
+    CodecMode,
+    CodecRates,
+    DecodeMeter,
+    decode_threads,
+    worth_encoding,
+)
+from holdfast.plan.meter import QueueMeter
+from holdfast.status import CodecStatus
+
+AUTO_CODEC = "planes"
+
+_RAW_TRIES = 4
+_RETRY_EVERY = 32
+"""After `_RAW_TRIES` records of a namespace that did not shrink, every 32nd is tried."""
+
+_NAMESPACES_MAX = 1_024
+
+
+class TierCodec:
+    """Encodes and decodes the records of one lower tier. Thread-safe.
+
+    `mode`: the tier's option. `threads`: those that decode; by default as many as this process's
+    cores suggest.
+    """
+
+    def __init__(self, tier: str, mode: CodecMode, clock: Clock, threads: int = 0) -> None:
+        self._tier = tier
+        self._mode = mode
+        self._clock = clock
+        self._codec = codec_named(AUTO_CODEC if mode in ("auto", "off") else mode)
+        self.threads = threads or decode_threads(len(os.sched_getaffinity(0)))
+        self._lock = threading.Lock()
+        self._reads = QueueMeter()
+        self._decodes = DecodeMeter()
+        self._encodes = mode == "planes"
+        self._raw_in_a_row: dict[Namespace, int] = {}
+        self._encoded = self._decoded = self._kept_raw = self._mismatches = self._undecodable = 0
+        self._raw_bytes = self._stored_bytes = 0
+
+    def wants(self, namespace: Namespace) -> bool:
+        """Return whether the next record of a namespace should be encoded."""
+        with self._lock:
+            if self._mode == "off" or not self._choose():
+                return False
+            raw = self._raw_in_a_row.get(namespace, 0)
+            if raw < _RAW_TRIES or raw % _RETRY_EVERY == 0:
+                return True
+            self._raw_in_a_row[namespace] = raw + 1
+            self._kept_raw += 1
+            return False
+
+    def encode(
+        self, record: memoryview, namespace: Namespace, into: memoryview, element_bytes: int
+    ) -> int:
+        """Encode a packed raw record into `into`; see `codec.coded.encode_record`."""
+        stored = encode_record(record, self._codec, into, element_bytes)
+        with self._lock:
+            if stored > NOT_SHORTER:
+                self._encoded += 1
+                self._raw_bytes += len(record)
+                self._stored_bytes += stored
+                self._raw_in_a_row.pop(namespace, None)
+            elif stored == MISMATCH:
+                self._mismatches += 1
+            elif stored == NOT_SHORTER:
+                self._kept_raw += 1
+                if len(self._raw_in_a_row) >= _NAMESPACES_MAX:
+                    self._raw_in_a_row.clear()
+                self._raw_in_a_row[namespace] = self._raw_in_a_row.get(namespace, 0) + 1
+        return stored
+
+    def decode(self, record: memoryview, into: memoryview) -> Outcome:
+        """Verify an encoded record and decode it into `into`; see `codec.coded.decode_record`."""
+        start_s = time.perf_counter()
+        outcome = decode_record(record, into)
+        seconds = time.perf_counter() - start_s
+        header = header_of_record(record)
+        with self._lock:
+            if outcome is Outcome.OK and header is not None:
+                self._decoded += 1
+                self._decodes.observe(header.raw_bytes, seconds)
+            else:
+                self._undecodable += 1
+        return outcome
+
+    def asked(self, stored_bytes: int) -> None:
+        """Record that a read of stored bytes from the tier begins."""
+        with self._lock:
+            self._reads.asked(stored_bytes, self._clock.now())
+
+    def arrived(self, stored_bytes: int, of: int) -> None:
+        """Record that a read of `of` stored bytes ended, and how many of them arrived."""
+        with self._lock:
+            self._reads.arrived(stored_bytes, of, self._clock.now())
+
+    def status(self) -> CodecStatus:
+        """Return mode, choice, rates and counters."""
+        with self._lock:
+            rates = self._rates()
+            return CodecStatus(
+                tier=self._tier,
+                mode=self._mode,
+                encodes=self._mode != "off" and self._choose(),
+                encoded=self._encoded,
+                decoded=self._decoded,
+                kept_raw=self._kept_raw,
+                mismatches=self._mismatches,
+                undecodable=self._undecodable,
+                raw_bytes=self._raw_bytes,
+                stored_bytes=self._stored_bytes,
+                read_bytes_per_s=rates.stored,
+                decode_bytes_per_s=rates.decoded,
+                threads=self.threads,
+            )
+
+    def _choose(self) -> bool:
+        if self._mode == "auto":
+            self._encodes = worth_encoding(self._rates(), encodes=self._encodes)
+        return self._encodes
+
+    def _rates(self) -> CodecRates:
+        stored = self._reads.fit.estimate().bytes_per_s
+        return CodecRates(stored, self._decodes.bytes_per_s, self.threads)

@@ -1,0 +1,55 @@
+"""When new records are encoded: while the tier is slower than the decoders, without flapping."""
+
+import pytest
+
+from holdfast.plan.codec_choice import (
+    DECODE_DEFAULT,
+    CodecRates,
+    DecodeMeter,
+    decode_threads,
+    worth_encoding,
+)
+
+
+@pytest.mark.parametrize(
+    ("stored", "begins", "continues"),
+    [
+        (0.1e9, True, True),
+        (1.9e9, True, True),
+        (2.1e9, False, True),
+        (2.4e9, False, True),
+        (2.6e9, False, False),
+        (14e9, False, False),
+    ],
+)
+def test_encoding_begins_below_four_fifths_of_the_decoding_rate_and_ends_above_it(
+    stored, begins, continues
+):
+    rates = CodecRates(stored, 1.25e9, 2)
+    assert worth_encoding(rates, encodes=False) is begins
+    assert worth_encoding(rates, encodes=True) is continues
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (9, 4), (128, 4)]
+)
+def test_half_of_the_cores_decode_and_at_most_four(cores, threads):
+    assert decode_threads(cores) == threads
+
+
+def test_a_decoding_rate_begins_at_the_default_and_follows_the_measurements():
+    meter = DecodeMeter()
+    assert meter.bytes_per_s == pytest.approx(DECODE_DEFAULT)
+    for _ in range(200):
+        meter.observe(8 << 20, (8 << 20) / 1e9)
+    assert meter.bytes_per_s == pytest.approx(1e9, rel=0.02)
+    for _ in range(200):
+        meter.observe(8 << 20, (8 << 20) / 4e9)
+    assert meter.bytes_per_s == pytest.approx(4e9, rel=0.1)
+
+
+@pytest.mark.parametrize(("nbytes", "seconds"), [(0, 1.0), (-1, 1.0), (1 << 20, 0.0), (1, -1.0)])
+def test_an_impossible_observation_changes_nothing(nbytes, seconds):
+    meter = DecodeMeter()
+    meter.observe(nbytes, seconds)
+    assert meter.bytes_per_s == pytest.approx(DECODE_DEFAULT)
