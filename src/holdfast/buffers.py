@@ -9,6 +9,7 @@ import mmap
 import os
 import resource
 import weakref
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -125,9 +126,26 @@ class SharedMapping(_Mapping):
         # A finalizer can be bound to an instance of a subclass of the array type only.
         kind: Any = type("Mapped", (ctypes.c_char * nbytes,), {})
         memory = kind.from_address(self.address)
+        self._unmap = weakref.finalize(memory, libc.munmap, self.address, nbytes)
         # Not at exit: a thread may still be copying, and the kernel unmaps the file then.
-        weakref.finalize(memory, libc.munmap, self.address, nbytes).atexit = False
+        self._unmap.atexit = False
         self.view = memoryview(memory).cast("B")
+
+    def keep_from_children(self) -> None:
+        """Leave the mapping out of processes that are forked from now on; raises OSError.
+
+        An access there ends the process. So a child does not keep memory that a device uses, and
+        its first write to a page does not replace the page of its parent.
+        """
+        self.madvise(mmap.MADV_DONTFORK)
+        # A forked child may have other memory at this address.
+        unmapping = self._unmap.detach()
+        if unmapping is not None:
+            memory, _, _, _ = unmapping
+            self._unmap = weakref.finalize(
+                memory, _unmap_in, os.getpid(), self.address, self.nbytes
+            )
+            self._unmap.atexit = False
 
     def give_up_copy(self) -> None:
         """Replace the mapping of the file by private zeroed memory; views of it stay valid.
@@ -138,6 +156,30 @@ class SharedMapping(_Mapping):
         writable, nbytes = mmap.PROT_READ | mmap.PROT_WRITE, align_up(len(self.view))
         if c_library().mmap(self.address, nbytes, writable, flags, -1, 0) == _FAILED:
             raise last_error()
+
+
+def _unmap_in(process: int, address: int, nbytes: int) -> None:
+    """Unmap memory of a process; do nothing in another one, such as a forked child."""
+    if os.getpid() == process:
+        c_library().munmap(address, nbytes)
+
+
+class Registrar(Protocol):
+    """Page-locks memory of this process for copies of a device. Any exception means failure.
+
+    Threads call it one after the other, so a driver that keeps state per thread sets it each time.
+    """
+
+    @abstractmethod
+    def register(self, address: int, nbytes: int) -> None:
+        """Lock memory, which stays mapped until `unregister`; a failed call locks nothing.
+
+        Takes milliseconds.
+        """
+
+    @abstractmethod
+    def unregister(self, address: int) -> None:
+        """End the lock that began at `address`, which no copy uses. Waits for the GPU's work."""
 
 
 def populate(memory: Advisable, start: int, nbytes: int) -> bool:

@@ -78,3 +78,9 @@ WEEK_S = 7 * 86_400.0
 
 RECLAIM_S = 10.0
 """Slots that a lost engine may still write to are not reused for this long."""
+
+LOCK_RECALL_S = 5.0
+"""Time in which an engine gives page-locked memory back when asked; longer than a step."""
+
+LOCK_CHUNKS_MAX = 4_096
+"""Maximum chunks in one message about page-locked memory: 256 GiB."""

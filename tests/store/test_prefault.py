@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.store import prefault as module
 from holdfast.store.prefault import SCARCE_CHUNKS, ArenaPrefault
-from holdfast.tiers.host import AHEAD_CHUNKS
+from holdfast.tiers.chunks import AHEAD_CHUNKS
 
 
 class Host:

@@ -12,7 +12,8 @@ from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import namespace_of
 from holdfast.testing.tier_contract import SIZES, TierContract
 from holdfast.tiers.base import NOWHERE, DroppedBlock, ReservedPlaces, TierUsage
-from holdfast.tiers.host import HostBudget, HostTier
+from holdfast.tiers.chunks import HostBudget
+from holdfast.tiers.host import HostTier
 
 
 class CopyingHost(HostTier):

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from holdfast.errors import ProtocolError
+from holdfast.tiers.arena import Arena, PrivateArena
 from holdfast.tiers.base import NOWHERE, Place
-from holdfast.tiers.host import AHEAD_CHUNKS, NAMELESS, Arena, HostBudget, HostTier, PrivateArena
+from holdfast.tiers.chunks import AHEAD_CHUNKS, HostBudget
+from holdfast.tiers.host import NAMELESS, HostTier
 
 MIB = 1 << 20
 RECORD = 64 << 10

@@ -19,9 +19,9 @@ from holdfast.config.options import (
 from holdfast.errors import ConfigError, MembershipError
 from holdfast.limits import CHAIN_BLOCKS_MAX, MIB
 from holdfast.probe import memory
+from holdfast.tiers.chunks import HostBudget
 from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.disk.kind import DiskOptions
-from holdfast.tiers.host import HostBudget
 from holdfast.tiers.option_checks import DEADLINE_S_MAX, check_above_zero, check_at_least
 from holdfast.tiers.pool.kind import PoolOptions
 

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from holdfast.buffers import Registrar
 from holdfast.devices.base import DeviceError
 
 Stream: TypeAlias = Any
@@ -67,18 +68,6 @@ class PageCopy(NamedTuple):
     first_layer: int = 0
     layers: int = 0
     """Layers to copy from `first_layer` on; the stage has only these."""
-
-
-class Registrar(Protocol):
-    """Page-locks memory of this process for copies of the GPU."""
-
-    @abstractmethod
-    def register(self, address: int, nbytes: int) -> None:
-        """Lock memory, which stays mapped until `unregister`. Takes milliseconds."""
-
-    @abstractmethod
-    def unregister(self, address: int) -> None:
-        """End the lock that began at `address`. It waits for work that runs on the GPU."""
 
 
 class Driver(Registrar, Protocol):

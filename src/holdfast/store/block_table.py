@@ -23,6 +23,7 @@ from holdfast.policy.promotion import promotion_targets
 from holdfast.store.admission_rules import AdmissionRules
 from holdfast.store.drops import Drops
 from holdfast.store.leases import Generation, LeaseTable
+from holdfast.store.recalls import Recalls
 from holdfast.store.remote_lookups import (
     FAILED_MAX,
     FAILED_S,
@@ -137,6 +138,7 @@ class BlockTable:
         self.epochs = CopyEpochs(len(self.lower))
         self.erasures = Counter[bytes]()
         self.drops = Drops()
+        self.recalls = Recalls()
         self.leases = LeaseTable(self.pin, self.unpin)
         self.reads: dict[int, InflightRead] = {}
         """By row, the reads from lower tiers that are queued or running; each row is pinned."""

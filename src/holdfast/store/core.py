@@ -32,9 +32,11 @@ from holdfast.store.rewrite import resume, rewrite_lost
 from holdfast.store.sealing import Sealing
 from holdfast.store.tier_codec import TierCodec
 from holdfast.store.usage import DomainUsage
+from holdfast.tiers.arena import Arena, PrivateArena
 from holdfast.tiers.base import Place, Tier
 from holdfast.tiers.checked import checked
-from holdfast.tiers.host import Arena, HostBudget, HostTier, NetworkAgent, PrivateArena
+from holdfast.tiers.chunks import HostBudget
+from holdfast.tiers.host import HostTier, NetworkAgent
 
 BATCHES_AT_ONCE = 4
 """Concurrent read batches per tier: some fill the device's queue while one is verified or opened.
@@ -73,7 +75,7 @@ class StoreParts:
         self._domain_keys = dict(domains)
         self.domain_ids = {name: domain_id(key) for name, key in domains.items()}
         """Public id of each configured domain, by name."""
-        self._budget = HostBudget(host_bytes)
+        self.budget = HostBudget(host_bytes)
         quotas = None
         if options.quotas is not None:
             quotas = {self.domain(name)[1]: each for name, each in options.quotas.items()}
@@ -109,10 +111,10 @@ class StoreParts:
 
     def _block_table(self, lower: Sequence[Tier], usage: DomainUsage) -> BlockTable:
         options, index = self.options, Residency(1 + len(lower))
-        hosts = {domain: HostTier(self._budget) for domain in self.domain_ids.values()}
+        hosts = {domain: HostTier(self.budget) for domain in self.domain_ids.values()}
         foreign = None
         if options.serves_peers:  # an arena that no engine maps
-            foreign = HostTier(self._budget, PrivateArena(self._budget.capacity_bytes))
+            foreign = HostTier(self.budget, PrivateArena(self.budget.capacity_bytes))
         self._values = BlockValue(index, self.estimates)
         eviction = options.make_eviction()
         if usage.divided:
@@ -230,7 +232,7 @@ class StoreParts:
     @property
     def host_bytes(self) -> int:
         """Host memory that all domains share, in bytes."""
-        return self._budget.capacity_bytes
+        return self.budget.capacity_bytes
 
     def release(self, lease: int) -> bool:
         """End a lease; False if it had ended already: the caller must discard its copies."""

@@ -147,6 +147,8 @@ def forget_domain(store: StoreParts, domain: bytes) -> UnreadableCount:
     with table.lock:
         _end(store, domain)
     visit_domain(store, domain, forget)
+    if domain in table.hosts:
+        table.hosts[domain].erase()  # memory that engines have locked does not go to the kernel
     return result
 
 

@@ -3,6 +3,9 @@
 Within a domain the eviction policy orders the victims. If memory is divided between domains,
 `holdfast.fairness.shares` first chooses the victim domain. State only, no I/O: call every function
 under the store's lock.
+
+Memory that engines have page-locked stays in its domain until they unlock it. Eviction for another
+domain passes it by, and asks for the least valuable run (a *recall*): the next request can have it.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.policy.per_domain import PerDomainEviction
 from holdfast.store.block_table import HOST, PUBLIC_SHARE, BlockTable
 from holdfast.tiers.base import NOWHERE, Place
+from holdfast.tiers.host import HostTier
 
 ANY_DOMAIN = b""
 """Victim domain if memory is not divided: the least valuable block of any domain leaves."""
@@ -28,6 +32,9 @@ _MAX_LEASED_SKIPPED = 2 * _MAX_EXAMINED
 
 _MAX_RUNS_COMPARED = 8
 """Runs of adjacent slots compared before the emptiest is evicted."""
+
+_UNLOCKED_RUNS = 2
+"""Runs without locks, or asked back, below which more are asked for ahead."""
 
 
 def slots(table: BlockTable, namespace: Namespace) -> int:
@@ -64,6 +71,8 @@ def _evict_one(table: BlockTable, namespace: Namespace) -> Place:
         return NOWHERE
     if table.usage.fits(HOST, domain, size):
         place = table.host(namespace).reserve([size]).places[0]
+    if place == NOWHERE:
+        _recall_kept(table, namespace)
     victim_domains = (
         table.usage.victim_domains(HOST, domain, size) if table.usage.divided else [ANY_DOMAIN]
     )
@@ -83,6 +92,8 @@ def _victims_of_size(table: BlockTable, namespace: Namespace) -> Generator[int, 
         for row in rows:
             other = table.index.namespace(row)
             if other is not like and (table.host(other) is not host or other.slot_bytes != size):
+                return
+            if host.has_locks and host.is_recalled(Place(table.index.places[HOST][row])):
                 return
             like = other
             yield row
@@ -123,10 +134,14 @@ def _evict_from(table: BlockTable, namespace: Namespace, victim_domain: bytes) -
     domain, size, host = namespace.domain, namespace.slot_bytes, table.host(namespace)
     runs: list[list[int]] = []
     seen: set[int] = set()
+    recalled = False
     with closing(_victims(table, victim_domain)) as rows:
         for row in rows:
-            other = table.index.namespace(row)
-            if table.host(other) is host and other.slot_bytes == size:
+            other, place = table.index.namespace(row), Place(table.index.places[HOST][row])
+            holder = table.host(other)
+            if holder is host and other.slot_bytes == size:
+                if host.has_locks and host.is_recalled(place):
+                    continue
                 if runs:
                     break
                 foreign = other.domain != domain
@@ -137,8 +152,13 @@ def _evict_from(table: BlockTable, namespace: Namespace, victim_domain: bytes) -
                 return True
             if row in seen:
                 continue
-            run = table.host(other).beside(Place(table.index.places[HOST][row]))
+            run = holder.beside(place)
             seen.update(run)
+            if holder is not host and holder.has_locks and holder.is_locked(place):
+                above = table.usage.evictable_bytes(HOST, other.domain) >= other.slot_bytes
+                if above and not recalled:
+                    recalled = _recall(table, namespace, (holder, place))
+                continue
             if run and _all_evictable(table, run, domain):
                 runs.append(run)
             if len(runs) == _MAX_RUNS_COMPARED:
@@ -148,6 +168,59 @@ def _evict_from(table: BlockTable, namespace: Namespace, victim_domain: bytes) -
         table.remove_copy(row, HOST)
     table.evictions[HOST] += len(emptiest)
     return bool(runs)
+
+
+def recall_ahead(table: BlockTable) -> None:
+    """Ask for one more run if a domain lately met locked memory and few runs are unlocked.
+
+    Takes the lock.
+    """
+    with table.lock:
+        if not any(host.has_locks for host in table.hosts.values()):
+            return
+        for host, chunks in table.recalls.wanted(table.clock.now()).items():
+            others = [other.lock_usage() for other in table.all_hosts() if other is not host]
+            unlocked = sum(usage.runs for usage in others)
+            unlocked += sum(usage.recalled for usage in others) // chunks
+            if unlocked < _UNLOCKED_RUNS:
+                _recall_least_valuable(table, host)
+
+
+def _recall_least_valuable(table: BlockTable, requester: HostTier) -> None:
+    """Ask for the locked run of another arena with the least valuable block, if there is one."""
+    with closing(_victims(table, ANY_DOMAIN)) as rows:
+        for row in rows:
+            domain, place = table.index.namespace(row), table.index.places[HOST][row]
+            holder = table.host(domain)
+            above = table.usage.evictable_bytes(HOST, domain.domain) > 0
+            if holder is not requester and above and holder.recall(Place(place)):
+                return
+
+
+def _recall_kept(table: BlockTable, namespace: Namespace) -> None:
+    """Ask for kept chunks for a namespace's next run: of other domains, then of its own."""
+    if any(host.has_locks for host in table.hosts.values()):
+        _recall(table, namespace, None)
+
+
+def _recall(table: BlockTable, namespace: Namespace, run: tuple[HostTier, Place] | None) -> bool:
+    """Ask for the chunks that a namespace's next run needs; return whether they are asked for.
+
+    Kept chunks come first, then the run of a place in another arena, if one is given.
+    """
+    own = table.host(namespace)
+    needed = own.run_chunks(namespace.slot_bytes)
+    holders = [host for host in (*table.all_hosts(), own) if host.has_locks]
+    needed -= sum(host.lock_usage().recalled for host in {*holders})
+    for host in sorted(holders, key=lambda host: host is own):
+        if needed > 0:
+            needed -= host.recall_kept(needed)
+    if run is not None:
+        host, place = run
+        table.recalls.want(own, own.run_chunks(namespace.slot_bytes), table.clock.now())
+        if needed > 0:
+            needed -= host.recall(place)
+    return needed <= 0
 
 
 def _victims(table: BlockTable, victim_domain: bytes) -> Generator[int, None, None]:

@@ -49,7 +49,8 @@ class StoreOptions:
     is unknown here. `writes_behind`: saved blocks are written to lower tiers before they are
     evicted. `estimates_file`: where speeds are saved between runs. `drops_file`: names the drops
     that the tiers may not have recorded. `credentials`: those of the node, whose expiry the status
-    reports.
+    reports. `lock_bytes`: memory that engines of one domain may page-lock; None: no limit but the
+    reservations of other domains.
     """
 
     planner: Planner = field(default_factory=BestCut)
@@ -63,6 +64,7 @@ class StoreOptions:
     serves_peers: bool = False
     writes_behind: bool = True
     lease_s: float = LEASE_S
+    lock_bytes: int | None = None
     segment_blocks: int = SEGMENT_BLOCKS
     scrub_every_s: float = 0.0
     scrub_bytes_per_s: int = 0

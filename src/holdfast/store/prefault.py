@@ -8,6 +8,9 @@ So the thread faults in `AHEAD_CHUNKS` only after `_REST_S`, and before that onl
 A client maps its domain's whole arena and can touch pages that no slot covers. The thread looks
 for such pages every `_LOOK_AGAIN_S` and returns them to the kernel, so that a node's memory exceeds
 its capacity for about that long at most.
+
+If engines have page-locked memory, the thread also asks for it ahead of its use by other domains,
+and overwrites what an erased domain left in memory that stays locked.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ import math
 import threading
 import time
 
+from holdfast.store import evict
 from holdfast.store.block_table import BlockTable
-from holdfast.tiers.host import AHEAD_CHUNKS
+from holdfast.tiers.chunks import AHEAD_CHUNKS
 
 _LOOK_AGAIN_S = 0.1
 
@@ -85,6 +89,9 @@ class ArenaPrefault:
                     nbytes,
                     self.reclaimed_bytes,
                 )
+            evict.recall_ahead(self._table)
+            for host in self._table.hosts.values():
+                host.clear_erased()
             try:
                 faulted_in = [host.prefault(most) for host in self._table.all_hosts()]
             except OSError:

@@ -8,52 +8,42 @@ kernel before another domain can use the budget.
 A process that maps an arena can touch all of it, and the kernel then backs free chunks with memory
 that the budget does not count. `reclaim` detects such pages by the size that the kernel reports for
 the file, and returns them.
+
+An engine may page-lock chunks in use, on grant (`lock`). A locked chunk is never returned to the
+kernel: when its run closes it is *kept*, with its memory, for the next run of its own arena, and
+the budget goes on counting it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import mmap
-import os
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
-from holdfast.buffers import (
-    PrivateMapping,
-    SharedMapping,
-    align_up,
-    keep_from_dumps,
-    populate,
-    prefer_huge_pages,
-)
+from holdfast.buffers import align_up
 from holdfast.errors import ProtocolError
-from holdfast.limits import MIB
+from holdfast.tiers.arena import Arena, ArenaMemory
 from holdfast.tiers.base import NOWHERE, Place, ReservedPlaces, TierUsage
+from holdfast.tiers.chunk_locks import LockHolder
+from holdfast.tiers.chunks import (
+    AHEAD_CHUNKS,
+    FREE,
+    PREFAULTED,
+    TAKEN,
+    TAKEN_FAULTED,
+    Chunks,
+    HostBudget,
+)
 
-CHUNK_BYTES = 64 * MIB
 NAMELESS = -1
 """Name of a slot without a name: it is free, being written, or still being read."""
-
-AHEAD_CHUNKS = 8
-"""Most free chunks that are prefaulted, over all arenas; every arena may have at least one."""
 
 _SLOTS_PER_RUN = 8
 """Least number of slots in a run, unless the arena has no room for such a run."""
 
-_STAT_BLOCK_BYTES = 512
-"""Unit of `st_blocks`, on every file system (stat(2))."""
-
-_FREE, _PREFAULTED, _TAKEN, _TAKEN_FAULTED = range(4)
-"""State of a chunk: free or in use; the odd ones have memory because `prefault` faulted it in."""
-
-_IN_USE = bytes((0, 0, 1, 1)).ljust(256, b"\0")
-"""Translates the states of chunks: 1 for those in use, 0 for free ones."""
-
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _log = logging.getLogger(__name__)
 
 
@@ -65,101 +55,6 @@ class NetworkAgent(Protocol):
 
     def deregister(self, registration: object) -> None:
         """End a registration, whose memory no transfer may be using; raise ProtocolError."""
-
-
-class HostBudget:
-    """The bytes that all arenas of a host may use together, counted in chunks.
-
-    `prefaulted_chunks` of the `free_chunks` already have memory, in one of the `arenas`.
-    """
-
-    def __init__(self, capacity_bytes: int) -> None:
-        self.chunk_bytes = min(CHUNK_BYTES, align_up(max(capacity_bytes // 16, 1)))
-        self.chunks = capacity_bytes // self.chunk_bytes
-        self.free_chunks = self.chunks
-        self.prefaulted_chunks = 0
-        self.arenas = 0
-        self.lock = threading.Lock()
-
-    @property
-    def capacity_bytes(self) -> int:
-        """Bytes the arenas may use together."""
-        return self.chunks * self.chunk_bytes
-
-
-class ArenaMemory:
-    """Memory that holds slots, in `view`; without the methods, memory that is always there."""
-
-    view: memoryview
-
-    def populate(self, offset: int, nbytes: int) -> None:
-        """Fault pages in ahead of use, if the memory supports it."""
-
-    def give_back(self, offset: int, nbytes: int) -> None:
-        """Return pages to the kernel, if the memory supports it; their contents are lost."""
-
-    def resident_bytes(self) -> int:
-        """Return the bytes of memory that the kernel holds for it, swapped pages included.
-
-        0 if no other process can map it: then only the tier faults pages in.
-        """
-        return 0
-
-    def close(self) -> None:
-        """Release the memory; by default it is released with its last view."""
-
-
-class Arena(ArenaMemory):
-    """Shared memory of one domain: a memfd of a fixed size, and its mapping."""
-
-    def __init__(self, nbytes: int, name: str = "holdfast") -> None:
-        self.nbytes = nbytes
-        self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, nbytes)
-        # A process that shrank the file would crash every process that maps it.
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
-        self._memory = SharedMapping(self.fd, nbytes)
-        keep_from_dumps(self._memory)
-        prefer_huge_pages(self._memory)
-        self.view = self._memory.view
-
-    def populate(self, offset: int, nbytes: int) -> None:
-        """Fault pages in, as huge pages if possible."""
-        populate(self._memory, offset, nbytes)
-
-    def give_back(self, offset: int, nbytes: int) -> None:
-        """Return pages to the kernel; they read as zeros afterwards."""
-        self._memory.madvise(mmap.MADV_REMOVE, offset, nbytes)
-
-    def resident_bytes(self) -> int:
-        """Return the bytes that the kernel holds for the file, faulted in by any process."""
-        return os.fstat(self.fd).st_blocks * _STAT_BLOCK_BYTES
-
-    def close(self) -> None:
-        """Close the descriptor; the memory exists for as long as a process maps it."""
-        os.close(self.fd)
-
-    def give_up_copy(self) -> None:
-        """Replace the mapping by private memory in a forked child, so that it shares no byte."""
-        os.close(self.fd)
-        self._memory.give_up_copy()
-
-
-class PrivateArena(ArenaMemory):
-    """Memory that no other process maps, on huge pages: its blocks are copied, not mapped.
-
-    A copy between a socket and huge pages takes about a tenth less time.
-    """
-
-    def __init__(self, nbytes: int) -> None:
-        self._memory = PrivateMapping(nbytes)
-        self.view = self._memory.view
-
-    def populate(self, offset: int, nbytes: int) -> None:
-        populate(self._memory, offset, nbytes)
-
-    def give_back(self, offset: int, nbytes: int) -> None:
-        self._memory.madvise(mmap.MADV_DONTNEED, offset, nbytes)
 
 
 class _Run:
@@ -182,11 +77,28 @@ class _Run:
         self.names = array("i", [NAMELESS]) * slots
         self.registration: object = None
 
+    @property
+    def span(self) -> range:
+        """The chunks of the run."""
+        return range(self.first, self.first + self.chunks)
+
     def name(self, place: int, number: int) -> None:
         """Set the name of the slot at a place, or remove it (`NAMELESS`)."""
         slot = (place - self.base) // self.slot_bytes
         self.named += (number != NAMELESS) - (self.names[slot] != NAMELESS)
         self.names[slot] = number
+
+
+class LockUsage(NamedTuple):
+    """Chunks of one arena: page-locked by engines, kept while they are, and asked back.
+
+    `runs`: the runs in use without a locked chunk.
+    """
+
+    locked: int
+    kept: int
+    recalled: int
+    runs: int
 
 
 class HostTier:
@@ -204,7 +116,10 @@ class HostTier:
         with budget.lock:
             budget.arenas += 1
         self._runs: dict[int, _Run] = {}
-        self._chunks = bytearray(budget.chunks)
+        self._chunks = Chunks(budget, self.arena)
+        self._locks = self._chunks.locks
+        self._erased: set[int] = set()
+        """First chunks of the runs that were open when the domain was erased."""
         self._with_free: dict[int, OrderedDict[int, _Run]] = {}
         """Runs with free slots, by slot size; the run of the slot freed last comes last."""
         self._live: set[int] = set()
@@ -285,15 +200,134 @@ class HostTier:
                 self._used_bytes -= run.slot_bytes
                 run.used -= 1
                 run.free.append(place)
-                with_free = self._with_free[run.slot_bytes]
-                with_free[run.first] = run
-                with_free.move_to_end(run.first)
+                self._offer(run)
                 if run.used == 0:
                     self._close_run(run)
 
     def usage(self) -> TierUsage:
         """Return the bytes of slots in use; the capacity is that of all domains together."""
         return TierUsage(self._budget.capacity_bytes, self._used_bytes, len(self._live))
+
+    def run_chunks(self, slot_bytes: int) -> int:
+        """Return the chunks of a run of slots of this size."""
+        return self._run_lengths(slot_bytes).start
+
+    def lock(self, chunks: Iterable[int], holder: LockHolder, most: int, now_s: float) -> list[int]:
+        """Count locks of chunks for a holder; return those granted, which its engine may lock.
+
+        Grants chunks in use that are not asked back, while fewer than `most` are locked.
+        """
+        granted = list[int]()
+        with self._lock:
+            for chunk in chunks:
+                in_use = self._chunks.is_in_use(chunk) and not self._closed
+                room = self._locks.is_locked(chunk) or len(self._locks) < most
+                if in_use and room and self._locks.may_lock(chunk, now_s):
+                    self._locks.add(chunk, holder)
+                    granted.append(chunk)
+        return granted
+
+    def populate(self, chunks: Iterable[int]) -> None:
+        """Fault in chunks in use, on huge pages if possible: locked pages cannot become huge."""
+        for chunk in chunks:
+            with self._lock:
+                if self._closed or self._chunks.states[chunk] != TAKEN:
+                    continue
+                self._chunks.states[chunk] = TAKEN_FAULTED
+            self._fault_in(chunk)
+
+    def unlock(self, chunks: Iterable[int], holder: LockHolder, now_s: float) -> int:
+        """End a holder's locks of chunks; return how many it had.
+
+        A kept chunk without a lock returns to the budget, and its memory to the kernel.
+        """
+        ended = 0
+        with self._lock:
+            for chunk in chunks:
+                before = self._locks.is_locked_by(chunk, holder)
+                ended += before
+                if before and self._locks.remove(chunk, holder, now_s) and not self._closed:
+                    self._unlocked(chunk)
+        return ended
+
+    def locked_by(self, holder: LockHolder) -> list[int]:
+        """Return the chunks that a holder has locked, in order."""
+        with self._lock:
+            return self._locks.held_by(holder)
+
+    def unlocked_in_use(self, holder: LockHolder, most: int) -> list[int]:
+        """Return chunks in use that a holder has not locked, those of the fullest runs first."""
+        with self._lock:
+            runs = sorted(self._runs.values(), key=lambda run: -run.used * run.slot_bytes)
+            chunks = [chunk for run in runs for chunk in run.span if run.used]
+            return [each for each in chunks if not self._locks.is_locked_by(each, holder)][:most]
+
+    def is_locked(self, place: Place) -> bool:
+        """Return whether an engine has locked any chunk of the run of a place."""
+        with self._lock:
+            return self.has_locks and self._locks.any_locked(self._run_of(place).span)
+
+    def is_recalled(self, place: Place) -> bool:
+        """Return whether the run of a place is asked back: it gets no more blocks."""
+        with self._lock:
+            return self.has_locks and self._locks.any_recalled(self._run_of(place).span)
+
+    def recall(self, place: Place) -> int:
+        """Ask engines for the locked chunks of a place's run; return how many were not yet asked.
+
+        Its blocks stay readable; once it is unlocked it is like every other run.
+        """
+        with self._lock:
+            run = self._run_of(place)
+            asked = len(self._locks.recall(run.span))
+            if asked:
+                self._with_free[run.slot_bytes].pop(run.first, None)
+            return asked
+
+    def recall_kept(self, most: int) -> int:
+        """Ask engines for up to `most` kept chunks; return how many were not yet asked for."""
+        with self._lock:
+            return self._chunks.recall_kept(most)
+
+    def lock_usage(self) -> LockUsage:
+        """Return how many chunks are locked, kept and asked back."""
+        with self._lock:
+            locks, runs = self._locks, self._runs.values()
+            unlocked = sum(not locks.any_locked(run.span) for run in runs)
+            return LockUsage(len(locks), self._chunks.kept, len(locks.recalled), unlocked)
+
+    def lock_holders(self) -> dict[LockHolder, int]:
+        """Return the number of chunks that each holder has locked."""
+        with self._lock:
+            return self._locks.holders()
+
+    @property
+    def has_locks(self) -> bool:
+        """Whether an engine has locked any chunk."""
+        return len(self._locks) > 0
+
+    def erase(self) -> None:
+        """Overwrite what freed blocks left in kept chunks, now and when the open runs close.
+
+        Other free memory was returned to the kernel, which clears it.
+        """
+        with self._lock:
+            self._erased.update(self._runs)
+            self._chunks.erase_kept()
+        self.clear_erased()
+
+    def clear_erased(self) -> None:
+        """Overwrite the kept chunks of an erased domain whose runs have closed."""
+        size = self._budget.chunk_bytes
+        while True:
+            with self._lock:
+                chunk = -1 if self._closed else self._chunks.next_to_clear()
+            if chunk < 0:
+                return
+            self.arena.clear(chunk * size, size)
+            with self._lock:
+                if not self._closed:
+                    self._chunks.cleared(chunk)
 
     def prefault(self, most: int = AHEAD_CHUNKS) -> bool:
         """Fault in one chunk, so that saves and fetches do not pay for it; False if none is left.
@@ -302,20 +336,16 @@ class HostTier:
         chunks. Otherwise, unless `most` is below `AHEAD_CHUNKS`, takes a chunk in use; its bytes do
         not change. First returns memory of a free chunk if other arenas have used up its budget.
         """
-        size = self._budget.chunk_bytes
         with self._lock:
-            if self._release_prefaulted():
+            if self._chunks.release_prefaulted():
                 return True
-            chunk = self._next_free_chunk(most)
-            if chunk is None:
-                chunk = self._chunks.find(_TAKEN)
+            chunk = self._chunks.next_to_prefault(most)
+            if chunk < 0:
+                chunk = self._chunks.states.find(TAKEN)
                 if chunk < 0 or most < AHEAD_CHUNKS:
                     return False
-            self._chunks[chunk] += _PREFAULTED
-        self.arena.populate(chunk * size, size)
-        with self._lock:
-            if self._chunks[chunk] == _FREE:
-                self.arena.give_back(chunk * size, size)  # its run was closed in the meantime
+            self._chunks.states[chunk] += PREFAULTED
+        self._fault_in(chunk)
         return True
 
     def reclaim(self) -> int:
@@ -323,14 +353,13 @@ class HostTier:
 
         Costs one system call if there is none. Holds the lock for one chunk at a time.
         """
-        budget, size = self._budget, self._budget.chunk_bytes
         before = self._uncounted_bytes()
         if not before:
             return 0
-        for chunk in range(budget.chunks):
+        for chunk in range(self._budget.chunks):
             with self._lock:
-                if not self._closed and self._chunks[chunk] == _FREE:
-                    self.arena.give_back(chunk * size, size)
+                if not self._closed and self._chunks.states[chunk] == FREE:
+                    self._chunks.give_back(chunk)
         return max(0, before - self._uncounted_bytes())
 
     def resident_bytes(self) -> int:
@@ -358,7 +387,7 @@ class HostTier:
         with self._lock:
             if self._closed:
                 return 0
-            counted = self._budget.chunks - self._chunks.count(_FREE)
+            counted = self._budget.chunks - self._chunks.states.count(FREE)
             return max(0, self.arena.resident_bytes() - counted * self._budget.chunk_bytes)
 
     def _take(self, size: int) -> Place:
@@ -391,24 +420,33 @@ class HostTier:
         return range(preferred, max(smallest, 1) - 1, -1)
 
     def _open_run(self, slot_bytes: int) -> bool:
-        budget, in_use = self._budget, self._chunks.translate(_IN_USE)
         for chunks in self._run_lengths(slot_bytes):
-            first = in_use.find(bytes(chunks))
-            if first < 0:
-                continue
-            with budget.lock:
-                granted = budget.free_chunks >= chunks
-                budget.free_chunks -= chunks * granted
-            if granted:
-                break
-        else:
-            return False
-        self._count_prefaulted(-self._chunks.count(_PREFAULTED, first, first + chunks))
-        for chunk in range(first, first + chunks):
-            self._chunks[chunk] += _TAKEN
-        run = _Run(first, chunks, slot_bytes, budget.chunk_bytes)
-        self._runs[first] = self._with_free[slot_bytes][first] = run
-        return True
+            first = self._chunks.open(chunks)
+            if first >= 0:
+                run = _Run(first, chunks, slot_bytes, self._budget.chunk_bytes)
+                self._runs[first] = self._with_free[slot_bytes][first] = run
+                return True
+        return False
+
+    def _offer(self, run: _Run) -> None:
+        """Let new blocks use a run's free slots, these first; not while the run is asked back."""
+        if run.free and not self._locks.any_recalled(run.span):
+            with_free = self._with_free[run.slot_bytes]
+            with_free[run.first] = run
+            with_free.move_to_end(run.first)
+
+    def _unlocked(self, chunk: int) -> None:
+        """Release a chunk that lost its last lock if it is kept; else offer its run again."""
+        if not self._chunks.release_kept(chunk) and self._chunks.is_in_use(chunk):
+            self._offer(self._run_of(chunk * self._budget.chunk_bytes))
+
+    def _fault_in(self, chunk: int) -> None:
+        """Fault in the memory of a chunk, without the lock while it takes long."""
+        size = self._budget.chunk_bytes
+        self.arena.populate(chunk * size, size)
+        with self._lock:
+            if self._chunks.states[chunk] == FREE and not self._closed:
+                self._chunks.give_back(chunk)  # its run was closed in the meantime
 
     def _deregister(self, run: _Run) -> bool:
         """End a run's registration, if there is one; False if that fails."""
@@ -422,41 +460,11 @@ class HostTier:
         run.registration = None
         return True
 
-    def _next_free_chunk(self, most: int) -> int | None:
-        """Return the next free chunk to prefault, counted as such; None if enough are."""
-        budget = self._budget
-        with budget.lock:
-            own = max(1, most // budget.arenas)
-            prefaulted = self._chunks.count(_PREFAULTED)
-            if prefaulted >= own or budget.prefaulted_chunks >= budget.free_chunks:
-                return None
-        chunk = self._chunks.find(_FREE)
-        if chunk < 0:
-            return None
-        self._count_prefaulted(1)
-        return chunk
-
-    def _release_prefaulted(self) -> bool:
-        """Return the memory of one prefaulted chunk, if the budget has fewer free chunks."""
-        budget, size = self._budget, self._budget.chunk_bytes
-        with budget.lock:
-            chunk = self._chunks.rfind(_PREFAULTED)
-            if chunk < 0 or budget.prefaulted_chunks <= budget.free_chunks:
-                return False
-        self._chunks[chunk] = _FREE
-        self._count_prefaulted(-1)
-        self.arena.give_back(chunk * size, size)
-        return True
-
-    def _count_prefaulted(self, chunks: int) -> None:
-        with self._budget.lock:
-            self._budget.prefaulted_chunks += chunks
-
     def _close_run(self, run: _Run) -> None:
         if not self._deregister(run):
             return
-        del self._runs[run.first], self._with_free[run.slot_bytes][run.first]
-        self._chunks[run.first : run.first + run.chunks] = bytes(run.chunks)
-        self.arena.give_back(run.base, run.chunks * self._budget.chunk_bytes)
-        with self._budget.lock:
-            self._budget.free_chunks += run.chunks
+        del self._runs[run.first]
+        self._with_free[run.slot_bytes].pop(run.first, None)
+        erased = run.first in self._erased
+        self._erased.discard(run.first)
+        self._chunks.close(run.span, erased=erased)

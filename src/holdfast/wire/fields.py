@@ -12,7 +12,13 @@ from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
-from holdfast.limits import CHAIN_BLOCKS_MAX, FRAME_BODY_BYTES_MAX, KIB, OBSERVED_MAX
+from holdfast.limits import (
+    CHAIN_BLOCKS_MAX,
+    FRAME_BODY_BYTES_MAX,
+    KIB,
+    LOCK_CHUNKS_MAX,
+    OBSERVED_MAX,
+)
 
 TEXT_CHARS_MAX = 64 * KIB
 SHORT_BYTES_MAX = 4 * KIB
@@ -38,6 +44,9 @@ Trace: TypeAlias = Annotated[str, msgspec.Meta(max_length=FRAME_BODY_BYTES_MAX)]
 T = TypeVar("T")
 ObservedList: TypeAlias = Annotated[list[T], msgspec.Meta(max_length=OBSERVED_MAX)]
 Places: TypeAlias = Annotated[list[Integer], msgspec.Meta(max_length=CHAIN_BLOCKS_MAX)]
+Chunks: TypeAlias = Annotated[list[Integer], msgspec.Meta(max_length=LOCK_CHUNKS_MAX)]
+"""Numbers of chunks of an arena, counted from its start."""
+
 ByTier: TypeAlias = Annotated[dict[Text, T], msgspec.Meta(max_length=TIERS_MAX)]
 Report: TypeAlias = Annotated[dict[Text, object], msgspec.Meta(max_length=REPORT_PARTS_MAX)]
 

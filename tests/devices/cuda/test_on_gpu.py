@@ -12,7 +12,7 @@ from holdfast.devices.base import Move, Pages  # noqa: E402
 from holdfast.devices.cuda import torch_device as cuda  # noqa: E402
 from holdfast.limits import MIB  # noqa: E402
 from holdfast.testing.payloads import key_of  # noqa: E402
-from holdfast.tiers.host import Arena  # noqa: E402
+from holdfast.tiers.arena import Arena  # noqa: E402
 from holdfast.wire.local import messages as m  # noqa: E402
 from holdfast.wire.local.client import Client  # noqa: E402
 from holdfast_bench.harness.node import NodeUnderTest  # noqa: E402

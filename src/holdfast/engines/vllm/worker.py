@@ -10,6 +10,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES
+from holdfast.buffers import Registrar
+from holdfast.client.engine_locks import EngineLocks
 from holdfast.client.timeouts import Backoff
 from holdfast.devices.base import DirectDevice, Move, Transfer
 from holdfast.engines.vllm.counters import REFUSED, ConnectorCounts
@@ -19,6 +21,7 @@ from holdfast.engines.vllm.work import SaveTask, StepWork, WorkerReport
 from holdfast.errors import NodeGoneError, Outcome, ProtocolError, RefusedError
 from holdfast.limits import RECLAIM_S
 from holdfast.wire.local.client import Client
+from holdfast.wire.local.locked_memory import LockedMemory
 from holdfast.wire.local.messages import Abort, Commit, Committed, Reserve, Reserved
 from holdfast.wire.local.reconnecting_client import ReconnectingClient
 
@@ -77,6 +80,7 @@ class WorkerSide:
         self._deadline_max_s = setting.fetch_deadline_s
         self._now = now
         self._running = running or now
+        self._locks = EngineLocks(None)
         self._backoff = Backoff()
         self._loader = Loader(device, connection)
         self._reserves: list[PendingReserve] = []
@@ -86,8 +90,19 @@ class WorkerSide:
         self._landed: dict[str, dict[str, int]] = {}
         self._moving = True  # last reported value; True, so that the first step is reported
 
+    def lock_arena(self, registrar: Registrar) -> None:
+        """Page-lock the node's arena for the device from now on.
+
+        Call it once, before the engine captures graphs and serves: it locks what the node chooses.
+        """
+        self._locks = EngineLocks(registrar)
+        if (locked := self._locked_memory()) is not None:
+            locked.lock_at_start()
+
     def begin(self, work: StepWork) -> None:
         """Before the forward: request the slots for this step's saves."""
+        if (locked := self._locked_memory()) is not None:
+            locked.start()
         self._commit_done()
         still = []
         for client, request_id in self._committing:
@@ -184,7 +199,13 @@ class WorkerSide:
             _log.exception("blocks not saved")
         self._connection.close()
         self._loader.close()
+        self._locks.close()
         self._device.close()
+
+    def _locked_memory(self) -> LockedMemory | None:
+        """Return the page-locked memory of the present connection; None if there is none."""
+        client = self._connection.client()
+        return None if client is None else self._locks.of(client)
 
     def _reserve(self, client: Client, save: SaveTask) -> PendingReserve:
         rank = self._rank

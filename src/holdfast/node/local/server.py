@@ -37,6 +37,9 @@ from holdfast.wire.local.peer_check import ROOT, ConnectedPeer, peer_of
 USER_SHARE = 0.25
 """Maximum share of the connections that another user than the node's may have."""
 
+REFUSE_S = 1.0
+"""Time in which a peer can receive why its connection ends."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -214,6 +217,14 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._in_flight = 0
         self._write_paused = False
 
+    def refuse(self, reason: str) -> None:
+        """Tell the peer why the connection ends, and end it soon whatever the peer does."""
+        if self._transport is None:
+            return
+        self._write(CONNECTION_ID, Refused(reason[:TEXT_CHARS_MAX]))
+        self._transport.close()
+        asyncio.get_running_loop().call_later(REFUSE_S, self.end)
+
     def end(self) -> None:
         """Abort the connection; the event loop then calls the session's `ended`."""
         if self._transport is not None:
@@ -221,6 +232,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._session.end = self.refuse
         self._serve_received()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -33,6 +33,7 @@ from holdfast.limits import (
     RESERVE_BLOCKS_MAX,
     RESERVED_BLOCKS_MAX,
 )
+from holdfast.node.local.page_locks import SessionLocks
 from holdfast.node.local.recorder import RequestRecorder, recorded
 from holdfast.node.local.threads import OPERATOR, NodeThreads, run_fair
 from holdfast.node.local.users import PermittedUsers
@@ -53,6 +54,7 @@ from holdfast.node.validation import (
 from holdfast.policy.retention import Retention
 from holdfast.session import LOOK_S, PIN_S, check_seconds
 from holdfast.status import NodeStatus, capacities
+from holdfast.store import page_locks
 from holdfast.store.estimates import EngineId, EngineStep
 from holdfast.store.lookup import PromptTokens
 from holdfast.store.plan_log import PLANS_KEPT, PlanEnding
@@ -93,7 +95,7 @@ class PeerProcess:
             self._fd = os.pidfd_open(pid) if pid else -1
 
     async def gone(self, within_s: float) -> bool:
-        """Return whether it ends within this time; False if it cannot be watched."""
+        """Return whether it ends within this time; False at once if it cannot be watched."""
         if self._fd < 0:
             return False
         loop = asyncio.get_running_loop()
@@ -134,6 +136,7 @@ class NodeSession:
         self._reservations: dict[int, int] = {}
         self._open_plans = deque[int](maxlen=PLANS_KEPT)
         self._ended = False
+        self._locks: SessionLocks | None = None
         self._namespace: Namespace | None = None
         engine = printable(hello.peer.partition(" ")[0], ENGINE_CHARS_MAX)
         self._engine = EngineId(engine, hello.fingerprint.hex())
@@ -142,6 +145,9 @@ class NodeSession:
         if has_namespace:
             self._enter(hello)
         self._process = PeerProcess(peer.pid)
+        self._peer = peer
+        self.end: Callable[[str], None] = lambda _: None
+        """Ends the connection, and tells the peer why; the server sets it."""
         # Operators' commands (`inspect`, `top`) connect often, and would fill the log.
         level = logging.INFO if has_namespace else logging.DEBUG
         described = hello.peer[:80], peer.pid, hello.description[:200]
@@ -191,6 +197,8 @@ class NodeSession:
             arena_bytes=arena.nbytes,
             common_key=common_key,
             segment_blocks=store.options.segment_blocks,
+            chunk_bytes=page_locks.chunk_bytes(store),
+            lockable_bytes=page_locks.lockable_bytes(store, namespace),
         )
 
     def answer(self, request: m.Request) -> m.Reply | Awaitable[m.Reply]:
@@ -208,8 +216,8 @@ class NodeSession:
                 return self._fetch(request)
             case m.Commit():
                 return self._commit(request)
-            case m.Prestage() | m.Pin() | m.Returns():
-                return self._take_chain_hint(request)
+            case m.Prestage() | m.Pin() | m.Returns() | m.Closed():
+                return self._take_hint(request)
             case m.Release():
                 valid = request.lease in self._leases
                 self._leases.discard(request.lease)
@@ -231,8 +239,8 @@ class NodeSession:
                     ],
                     [prompt_counts(self._store.tier_names(), each) for each in request.prompts],
                 )
-            case m.Closed():
-                return m.Hinted(self._store.closed(self._entered().domain, request.session))
+            case m.Lock() | m.Unlock() | m.AwaitRecall():
+                return self._own_locks().answer(request)
             case m.Abort():
                 if request.ticket in self._reservations:
                     del self._reservations[request.ticket]
@@ -343,18 +351,41 @@ class NodeSession:
             self._store.release(lease)
         self._leases.clear()
         self._store.plan_log.engine_gone(self._engine, list(self._open_plans))
-        if self._reservations:
+        if self._locks is not None:
+            self._locks.session_ended()
+        if self._reservations or self._locks is not None:
             task = asyncio.ensure_future(self._reclaim())
             task.add_done_callback(lambda _: self._process.close())
         else:
             self._process.close()
 
     async def _reclaim(self) -> None:
-        rest_s = 0.0 if await self._process.gone(_GONE_WITHIN_S) else RECLAIM_S
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + RECLAIM_S
+        gone = await self._process.gone(_GONE_WITHIN_S)
+        rest_s = 0.0 if gone else RECLAIM_S
         _log.info("reclaiming reservations=%d rest_s=%g", len(self._reservations), rest_s)
         for ticket in self._reservations:
             self._store.abort(ticket, rest_s=rest_s)
         self._reservations.clear()
+        if self._locks is not None:
+            if not gone and not await self._process.gone(until_s - loop.time()):
+                await asyncio.sleep(max(0.0, until_s - loop.time()))
+            self._locks.drop()
+
+    def _own_locks(self) -> SessionLocks:
+        """Return the locks of this session; its first request for one makes them."""
+        namespace = self._entered()
+        if self._locks is None:
+            peer = self._peer.pid or self._engine.name
+            self._locks = SessionLocks(
+                self._store, self._context.threads, namespace, self._engine.name, peer, self._end
+            )
+        return self._locks
+
+    def _end(self, reason: str) -> None:
+        _log.warning("session ended engine=%r: %s", self._engine.name, reason)
+        self.end(reason)
 
     def _entered(self) -> Namespace:
         if self._namespace is None:
@@ -430,10 +461,12 @@ class NodeSession:
             await run_fair(self._context.threads.saving, self._work_item(blocks), commit)
         )
 
-    def _take_chain_hint(
-        self, request: m.Prestage | m.Pin | m.Returns
+    def _take_hint(
+        self, request: m.Prestage | m.Pin | m.Returns | m.Closed
     ) -> m.Hinted | Awaitable[m.Hinted]:
-        """Answer a hint about a chain; in a thread if it may ask shared tiers, or read."""
+        """Answer a hint; in a thread if it may ask shared tiers, or read."""
+        if isinstance(request, m.Closed):
+            return m.Hinted(self._store.closed(self._entered().domain, request.session))
         store, namespace, keys = self._store, self._entered(), unpack_chain(request.keys)
         match request:
             case m.Prestage():

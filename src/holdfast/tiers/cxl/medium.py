@@ -21,7 +21,7 @@ from holdfast.buffers import c_library, keep_from_dumps, last_error
 from holdfast.errors import ConfigError
 from holdfast.limits import GIB
 from holdfast.probe import kernel_text
-from holdfast.tiers.host import ArenaMemory, PrivateArena
+from holdfast.tiers.arena import ArenaMemory, PrivateArena
 
 if TYPE_CHECKING:
     from holdfast.tiers.cxl.kind import CxlOptions

@@ -30,10 +30,11 @@ from holdfast.tiers.base import (
     TierPut,
     TierUsage,
 )
+from holdfast.tiers.chunks import HostBudget
 from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.cxl.medium import open_arena
 from holdfast.tiers.gate import MediumGate
-from holdfast.tiers.host import HostBudget, HostTier
+from holdfast.tiers.host import HostTier
 
 _VICTIM_SCAN_MAX = 1_024
 """Most records examined for a victim, least recently used first."""

@@ -14,6 +14,7 @@ import msgspec
 from holdfast.limits import SEGMENT_BLOCKS
 from holdfast.wire.fields import (
     ByTier,
+    Chunks,
     Integer,
     ObservedList,
     PackedBytes,
@@ -60,6 +61,10 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     """Key of the public domain; empty if there is none, or if the session is in it."""
     segment_blocks: Integer = SEGMENT_BLOCKS
     """Number of blocks of a chain that are placed together."""
+    chunk_bytes: Integer = 0
+    """Bytes of a chunk of the arena, the unit of page-locking; 0: this node grants no locks."""
+    lockable_bytes: Integer = 0
+    """Bytes of the arena that engines of the domain may lock; 0: the node's options forbid it."""
 
 
 class Refused(_Message, frozen=True, tag="refused"):
@@ -246,6 +251,43 @@ class Done(_Message, frozen=True, tag="done"):
     """The request was carried out."""
 
 
+class Lock(_Message, frozen=True, tag="lock"):
+    """Ask to page-lock chunks of the arena; `chunks` empty: up to `most` that the node chooses.
+
+    Sent only if the welcome offers locks. The engine locks a chunk only after the answer grants it.
+    """
+
+    chunks: Chunks = []
+    most: Integer = 0
+
+
+class Locked(_Message, frozen=True, tag="locked"):
+    """The chunks that the engine may lock; their memory is populated, on huge pages if possible."""
+
+    chunks: Chunks
+
+
+class Unlock(_Message, frozen=True, tag="unlock"):
+    """Chunks that the engine has unlocked, or will not lock; answered with Done.
+
+    `failure`: why the engine cannot lock memory, for an operator; empty if it can.
+    """
+
+    chunks: Chunks
+    failure: Text = ""
+
+
+class AwaitRecall(_Message, frozen=True, tag="await_recall"):
+    """Ask to be told when the node wants chunks back; one request of a session waits at a time."""
+
+
+class Recall(_Message, frozen=True, tag="recall"):
+    """Chunks that the engine must unlock within `within_s`; else the node ends the session."""
+
+    chunks: Chunks
+    within_s: float
+
+
 class Status(_Message, frozen=True, tag="status"):
     """Ask for the node's status."""
 
@@ -321,6 +363,9 @@ Request: TypeAlias = (
     | Closed
     | Returns
     | Observed
+    | Lock
+    | Unlock
+    | AwaitRecall
     | Status
     | Members
     | List
@@ -339,6 +384,8 @@ Reply: TypeAlias = (
     | Reserved
     | Committed
     | Hinted
+    | Locked
+    | Recall
     | Done
     | ReportReply
 )

@@ -22,7 +22,7 @@ from holdfast.devices.base import DirectDevice, Move, Pages
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.limits import MIB
 from holdfast.report import Row
-from holdfast.tiers.host import Arena
+from holdfast.tiers.arena import Arena
 from holdfast_bench.cli import measuring
 from holdfast_bench.cli.progress import Steps
 from holdfast_bench.harness.hardware_limits import GB
