@@ -42,12 +42,13 @@ def test_the_disk_tier_of_the_example_outlives_its_process(example, tmp_path):
     layout = holdfast.Layout.portable(
         layers=2, kv_heads=2, head_size=64, dtype="float16", block_tokens=128
     )
-    model = holdfast.Fingerprint(
+    model = holdfast.Fingerprint.portable(
+        layout,
         model="digest of config and weights",
-        layout=layout,
         positions="rope 10000",
         adapter="none",
         kv_quantisation="none",
+        kv_scales="none",
     )
     with holdfast.open(
         host="64 MiB", disk="256 MiB", path=str(tmp_path / "holdfast-cache")

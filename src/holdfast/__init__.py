@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from holdfast.version import __version__ as __version__  # exported, not used
 
 if TYPE_CHECKING:
-    from holdfast.blocks.fingerprint import Fingerprint
+    from holdfast.blocks.fingerprint import Fingerprint, KvGroup, Meaning
     from holdfast.blocks.layout import (
         ExactLayout,
         HeadState,
@@ -31,10 +31,12 @@ __all__ = [
     "Fingerprint",
     "HeadState",
     "HoldfastError",
+    "KvGroup",
     "Landed",
     "LatentState",
     "Layout",
     "LayoutSlice",
+    "Meaning",
     "NodeStore",
     "Outcome",
     "PortableLayout",
@@ -52,10 +54,12 @@ _HOMES = {
     "Fingerprint": "holdfast.blocks.fingerprint",
     "HeadState": "holdfast.blocks.layout",
     "HoldfastError": "holdfast.errors",
+    "KvGroup": "holdfast.blocks.fingerprint",
     "Landed": "holdfast.session",
     "LatentState": "holdfast.blocks.layout",
     "Layout": "holdfast.blocks.layout",
     "LayoutSlice": "holdfast.blocks.layout",
+    "Meaning": "holdfast.blocks.fingerprint",
     "NodeStore": "holdfast.client.session",
     "Outcome": "holdfast.errors",
     "PortableLayout": "holdfast.blocks.layout",

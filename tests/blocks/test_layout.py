@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.blocks.layout import (
-    WHOLE,
     ExactLayout,
     HeadState,
     LatentState,
     Layout,
     PortableLayout,
+    RankSlice,
     State,
 )
 from holdfast.errors import BlockError
@@ -21,13 +21,17 @@ from holdfast.limits import LAYERS_MAX, PAYLOAD_BYTES_MAX
 EXACT = ExactLayout(
     dtype="bfloat16",
     block_tokens=128,
-    arrangement="opaque",
     layers=2,
     kv_heads=4,
     head_size=8,
     page_tokens=16,
     page_bytes=2048,
-    slice=WHOLE,
+    packing="amx",
+    engine="vllm",
+    engine_version="0.32.0",
+    backend="CPU_ATTN",
+    device="cpu",
+    slice=RankSlice(0, 1, 0, 1),
 )
 ALIKE = Layout.portable(layers=2, kv_heads=4, head_size=8, dtype="bfloat16", block_tokens=16)
 MIXED = PortableLayout(

@@ -27,6 +27,7 @@ from holdfast.testing.embedded import (
     FINGERPRINT,
     LAYOUT,
     blocks_for,
+    fingerprint_for,
     serves,
     tokens_for,
 )
@@ -182,9 +183,7 @@ def test_a_context_longer_than_one_reservation_is_saved_whole(store):
     layout = holdfast.Layout.portable(
         layers=1, kv_heads=1, head_size=8, dtype="float16", block_tokens=1
     )
-    model = holdfast.Fingerprint(
-        model="small", layout=layout, positions="none", adapter="none", kv_quantisation="none"
-    )
+    model = fingerprint_for(layout, "small")
     count = RESERVE_BLOCKS_MAX + 10
     session, blocks = store.session(model), np.arange(count, dtype=np.uint32)
     blocks = np.repeat(blocks[:, None], layout.payload_bytes // 4, axis=1)

@@ -13,12 +13,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from holdfast.blocks.fingerprint import Fingerprint
+from holdfast.blocks.fingerprint import Fingerprint, Meaning
 from holdfast.blocks.layout import Layout
 from holdfast.errors import BlockError
+from holdfast.testing.embedded import fingerprint_for
 
 LAYOUT = Layout.portable(layers=2, kv_heads=2, head_size=16, dtype="float16", block_tokens=16)
-PLAIN = Fingerprint("model digest", LAYOUT, "{}", "none", "none")
+PLAIN = fingerprint_for(LAYOUT)
 TOKENS = np.arange(64)
 
 
@@ -27,7 +28,7 @@ TOKENS = np.arange(64)
 )
 def test_blocks_computed_with_another_adapter_or_model_are_in_another_namespace(open_store, change):
     store = open_store()
-    other = msgspec.structs.replace(PLAIN, **change)
+    other = Fingerprint(msgspec.structs.replace(PLAIN.meaning, **change), LAYOUT)
     blocks = np.ones((4, LAYOUT.payload_bytes), np.uint8)
     store.session(PLAIN).save(TOKENS, blocks)
     assert store.session(PLAIN).cover(TOKENS) == 64
@@ -49,8 +50,8 @@ def test_the_connector_declines_requests_with_an_adapter():
 
 @pytest.mark.parametrize("adapter", [None, ""])
 def test_a_fingerprint_without_an_adapter_is_refused(adapter):
-    fields = msgspec.to_builtins(PLAIN)
+    fields = msgspec.to_builtins(PLAIN.meaning)
     fields["adapter"] = adapter
     given = {name: value for name, value in fields.items() if value is not None}
     with pytest.raises((BlockError, msgspec.ValidationError), match="adapter"):
-        msgspec.convert(given, Fingerprint)
+        msgspec.convert(given, Meaning)

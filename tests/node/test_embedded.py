@@ -12,6 +12,7 @@ import pytest
 import holdfast
 from holdfast.errors import Outcome
 from holdfast.probe import free_port
+from holdfast.testing.embedded import fingerprint_for
 from holdfast.wire.local import messages as m
 from holdfast_bench.harness.pause import pause, resume
 
@@ -20,9 +21,7 @@ TOKENS = list(range(7, 7 + BLOCKS * BLOCK_TOKENS))
 LAYOUT = holdfast.Layout.portable(
     layers=2, kv_heads=2, head_size=16, dtype="float16", block_tokens=BLOCK_TOKENS
 )
-FINGERPRINT = holdfast.Fingerprint(
-    model="m", layout=LAYOUT, positions="none", adapter="none", kv_quantisation="none"
-)
+FINGERPRINT = fingerprint_for(LAYOUT)
 PATIENT_S = 60.0
 """Longer than any test waits: only the caller's deadline ends a question."""
 

@@ -11,13 +11,12 @@ from holdfast.status import HistogramStatus
 from holdfast.store.activity import Activity, Histogram, PromptCounts
 from holdfast.store.estimates import EngineId
 from holdfast.store.plan_log import PlanEnding, PlanLog, PlanRecord
+from holdfast.testing.embedded import fingerprint_for
 
 LAYOUT = holdfast.Layout.portable(
     layers=1, kv_heads=1, head_size=16, dtype="float16", block_tokens=16
 )
-FINGERPRINT = holdfast.Fingerprint(
-    model="m", layout=LAYOUT, positions="none", adapter="none", kv_quantisation="none"
-)
+FINGERPRINT = fingerprint_for(LAYOUT)
 
 
 def test_a_histogram_counts_each_value_in_the_first_bucket_that_holds_it():

@@ -9,14 +9,13 @@ import pytest
 import holdfast
 from holdfast.errors import BlockError, ConfigError, Outcome
 from holdfast.store.store import Store
+from holdfast.testing.embedded import fingerprint_for
 from holdfast.testing.memory import SharedMemoryTier
 
 LAYOUT = holdfast.Layout.portable(
     layers=2, kv_heads=2, head_size=16, dtype="float16", block_tokens=32
 )
-FINGERPRINT = holdfast.Fingerprint(
-    model="m", layout=LAYOUT, positions="none", adapter="none", kv_quantisation="none"
-)
+FINGERPRINT = fingerprint_for(LAYOUT)
 
 
 @pytest.fixture
@@ -68,9 +67,7 @@ def test_rows_after_the_held_prefix_are_unchanged_even_if_the_lease_ends(
 
 def test_contexts_of_another_fingerprint_are_not_covered(store) -> None:
     store.session(FINGERPRINT).save(list(range(64)), blocks_for(2))
-    other = holdfast.Fingerprint(
-        model="n", layout=LAYOUT, positions="none", adapter="none", kv_quantisation="none"
-    )
+    other = fingerprint_for(LAYOUT, "n")
     assert store.session(other).cover(list(range(64))) == 0
 
 

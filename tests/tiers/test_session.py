@@ -8,6 +8,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import Outcome
+from holdfast.testing.embedded import fingerprint_for
 from holdfast_bench.peers.mooncake_server import MooncakeServers
 from holdfast_bench.peers.valkey_server import ValkeyServers
 
@@ -15,9 +16,7 @@ TOKENS = list(range(12 * 32))
 LAYOUT = holdfast.Layout.portable(
     layers=2, kv_heads=2, head_size=16, dtype="float16", block_tokens=32
 )
-FINGERPRINT = holdfast.Fingerprint(
-    model="m", layout=LAYOUT, positions="none", adapter="none", kv_quantisation="none"
-)
+FINGERPRINT = fingerprint_for(LAYOUT)
 
 
 @pytest.fixture(params=["mooncake", "valkey"])

@@ -262,37 +262,52 @@ class LayoutSlice(NamedTuple):
                 at += state.heads * head_bytes
 
 
+@prepared
 class RankSlice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The part of the model that an exact block holds: its parallel ranks and KV cache group."""
+    """The part of the model that an exact block holds: that of one tensor and pipeline rank."""
 
     tp_rank: int
     tp_size: int
     pp_rank: int
     pp_size: int
-    group: int
 
-
-WHOLE = RankSlice(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, group=0)
-"""The whole model in one process, one KV cache group."""
+    def __post_init__(self) -> None:
+        for kind in ("tp", "pp"):
+            rank, size = getattr(self, f"{kind}_rank"), getattr(self, f"{kind}_size")
+            _check_count(f"layout.slice.{kind}_size", size)
+            if type(rank) is not int or not 0 <= rank < size:
+                raise BlockError(
+                    f"layout.slice.{kind}_rank is {rank!r}; with {kind}_size {size} it is from 0 "
+                    f"to {size - 1}"
+                )
 
 
 @prepared
 class ExactLayout(Layout, frozen=True, forbid_unknown_fields=True, tag="exact"):
-    """Whole pages of one engine, layer by layer, in the order of the tokens.
+    """Whole pages of one build of one engine, layer by layer, in the order of the tokens.
 
     `page_bytes` is the size of one page of one layer. A block has `layers x (block_tokens /
-    page_tokens)` pages.
+    page_tokens)` pages. `packing` names the order of the elements in a page, on a CPU with its
+    instruction set; `backend` names the attention kernels, `device` what they run on.
     """
 
-    arrangement: str
     layers: int
     kv_heads: int
     head_size: int
     page_tokens: int
     page_bytes: int
+    packing: str
+    engine: str
+    engine_version: str
+    backend: str
+    device: str
     slice: RankSlice
 
     def __post_init__(self) -> None:
+        for field in ("dtype", "packing", "engine", "engine_version", "backend", "device"):
+            value = getattr(self, field)
+            if not isinstance(value, str) or not value:
+                raise BlockError(f"layout.{field} is {value!r}; it must be a text, and not empty")
         for field in (
             "layers",
             "kv_heads",

@@ -127,7 +127,7 @@ class RemoteSession:
     """
 
     def __init__(self, address: str, fingerprint: Fingerprint, domain: str) -> None:
-        layout = fingerprint.layout
+        layout = fingerprint.representation
         digest = fingerprint.digest()
         self._connection = _Connection(
             address,

@@ -40,7 +40,7 @@ class EmbeddedSession:
         self._store = store
         self.domain_key, domain_id = store.domain(domain)
         self.segment_blocks = store.options.segment_blocks
-        layout = fingerprint.layout
+        layout = fingerprint.representation
         self.namespace = Namespace(
             fingerprint.digest(), domain_id, layout.payload_bytes, layout.block_tokens
         )

@@ -7,19 +7,35 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.blocks.fingerprint import Fingerprint
-from holdfast.blocks.layout import Layout
+from holdfast.blocks.fingerprint import TOKENS, Fingerprint, KvGroup, Meaning, Representation
+from holdfast.blocks.layout import Layout, PortableLayout
 from holdfast.session import Session
 from holdfast.store.store import Store
 
 LAYOUT = Layout.portable(layers=2, kv_heads=2, head_size=16, dtype="float16", block_tokens=32)
-FINGERPRINT = Fingerprint(
-    model="m", layout=LAYOUT, positions="none", adapter="none", kv_quantisation="none"
-)
 BLOCKS = 3
 """Default number of blocks of a context."""
 
 _WAIT_S = 30.0
+
+
+def fingerprint_for(layout: Representation, model: str = "m") -> Fingerprint:
+    """Return the fingerprint of a model with full attention and nothing else of note."""
+    layers = len(layout.layers) if isinstance(layout, PortableLayout) else layout.layers
+    meaning = Meaning(
+        model=model,
+        positions="none",
+        adapter="none",
+        kv_quantisation="none",
+        kv_scales="none",
+        naming=TOKENS,
+        block_tokens=layout.block_tokens,
+        kv_group=KvGroup.all_layers(layers),
+    )
+    return Fingerprint(meaning, layout)
+
+
+FINGERPRINT = fingerprint_for(LAYOUT)
 
 
 def blocks_for(seed: int, count: int = BLOCKS) -> npt.NDArray[np.float16]:

@@ -12,19 +12,19 @@ import contextlib
 import hashlib
 import random
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
 
-from holdfast.blocks.fingerprint import Fingerprint
-from holdfast.blocks.layout import Layout
+from holdfast.blocks.layout import ExactLayout, Layout, RankSlice
 from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import BlockError, RefusedError
 from holdfast.limits import BLOCK_TOKENS, MIB, TOKEN_S_MAX
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
+from holdfast.testing.embedded import fingerprint_for
 from holdfast.wire.remote import token
 from holdfast.wire.remote.client import TargetClient
 from holdfast_bench.campaigns.campaign import CampaignBudget, CampaignResult
@@ -160,41 +160,45 @@ def _fetched(attacked: _Attacked, namespace: Namespace, keys: list[bytes]) -> tu
 def _fingerprints(store: Store) -> CampaignResult:
     """Save under one fingerprint; look up under every other that differs in one field."""
     result = CampaignResult("forged.fingerprints", "mutations")
-    layout = Layout.portable(layers=2, kv_heads=2, head_size=16, dtype="bfloat16", block_tokens=16)
-    right = Fingerprint("model", layout, '{"rope": 1}', "none", "none")
-    tokens = np.arange(10 * layout.block_tokens)
-    store.session(right, "acme").save(tokens, np.zeros((10, layout.payload_bytes), np.uint8))
-    result.expect(
-        store.session(right, "acme").cover(tokens) == len(tokens), "its own tokens are not covered"
+    rank = RankSlice(tp_rank=1, tp_size=2, pp_rank=1, pp_size=2)
+    exact = ExactLayout(
+        "bfloat16", 16, 2, 2, 16, 16, 2048, "packing", "engine", "1.0", "backend", "device", rank
     )
-    for path, wrong in _mutations(right):
-        result.tried += 1
-        result.expect(wrong.digest() != right.digest(), f"{path} is not part of the digest")
-        found = store.session(wrong, "acme").cover(tokens)
-        result.expect(not found, f"{path} differs, and {found} tokens are covered")
-        result.counts[path] += 1
+    heads = Layout.portable(layers=2, kv_heads=2, head_size=16, dtype="bfloat16", block_tokens=16)
+    for layout in (heads, exact):
+        right = fingerprint_for(layout)
+        tokens = np.arange(10 * layout.block_tokens)
+        session = store.session(right, "acme")
+        session.save(tokens, np.zeros((10, layout.payload_bytes), np.uint8))
+        result.expect(session.cover(tokens) == len(tokens), "its own tokens are not covered")
+        for path, wrong in _mutations(right):
+            result.tried += 1
+            result.expect(wrong.digest() != right.digest(), f"{path} is not part of the digest")
+            found = store.session(wrong, "acme").cover(tokens)
+            result.expect(not found, f"{path} differs, and {found} tokens are covered")
+            result.counts[path] += 1
     return result
 
 
-def _mutations(right: Fingerprint) -> Iterator[tuple[str, Fingerprint]]:
-    """Yield every valid fingerprint that differs in one field, with the field's path."""
-
-    def changed(value: msgspec.Struct) -> Iterator[tuple[str, Any]]:
-        for field in value.__struct_fields__:
-            old = getattr(value, field)
-            inner = changed(old) if isinstance(old, msgspec.Struct) else _others(old)
-            for path, new in inner:
+def _mutations(right: object) -> Iterator[tuple[str, Any]]:
+    """Yield every valid copy of a value that differs in one field, with the field's path."""
+    if isinstance(right, msgspec.Struct):
+        for field in right.__struct_fields__:
+            for path, new in _mutations(getattr(right, field)):
                 with contextlib.suppress(BlockError):  # not a valid value
-                    yield f"{field}{path}", msgspec.structs.replace(value, **{field: new})
-
-    yield from changed(right)
-
-
-def _others(old: object) -> Iterator[tuple[str, Any]]:
-    if isinstance(old, int):
-        yield from (("", old + step) for step in (1, 16, -1))
+                    yield (
+                        f"{field}.{path}".rstrip("."),
+                        msgspec.structs.replace(right, **{field: new}),
+                    )
+    elif isinstance(right, tuple):
+        values = cast("tuple[object, ...]", right)
+        for i, value in enumerate(values):
+            for path, new in _mutations(value):
+                yield path, (*values[:i], new, *values[i + 1 :])
+    elif isinstance(right, int):
+        yield from (("", right + step) for step in (1, 16, -1))
     else:
-        yield from (("", new) for new in (f"{old}x", str(old).upper(), f" {old}"))
+        yield from (("", new) for new in (f"{right}x", str(right).upper(), f" {right}"))
 
 
 class _Shown(NamedTuple):

@@ -99,7 +99,7 @@ def test_an_os_error_at_start_disables_the_cache_but_not_the_engine(caplog, monk
 def test_a_node_that_cannot_be_started_leaves_no_device_open(monkeypatch):
     closed = []
     layout = SimpleNamespace(payload_bytes=64, block_tokens=8)
-    fingerprint = SimpleNamespace(layout=layout, digest=lambda: b"f" * 16)
+    fingerprint = SimpleNamespace(representation=layout, digest=lambda: b"f" * 16)
     parts = {
         "only_group": lambda *_: SimpleNamespace(layers=("layer",), page_tokens=8),
         "geometry_of": lambda *_: SimpleNamespace(pages_of=lambda _: None),

@@ -1,3 +1,4 @@
+import json
 import time
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ pytest.importorskip("vllm")
 import torch
 from vllm.v1 import kv_cache_interface as kv
 
+from holdfast.blocks.layout import Layout
 from holdfast.client import weights_digest
 from holdfast.client.weights_digest import NoDigestError
 from holdfast.engines import cached_models
@@ -21,6 +23,7 @@ from holdfast.engines.vllm.describe import (
     geometry_of,
     model_kind,
     only_group,
+    portable_fingerprint_of,
     why_not_cached,
 )
 from holdfast.engines.vllm.options import ConnectorSettings
@@ -308,18 +311,90 @@ def test_the_attention_backend_and_the_runner_are_in_the_gpu_fingerprint(group):
         fingerprint(group, **nameless)
 
 
-def test_the_instruction_set_and_the_version_are_in_the_arrangement(group, monkeypatch):
+def test_the_instruction_set_and_the_version_are_in_an_exact_fingerprint(group, monkeypatch):
     import vllm
     from vllm.v1.attention.backends import cpu_attn
 
     ours = fingerprint(group)
     isa = cpu_attn._get_attn_isa(torch.bfloat16, TOKENS, HEAD_SIZE)
-    assert ours.layout.arrangement.startswith(f"vllm-cpu:{isa}:")
+    pages = ours.representation
+    assert pages.packing.startswith(f"{isa}:")
+    assert (pages.engine, pages.engine_version, pages.device) == ("vllm", vllm.__version__, "cpu")
     monkeypatch.setattr(cpu_attn, "_get_attn_isa", lambda *_: "neon")
     other = fingerprint(group)
     monkeypatch.setattr(vllm, "__version__", "9.9.9")
     newer = fingerprint(group)
     assert len({each.digest() for each in (ours, other, newer)}) == 3
+
+
+PORTABLE = Layout.portable(
+    layers=2, kv_heads=HEADS, head_size=HEAD_SIZE, dtype="bfloat16", block_tokens=128
+)
+FILE = {"hidden_size": 64, "text_config": {"rope_theta": 1e4}, "transformers_version": "5.0"}
+
+
+@pytest.fixture
+def portable(group, tmp_path):
+    """Call with the content of config.json and changes of vLLM's options to get a fingerprint."""
+
+    def get(file=FILE, setting=SETTING, **changes):
+        (tmp_path / "config.json").write_text(json.dumps(file))
+        model = {"model": str(tmp_path), "hf_config_path": None, "hf_overrides": {}}
+        model |= {"code_revision": None} | changes.pop("model", {})
+        config = config_of(**changes, **model_of(**model))
+        return portable_fingerprint_of(config, group, PORTABLE, setting)
+
+    return get
+
+
+def test_an_upgrade_of_the_engine_keeps_a_portable_fingerprint(portable, group, monkeypatch):
+    import vllm
+    from vllm.v1.attention.backends import cpu_attn
+
+    before, exact = portable(), fingerprint(group)
+    monkeypatch.setattr(cpu_attn, "_get_attn_isa", lambda *_: "neon")
+    monkeypatch.setattr(vllm, "__version__", "9.9.9")
+    upgraded = {
+        "other library": portable(FILE | {"transformers_version": "6.0"}),
+        "default that a new version adds": portable(model={"hf": {"new_default": 1}}),
+        "tensor parallel": portable(parallel_config=SimpleNamespace(tensor_parallel_size=4)),
+        "GPU": portable(**gpu("FLASHINFER", runner=True)),
+        "implementation": portable(model={"model_impl": "transformers"}),
+    }
+    assert {name: each.digest() for name, each in upgraded.items()} == dict.fromkeys(
+        upgraded, before.digest()
+    )
+    assert fingerprint(group).digest() != exact.digest()
+
+
+def test_whatever_changes_the_meaning_changes_a_portable_fingerprint(portable):
+    long = {"rope_parameters": {"rope_type": "longrope", "long_factor": [2.0]}}
+    several = [
+        portable(),
+        portable(FILE | {"hidden_size": 65}),
+        portable(FILE | {"text_config": {"rope_theta": 5e5}}),
+        portable(setting=SETTING._replace(model_digest="other")),
+        portable(model={"hf_overrides": {"rope_theta": 5e5}}),
+        portable(model={"dtype": torch.float16}),
+        portable(model={"quantization": "fp8"}),
+        portable(model={"disable_sliding_window": True}),
+        portable(model={"code_revision": "other"}),
+        portable(cache_config=SimpleNamespace(cache_dtype="fp8")),
+        portable(FILE | long, model={"max_model_len": 4096}),
+        portable(FILE | long, model={"max_model_len": 16384}),
+    ]
+    assert len({each.digest() for each in several}) == len(several)
+
+
+def test_a_model_whose_files_do_not_say_its_meaning_has_no_portable_fingerprint(
+    portable, group, tmp_path
+):
+    with pytest.raises(UnsupportedError, match="hf_overrides is a function"):
+        portable(model={"hf_overrides": lambda config: config})
+    nowhere = {"model": str(tmp_path / "none"), "hf_config_path": None, "hf_overrides": {}}
+    (tmp_path / "none").mkdir()
+    with pytest.raises(UnsupportedError, match=r"has no config.json"):
+        portable_fingerprint_of(config_of(**model_of(**nowhere)), group, PORTABLE, SETTING)
 
 
 def test_weights_are_hashed_if_model_digest_is_not_set(group, monkeypatch, tmp_path):

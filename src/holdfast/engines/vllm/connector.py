@@ -114,7 +114,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             geometry = geometry_of(group, kv_caches, self._kv_cache_config.num_blocks)
             rank = get_tensor_model_parallel_rank()
             fingerprint = fingerprint_of(self._vllm_config, group, geometry, self._setting, rank)
-            layout = fingerprint.layout
+            layout = fingerprint.representation
             tensors = [kv_caches[name] for name in group.layers]
             handshake = Handshake(
                 fingerprint=fingerprint.digest(),

@@ -7,14 +7,22 @@ passive.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.blocks.fingerprint import Fingerprint
-from holdfast.blocks.layout import ExactLayout, RankSlice
+from holdfast.blocks.fingerprint import TOKENS, Fingerprint, KvGroup, Meaning
+from holdfast.blocks.layout import ExactLayout, PortableLayout, RankSlice
+from holdfast.client.model_meaning import (
+    POSITION_WORDS,
+    VOLATILE_FIELDS,
+    ModelSource,
+    canonical_json,
+    model_digest,
+    positions_of,
+)
 from holdfast.client.weights_digest import check_unchanged, files_digest, process_start_ns
 from holdfast.devices.base import Pages
 from holdfast.engines.cached_models import (
@@ -26,10 +34,13 @@ from holdfast.engines.cached_models import (
     ModelKind,
     kind_of,
 )
-from holdfast.engines.vllm.checkpoint import checkpoint_of
+from holdfast.engines.vllm.checkpoint import CONFIG, checkpoint_of
 from holdfast.engines.vllm.options import EXTRA_CONFIG, ConnectorSettings
 from holdfast.errors import BlockError, ConfigError, HoldfastError
 from holdfast.limits import BLOCK_TOKENS
+
+ENGINE = "vllm"
+"""The engine's name in a fingerprint."""
 
 SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
 """KV cache specs whose pages depend only on the tokens up to their end."""
@@ -55,16 +66,14 @@ START_NS = 50_000_000
 A process takes longer than this until its first read of weights.
 """
 
-_VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
 _LONG_ROPE = "long_factor"
-_POSITION_WORDS = ("rope", "rotary", "position", "sliding", "window", "alibi", "yarn")
 
 
 class UnsupportedError(HoldfastError):
     """The model or setting is not supported; the message states which and a remedy."""
 
 
-class KvGroup(NamedTuple):
+class PagedGroup(NamedTuple):
     """The single KV cache group of a model: its layers in order, page size, and spec of vLLM."""
 
     layers: tuple[str, ...]
@@ -87,7 +96,7 @@ class CacheGeometry(NamedTuple):
         return Pages.uniform(self.bases, *sizes)
 
 
-def only_group(vllm_config: Any, kv_cache_config: Any) -> KvGroup:
+def only_group(vllm_config: Any, kv_cache_config: Any) -> PagedGroup:
     """Return the model's KV cache group; raise UnsupportedError for an unsupported model."""
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1 or type(groups[0].kv_cache_spec).__name__ not in SPECS:
@@ -113,7 +122,7 @@ def only_group(vllm_config: Any, kv_cache_config: Any) -> KvGroup:
         )
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         raise UnsupportedError("calculate_kv_scales computes scales that differ between runs")
-    return KvGroup(tuple(groups[0].layer_names), spec.block_size, spec)
+    return PagedGroup(tuple(groups[0].layer_names), spec.block_size, spec)
 
 
 def model_kind(groups: Sequence[Any]) -> ModelKind:
@@ -160,7 +169,7 @@ def _specs_of(groups: Sequence[Any]) -> Iterator[Any]:
         )
 
 
-def geometry_of(group: KvGroup, tensors: Mapping[str, Any], pages: int) -> CacheGeometry:
+def geometry_of(group: PagedGroup, tensors: Mapping[str, Any], pages: int) -> CacheGeometry:
     """Measure the tensors that vLLM registered; raise UnsupportedError if a page has gaps."""
     missing = [name for name in group.layers if name not in tensors]
     if missing:
@@ -213,61 +222,104 @@ def step_blocks_of(vllm_config: Any, block_tokens: int) -> int:
 
 
 def fingerprint_of(
-    vllm_config: Any, group: KvGroup, geometry: CacheGeometry, setting: ConnectorSettings, rank: int
+    vllm_config: Any,
+    group: PagedGroup,
+    geometry: CacheGeometry,
+    setting: ConnectorSettings,
+    rank: int,
 ) -> Fingerprint:
-    """Return the fingerprint of the blocks of one tensor-parallel rank."""
+    """Return the fingerprint of exact blocks, the pages of one tensor-parallel rank."""
     model, spec = vllm_config.model_config, group.spec
     block_tokens = block_tokens_of(setting, group.page_tokens)
-    parts = RankSlice(
-        tp_rank=rank,
-        tp_size=vllm_config.parallel_config.tensor_parallel_size,
-        pp_rank=0,
-        pp_size=1,
-        group=0,
-    )
-    try:
+    kernels = _kernels(vllm_config, group)
+    names = hashlib.blake2b("\0".join(group.layers).encode(), digest_size=8).hexdigest()
+    with _naming_the_option(setting, block_tokens):
         layout = ExactLayout(
-            arrangement=arrangement(vllm_config, group, geometry),
             dtype=str(spec.dtype).removeprefix("torch."),
+            block_tokens=block_tokens,
             layers=len(group.layers),
             kv_heads=spec.num_kv_heads,
             head_size=spec.head_size,
             page_tokens=group.page_tokens,
             page_bytes=geometry.page_bytes,
-            block_tokens=block_tokens,
-            slice=parts,
+            packing=f"{kernels.packing}:{type(spec).__name__}:{geometry.order}:{names}",
+            engine=ENGINE,
+            engine_version=kernels.version,
+            backend=kernels.backend,
+            device=kernels.device,
+            slice=RankSlice(
+                tp_rank=rank,
+                tp_size=vllm_config.parallel_config.tensor_parallel_size,
+                pp_rank=0,
+                pp_size=1,
+            ),
         )
+    positions = {
+        key: value
+        for key, value in model.hf_text_config.to_dict().items()
+        if any(word in key for word in POSITION_WORDS)
+    }
+    # With LongRoPE vLLM uses the long factors for every token if `max_model_len` exceeds the
+    # original training length (`phi3_long_rope_scaled_rope.py`).
+    if _LONG_ROPE in canonical_json(positions):
+        positions["max_model_len"] = model.max_model_len
+    weights, positions_text = resolved_digest(vllm_config, setting), canonical_json(positions)
+    return Fingerprint(_meaning(vllm_config, group, weights, positions_text, block_tokens), layout)
+
+
+def portable_fingerprint_of(
+    vllm_config: Any, group: PagedGroup, layout: PortableLayout, setting: ConnectorSettings
+) -> Fingerprint:
+    """Return the fingerprint of portable blocks of the whole model, equal on every rank.
+
+    Raises UnsupportedError for a model or setting whose meaning its files do not say.
+    """
+    source = _model_source(vllm_config, setting)
+    digest, positions = model_digest(source), positions_of(source)
+    return Fingerprint(_meaning(vllm_config, group, digest, positions, layout.block_tokens), layout)
+
+
+def _meaning(
+    vllm_config: Any, group: PagedGroup, model: str, positions: str, block_tokens: int
+) -> Meaning:
+    cache = vllm_config.cache_config
+    mode = getattr(getattr(group.spec, "kv_quant_mode", None), "name", "NONE")
+    quantised = cache.cache_dtype != "auto" or mode != "NONE"
+    skipped: Sequence[str] = getattr(cache, "kv_cache_dtype_skip_layers", ())
+    scheme = f"{cache.cache_dtype}:{mode}:{','.join(map(str, skipped))}"
+    return Meaning(
+        model=model,
+        positions=positions,
+        adapter="none",  # requests with an adapter are declined
+        kv_quantisation=scheme if quantised else "none",
+        kv_scales="weights" if quantised else "none",  # `only_group` refuses computed scales
+        naming=TOKENS,
+        block_tokens=block_tokens,
+        kv_group=KvGroup.all_layers(len(group.layers)),
+    )
+
+
+@contextlib.contextmanager
+def _naming_the_option(setting: ConnectorSettings, block_tokens: int) -> Iterator[None]:
+    """Turn a BlockError into a ConfigError of `block_tokens`, if the user set this option."""
+    try:
+        yield
     except BlockError as error:
         if setting.block_tokens:
             raise ConfigError(f"{EXTRA_CONFIG}.block_tokens: {block_tokens}: {error}") from error
         raise
-    weights = model_digest(vllm_config, setting)
-    positions = {
-        key: value
-        for key, value in model.hf_text_config.to_dict().items()
-        if any(word in key for word in _POSITION_WORDS)
-    }
-    # With LongRoPE vLLM uses the long factors for every token if `max_model_len` exceeds the
-    # original training length (`phi3_long_rope_scaled_rope.py`).
-    if _LONG_ROPE in _canonical(positions):
-        positions["max_model_len"] = model.max_model_len
-    cache = vllm_config.cache_config
-    mode = getattr(getattr(spec, "kv_quant_mode", None), "name", "NONE")
-    kv_quantisation = "none"
-    if cache.cache_dtype != "auto" or mode != "NONE":
-        skipped: Sequence[str] = getattr(cache, "kv_cache_dtype_skip_layers", ())
-        kv_quantisation = f"{cache.cache_dtype}:{mode}:{','.join(map(str, skipped))}"
-    return Fingerprint(
-        model=weights,
-        layout=layout,
-        positions=_canonical(positions),
-        adapter="none",
-        kv_quantisation=kv_quantisation,
-    )
 
 
-def arrangement(vllm_config: Any, group: KvGroup, geometry: CacheGeometry) -> str:
-    """Return the name of the element order in a page, with the device, kernels and versions."""
+class _Kernels(NamedTuple):
+    """What arranges the elements in a page: vLLM's version, device, backend and packing."""
+
+    version: str
+    device: str
+    backend: str
+    packing: str
+
+
+def _kernels(vllm_config: Any, group: PagedGroup) -> _Kernels:
     import vllm
 
     spec = group.spec
@@ -276,42 +328,44 @@ def arrangement(vllm_config: Any, group: KvGroup, geometry: CacheGeometry) -> st
 
         dtype, cache_dtype = vllm_config.model_config.dtype, vllm_config.cache_config.cache_dtype
         isa = _get_attn_isa(dtype, group.page_tokens, spec.head_size, cache_dtype)
-        kind = f"vllm-cpu:{isa}"
-    else:
-        from vllm.platforms import current_platform
+        return _Kernels(vllm.__version__, "cpu", "CPU_ATTN", isa)
+    from vllm.platforms import current_platform
 
-        runner = "v2" if vllm_config.use_v2_model_runner else "v1"
-        device = current_platform.get_device_name()
-        layers = vllm_config.compilation_config.static_forward_context
-        named = {layers[name].attn_backend.get_name() for name in group.layers if name in layers}
-        if not named:
-            raise UnsupportedError(
-                "vLLM does not report the attention backend of the model's layers"
-            )
-        kind = f"vllm:{device}:{'+'.join(sorted(named))}:{runner}"
-    names = hashlib.blake2b("\0".join(group.layers).encode(), digest_size=8).hexdigest()
-    return f"{kind}:{vllm.__version__}:{type(spec).__name__}:{geometry.order}:{names}"
+    layers = vllm_config.compilation_config.static_forward_context
+    named = {layers[name].attn_backend.get_name() for name in group.layers if name in layers}
+    if not named:
+        raise UnsupportedError("vLLM does not report the attention backend of the model's layers")
+    runner = "v2" if vllm_config.use_v2_model_runner else "v1"
+    device, backend = current_platform.get_device_name(), "+".join(sorted(named))
+    return _Kernels(vllm.__version__, device, backend, runner)
 
 
-def model_digest(vllm_config: Any, setting: ConnectorSettings) -> str:
-    """Return a digest of weights and settings; raise NoDigestError if unknown."""
-    model = vllm_config.model_config
+def _weights(vllm_config: Any, setting: ConnectorSettings) -> str:
+    """Return the digest or the user's name of the weights; raise NoDigestError if unknown."""
     if setting.model_digest:
-        weights = f"pinned:{setting.model_digest}"
-    else:
-        checkpoint = checkpoint_of(vllm_config)
-        weights = files_digest(*checkpoint)
-        # Checked last: a later change affects neither the loaded weights nor the digest.
-        check_unchanged(checkpoint.folder, checkpoint.files, process_start_ns() + START_NS)
+        return f"pinned:{setting.model_digest}"
+    checkpoint = checkpoint_of(vllm_config)
+    weights = files_digest(*checkpoint)
+    # Checked last: a later change affects neither the loaded weights nor the digest.
+    check_unchanged(checkpoint.folder, checkpoint.files, process_start_ns() + START_NS)
+    return weights
+
+
+def resolved_digest(vllm_config: Any, setting: ConnectorSettings) -> str:
+    """Return a digest of weights and of settings as vLLM resolved them, for exact blocks.
+
+    Raises NoDigestError if the weights are unknown.
+    """
+    model = vllm_config.model_config
     settings = {
-        key: value for key, value in model.hf_config.to_dict().items() if key not in _VOLATILE
+        key: value for key, value in model.hf_config.to_dict().items() if key not in VOLATILE_FIELDS
     }
     parts = (
-        weights,
-        _canonical(settings),
+        _weights(vllm_config, setting),
+        canonical_json(settings),
         str(model.dtype),
         str(model.quantization),
-        _canonical(getattr(model, "quantization_config", None)),
+        canonical_json(getattr(model, "quantization_config", None)),
         str(model.disable_sliding_window),
         str(getattr(model, "model_impl", "auto")),
         str(getattr(model, "code_revision", None)),
@@ -319,5 +373,30 @@ def model_digest(vllm_config: Any, setting: ConnectorSettings) -> str:
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
 
 
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+def _model_source(vllm_config: Any, setting: ConnectorSettings) -> ModelSource:
+    """Return the model as its files and vLLM's options describe it."""
+    from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
+
+    model = vllm_config.model_config
+    overrides = model.hf_overrides
+    if callable(overrides):
+        raise UnsupportedError(
+            "hf_overrides is a function, so no digest describes it; portable contexts need a "
+            "dictionary"
+        )
+    if model.disable_sliding_window:
+        overrides = {**overrides, "disable_sliding_window": True}
+    config = get_hf_file_to_dict(CONFIG, model.hf_config_path or model.model, model.revision)
+    if config is None:
+        raise UnsupportedError(f"{model.model!r} has no {CONFIG}; portable contexts need it")
+    if _LONG_ROPE in canonical_json([config, overrides]):  # as in `fingerprint_of`
+        overrides = {**overrides, "max_model_len": model.max_model_len}
+    on_load = model.quantization if "quantization_config" not in config else None
+    return ModelSource(
+        weights=_weights(vllm_config, setting),
+        config=config,
+        overrides=overrides,
+        dtype=str(model.dtype).removeprefix("torch."),
+        quantised_on_load=str(on_load or "none"),
+        code=str(model.code_revision or "none"),
+    )
