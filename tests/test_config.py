@@ -82,6 +82,14 @@ def test_flags_override_the_environment_which_overrides_the_file(written):
     assert config.tiers[1].path == f"{Path(file).parent}/d"
 
 
+@pytest.mark.parametrize(
+    ("lock", "nbytes"), [("auto", None), ("off", 0), ("3 GiB", 3 * GIB), (4096, 4096)]
+)
+def test_the_memory_that_engines_may_lock_is_a_size_or_a_word(lock, nbytes):
+    assert parse(data({**HOST, "lock": lock})).lock_bytes == nbytes
+    assert parse(data(HOST)).lock_bytes is None
+
+
 def test_default_tiers_follow_the_machine_without_a_file(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config = load(environment={"XDG_RUNTIME_DIR": "/run/user/7"})
@@ -124,7 +132,7 @@ def test_plain_data_of_a_config_is_the_same_config():
         ),
         (
             data({**HOST, "size": 1}),
-            r"tiers\.0: contains unknown field 'size'; .*: kind, capacity$",
+            r"tiers\.0: contains unknown field 'size'; .*: kind, capacity, lock$",
         ),
         (
             data(HOST, {**DISK, "x": 1}),
@@ -180,6 +188,11 @@ def test_plain_data_of_a_config_is_the_same_config():
             data({**HOST, "capacity": "900 TiB"}),
             r"tiers\.0\.capacity: 900 TiB given, .* is .*; lower",
         ),
+        (
+            data({**HOST, "lock": "some"}),
+            r"tiers\.0\.lock: 'some' is neither auto nor off, and not a",
+        ),
+        (data({**HOST, "lock": -1}), r"tiers\.0\.lock: -1 is neither auto nor off"),
         (data({**HOST, "capacity": 5}), r"tiers\.0\.capacity: 5 B is less than 16 MiB; raise it"),
         (data(HOST, {**DISK, "capacity": 5}), r"tiers\.1\.capacity: 5 B is less than 16 MiB"),
         (data(HOST, DISK, DISK), r"tiers\.2\.path: '/data/blocks' is also the folder of tiers\.1"),

@@ -63,6 +63,7 @@ def open_store(config: Config, calls: DirectCalls | None = None) -> Store:
             serves_peers=bool(config.target_addresses),
             writes_behind=config.write == "behind",
             lease_s=config.lease_s,
+            lock_bytes=config.lock_bytes,
             segment_blocks=config.segment_blocks,
             scrub_every_s=config.scrub.every_s,
             scrub_bytes_per_s=config.scrub.rate,

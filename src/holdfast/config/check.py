@@ -323,6 +323,12 @@ def _check_tiers(config: Config) -> None:
                     f"{at}.capacity: {tier.capacity} given, {limit.source} is "
                     f"{Size(limit.nbytes)}; lower it"
                 )
+            try:
+                _ = tier.lock_bytes
+            except ValueError as error:
+                raise ConfigError(
+                    f"{at}.lock: {tier.lock!r} is neither auto nor off, and {error}"
+                ) from error
             continue
         kind = tier_kind(tier)
         kind.check(tier, at)

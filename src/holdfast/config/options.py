@@ -19,6 +19,8 @@ from holdfast.tiers.pool.kind import PoolOptions
 from holdfast.tiers.valkey.kind import ValkeyOptions
 from holdfast.wire.remote.credentials import TlsFiles
 
+LOCK_AUTO, LOCK_OFF = "auto", "off"
+
 KEYRING_NAME = "keyring.json"
 AUDIT_NAME = "audit.jsonl"
 
@@ -28,9 +30,21 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class HostOptions(TierSection, frozen=True, tag="host", tag_field="kind"):
-    """The host tier: memory that all domains share, in bytes."""
+    """The host tier: memory that all domains share, in bytes.
+
+    `lock`: how much memory the engines of a domain may page-lock for their GPU: `auto` for what is
+    not reserved for other domains, `off`, or a size.
+    """
 
     capacity: Size
+    lock: str | int = LOCK_AUTO
+
+    @property
+    def lock_bytes(self) -> int | None:
+        """Bytes that engines of a domain may lock; None: no limit. Raises ValueError for others."""
+        if self.lock == LOCK_AUTO:
+            return None
+        return 0 if self.lock == LOCK_OFF else Size.of(self.lock)
 
 
 TierOptions = HostOptions | CxlOptions | DiskOptions | PoolOptions | ValkeyOptions | MooncakeOptions
@@ -246,6 +260,11 @@ class Config(_Section, frozen=True):
     def host_bytes(self) -> Size:
         """The capacity of the host tier."""
         return next(tier.capacity for tier in self.tiers if isinstance(tier, HostOptions))
+
+    @property
+    def lock_bytes(self) -> int | None:
+        """Memory that engines of one domain may page-lock; None: no limit."""
+        return next(tier.lock_bytes for tier in self.tiers if isinstance(tier, HostOptions))
 
     @property
     def shares(self) -> bool:

@@ -2,43 +2,18 @@
 
 import threading
 import time
+from functools import partial
 
 import pytest
 
 from holdfast.blocks.envelope import HEADER_BYTES
+from holdfast.errors import NodeGoneError, RefusedError
 from holdfast.wire.local import messages as m
-from holdfast.wire.local.locked_memory import LockedMemory
+from holdfast.wire.local.client import Client
 
 BLOCKS = 64
 NBYTES = 20_000
-
-
-class Registrar:
-    """Notes what is locked, as a device would; fails from call `fails_from` on."""
-
-    def __init__(self, fails_from=1 << 30):
-        self.fails_from = fails_from
-        self.calls = 0
-        self.locked = {}
-        self.threads = set()
-
-    def register(self, address, nbytes):
-        self.calls += 1
-        if self.calls >= self.fails_from:
-            raise OSError(12, "Cannot allocate memory")
-        assert address not in self.locked
-        self.locked[address] = nbytes
-        self.threads.add(threading.current_thread().name)
-
-    def unregister(self, address):
-        del self.locked[address]
-
-
-def until(condition, within_s=60):
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+MIB = 1 << 20
 
 
 def ranges_of(places):
@@ -61,24 +36,10 @@ def saved(start_node, engine, names):
     return start
 
 
-@pytest.fixture
-def locked():
-    """Call with a client and a registrar to get locked memory; all are closed with the test."""
-    made = []
-
-    def lock(client, registrar):
-        made.append(LockedMemory(client, registrar))
-        return made[-1]
-
-    yield lock
-    for memory in made:
-        memory.close()
-
-
-def test_memory_that_a_batch_wants_is_locked_and_then_used(saved, locked):
+def test_memory_that_a_batch_wants_is_locked_and_then_used(saved, locked, registrar, until):
     _, one, ranges = saved()
-    registrar = Registrar()
-    memory = locked(one.client, registrar)
+    device = registrar()
+    memory = locked(one.client, device)
     assert not memory.use(ranges)
     memory.want(ranges)
     memory.start()
@@ -88,74 +49,244 @@ def test_memory_that_a_batch_wants_is_locked_and_then_used(saved, locked):
         (place + nbytes - 1) // chunk for place, nbytes in ranges
     }
     start = one.client.arena.address
-    assert registrar.locked == {start + each * chunk: chunk for each in chunks}
-    assert registrar.threads == {"holdfast-lock"}
+    assert device.locked == {start + each * chunk: chunk for each in chunks}
+    assert device.threads == {"holdfast-lock"}
     assert memory.locked_bytes == len(chunks) * chunk
     memory.done(ranges)
 
 
-def test_an_engine_locks_a_warm_node_at_its_start(saved, locked):
+def test_an_engine_locks_a_warm_node_at_its_start(saved, locked, registrar, until):
     _, one, ranges = saved()
-    memory = locked(one.client, Registrar())
+    memory = locked(one.client, registrar())
     assert memory.lock_at_start(30.0) > 0
     assert memory.use(ranges)
     memory.done(ranges)
 
 
-def test_closing_unlocks_everything_once_no_batch_uses_it(saved, locked):
+def test_closing_unlocks_everything_once_no_batch_uses_it(saved, locked, registrar, until):
     _, one, ranges = saved()
-    registrar = Registrar()
-    memory = locked(one.client, registrar)
+    device = registrar()
+    memory = locked(one.client, device)
     memory.lock_at_start(30.0)
     memory.start()
     assert memory.use(ranges)
     closing = threading.Thread(target=memory.close)
     closing.start()
     time.sleep(0.3)
-    assert registrar.locked, "a batch still copies"
+    assert device.locked, "a batch still copies"
     assert not memory.use(ranges), "no new batch begins"
     memory.done(ranges)
     closing.join(30)
-    assert registrar.locked == {}
+    assert device.locked == {}
 
 
-def test_a_lost_node_ends_all_locks(saved, locked):
+def test_a_lost_node_ends_all_locks(saved, locked, registrar, until):
     node, one, ranges = saved()
-    registrar = Registrar()
-    memory = locked(one.client, registrar)
+    device = registrar()
+    memory = locked(one.client, device)
     memory.lock_at_start(30.0)
     memory.start()
-    assert registrar.locked
+    assert device.locked
     node.kill()
-    until(lambda: not registrar.locked)
+    until(lambda: not device.locked)
     assert not memory.use(ranges)
 
 
 @pytest.mark.parametrize("fails_from", [1, 2])
 def test_a_registration_that_fails_leaves_what_is_locked_and_says_why(
-    saved, locked, caplog, fails_from
+    saved, locked, registrar, caplog, fails_from
 ):
     node, one, ranges = saved()
     one.save([bytes([n]) * 16 for n in range(255)])
-    registrar = Registrar(fails_from)
-    memory = locked(one.client, registrar)
+    device = registrar(fails_from)
+    memory = locked(one.client, device)
     memory.lock_at_start(30.0)
-    assert len(registrar.locked) == fails_from - 1
+    assert len(device.locked) == fails_from - 1
     assert "Cannot allocate memory" in memory.failure
     assert "ulimit -l" in caplog.text
     memory.want(ranges)
     memory.start()
     time.sleep(0.3)
-    assert registrar.calls == fails_from, "it is not tried again"
+    assert device.calls == fails_from, "it is not tried again"
     assert "does not lock memory" in node.said()
 
 
-def test_a_client_without_a_namespace_locks_nothing(start_node, locked):
-    from holdfast.wire.local.client import Client
-
+def test_a_client_without_a_namespace_locks_nothing(start_node, locked, registrar):
     node = start_node()
     client = Client(node.address, m.Hello(m.PROTOCOL, "tool"), 10)
-    memory = locked(client, Registrar())
+    memory = locked(client, registrar())
     assert memory.lock_at_start() == 0
     assert not memory.use([(0, 1)])
     client.close()
+
+
+def two_domains(node_here, engine, **options):
+    """Return a node, and an engine in each of two domains; the first one's blocks fill memory."""
+    node = node_here(default=0, other=0, **options)
+    one, two = engine(node.address), engine(node.address, domain="other")
+    return node, one, two
+
+
+def fill(one, names, count=400):
+    """Save blocks until memory is full; return the ranges of those that are held."""
+    keys = [key for at in range(count // 40) for key in names(f"fill/{at}", 40)]
+    for at in range(0, count, 40):
+        one.save(keys[at : at + 40])
+    found = []
+    for at in range(0, count, 40):
+        fetched = one.call(m.Fetch(b"".join(keys[at : at + 40]), 10.0))
+        found += fetched.places
+        one.call(m.Release(fetched.lease))
+    return ranges_of(found)
+
+
+def grow(two, names, until, blocks=40):
+    """Save a context of the second domain until memory has moved to it."""
+    keys = names("grow", blocks)
+    return until(lambda: two.save(keys) or two.cover(keys) == blocks)
+
+
+def test_memory_moves_to_another_domain_when_the_engine_has_unlocked_it(
+    node_here, engine, names, locked, registrar, until
+):
+    node, one, two = two_domains(node_here, engine)
+    ranges = fill(one, names)
+    device = registrar()
+    memory = locked(one.client, device)
+    assert memory.lock_at_start(30.0) > 2 * MIB
+    memory.start()
+    before = len(device.locked)
+    assert memory.use(ranges[:1])
+    memory.done(ranges[:1])
+    grow(two, names, until)
+    assert len(device.locked) < before
+    assert node.store.table.recalls.outcomes["returned"] > 0
+    assert not one.client.closed
+    assert node.host("default").lock_usage().locked == len(device.locked)
+
+
+def test_a_batch_in_flight_keeps_its_memory_locked_when_it_is_recalled(
+    node_here, engine, names, locked, registrar, until
+):
+    _, one, two = two_domains(node_here, engine)
+    ranges = fill(one, names)
+    device = registrar()
+    memory = locked(one.client, device)
+    memory.lock_at_start(30.0)
+    memory.start()
+    in_use = [each for each in ranges if memory.use([each])]
+    locks = len(device.locked)
+    keys = names("grow", 40)
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        two.save(keys)
+    assert len(device.locked) == locks
+    assert not memory.use(in_use), "recalled memory begins no new batch"
+    for each in in_use:
+        memory.done([each])
+    grow(two, names, until)
+    assert len(device.locked) < locks
+
+
+def test_an_engine_that_does_not_answer_a_recall_loses_its_session_then_its_locks(
+    node_here, engine, names, until, monkeypatch
+):
+    monkeypatch.setattr("holdfast.node.local.page_locks.LOCK_RECALL_S", 0.2)
+    monkeypatch.setattr("holdfast.node.local.sessions.RECLAIM_S", 2.0)
+    monkeypatch.setattr("holdfast.node.local.sessions._GONE_WITHIN_S", 0.1)
+    node, one, two = two_domains(node_here, engine)
+    fill(one, names)
+    granted = one.call(m.Lock(most=64)).chunks
+    reserved = one.reserve(names("under way", 1))
+    two.save(names("grow", 40))
+    assert "did not unlock" in until(lambda: why_ended(one))
+    with pytest.raises(NodeGoneError, match=r"did not unlock .* within 0\.2 s"):
+        one.call(m.Commit(reserved.ticket))
+    assert node.host("default").lock_usage().locked == len(granted), "its GPU may still copy"
+    assert two.cover(names("grow", 40)) < 40
+    until(lambda: node.host("default").lock_usage().locked == 0)
+    grow(two, names, until)
+    assert node.store.table.recalls.outcomes["missed"] == 1
+
+
+def why_ended(one):
+    """Return why the node has ended this engine's session; empty while it has not."""
+    try:
+        one.call(m.Cover(b""))
+    except NodeGoneError as error:
+        return str(error)
+    return ""
+
+
+def test_a_peer_that_misses_two_recalls_gets_no_more_locks(
+    node_here, engine, names, until, monkeypatch
+):
+    monkeypatch.setattr("holdfast.node.local.page_locks.LOCK_RECALL_S", 0.1)
+    monkeypatch.setattr("holdfast.node.local.sessions.RECLAIM_S", 0.3)
+    monkeypatch.setattr("holdfast.node.local.sessions._GONE_WITHIN_S", 0.1)
+    node, one, two = two_domains(node_here, engine)
+    for turn in range(2):
+        fill(one, names)
+        assert one.call(m.Lock(most=64)).chunks
+        two.save(names(f"grow/{turn}", 40))
+        until(partial(why_ended, one))
+        until(lambda: not node.host("default").has_locks)
+        one = engine(node.address)
+    fill(one, names)
+    assert one.call(m.Lock(most=64)).chunks == []
+    assert node.store.table.recalls.outcomes["missed"] == 2
+
+
+def test_a_domain_locks_neither_what_others_reserved_nor_the_last_two_runs(
+    node_here, engine, names
+):
+    node = node_here(host_bytes=16 * MIB, other=8 * MIB)
+    one = engine(node.address)
+    fill(one, names, 600)
+    chunk = one.client.welcome.chunk_bytes
+    assert one.client.welcome.lockable_bytes == 6 * MIB, "runs of one chunk, 1 MiB"
+    assert len(one.call(m.Lock(most=64)).chunks) * chunk == 6 * MIB
+
+
+def test_a_limit_of_locked_memory_holds_and_zero_forbids_it(node_here, engine, names):
+    node = node_here(host_bytes=16 * MIB, lock_bytes=3 * MIB)
+    one = engine(node.address)
+    fill(one, names, 600)
+    assert len(one.call(m.Lock(most=64)).chunks) == 3
+
+
+def test_a_node_that_forbids_locks_says_which_option_does(
+    node_here, engine, locked, registrar, caplog
+):
+    node = node_here(lock_bytes=0)
+    one = engine(node.address)
+    memory = locked(one.client, registrar())
+    assert memory.lock_at_start() == 0
+    assert "tiers.0.lock" in caplog.text
+    assert one.call(m.Lock(most=64)).chunks == []
+
+
+def test_an_engine_of_its_own_domain_alone_locks_all_of_it(node_here, engine, names):
+    node = node_here(host_bytes=16 * MIB)
+    one = engine(node.address)
+    fill(one, names, 800)
+    assert len(one.call(m.Lock(most=64)).chunks) == 16
+
+
+def test_locks_of_a_session_do_not_outlive_it_for_the_next_one(
+    node_here, engine, names, until, monkeypatch
+):
+    monkeypatch.setattr("holdfast.node.local.sessions.RECLAIM_S", 0.3)
+    monkeypatch.setattr("holdfast.node.local.sessions._GONE_WITHIN_S", 0.1)
+    node = node_here(host_bytes=16 * MIB)
+    one = engine(node.address)
+    fill(one, names, 400)
+    granted = one.call(m.Lock(most=64)).chunks
+    again = engine(node.address)
+    again.call(m.Unlock(granted))
+    assert node.host("default").lock_usage().locked == len(granted), "another session's locks"
+    one.close()
+    until(lambda: node.host("default").lock_usage().locked == 0)
+    again.client.send(m.AwaitRecall())
+    with pytest.raises(RefusedError, match="one recall at a time"):
+        again.call(m.AwaitRecall())

@@ -274,6 +274,8 @@ class Client:
             try:
                 sent = send_now(self._socket.fileno(), frame)
             except OSError as error:
+                if not self._receiving:
+                    self._drain()  # the node may have said why it ended the session
                 self._end(f"send failed: {error}")
             frame = frame[sent:]
             if not frame:
