@@ -1,0 +1,196 @@
+"""Phase 7: the first token of long prompts: recomputed, fetched from host memory, from disk.
+
+The decoders have random weights in the shapes of Llama-3.1-8B and of one of the eight ranks of
+Llama-3.1-70B, without its messages between ranks. A fetched prompt is all whole blocks but its last
+token, which is computed. After each fetch the logits must be those of the engine's own pages, bit
+for bit. Blocks from disk are verified; those of a sealed domain are also decrypted.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import NamedTuple
+
+import torch
+
+from holdfast.codec.seal import missing
+from holdfast.errors import HoldfastError
+from holdfast.limits import GIB, MIB
+from holdfast.report import Row, not_measured
+from holdfast_bench.harness.node import NodeUnderTest
+from holdfast_bench.measure.gpu.accelerator import HostAccelerator, Tensor
+from holdfast_bench.measure.gpu.decoder import Decoder
+from holdfast_bench.measure.gpu.paged_engine import PagedEngine
+from holdfast_bench.measure.gpu.setting import Setting
+from holdfast_bench.measure.gpu.shapes import BLOCK_TOKENS, DECODERS, TOY_DECODER, DecoderShape
+
+TOKENS = (4_096, 32_768, 131_072)
+TOY_TOKENS = (128, 256)
+LONG_ROUNDS = 1
+"""Rounds of the longest prompt, which takes seconds."""
+
+ROUNDS = 3
+SLOWER_THAN_COMPUTING = 3.0
+"""Time for which a longer prompt is expected to take, as a multiple of the ratio of lengths."""
+
+SPARE_BYTES = GIB
+TOY_SPARE_BYTES = 64 * MIB
+
+
+class _Prompt(NamedTuple):
+    """The longest prompt, and its length in tokens for each row."""
+
+    tokens: Tensor
+    lengths: Sequence[int]
+
+
+def rows(setting: Setting) -> Iterator[Row]:
+    """Yield the times of each model, length and source; what has no time left is a row without."""
+    lengths = TOY_TOKENS if setting.rehearse else TOKENS
+    for shape in (TOY_DECODER,) if setting.rehearse else DECODERS:
+        decoder = Decoder(shape, lengths[-1] // BLOCK_TOKENS + 1, setting.gpu.kind)
+        prompt = _Prompt(decoder.tokens(lengths[-1] + 1), lengths)
+        recomputed_s: dict[int, float] = {}
+        for length in lengths:
+            if setting.left_s() < _expected_s(recomputed_s, length):
+                yield not_measured(_name(shape, length, "recomputed"), "no time was left")
+                continue
+            recomputed_s[length] = _recomputed_s(setting, decoder, prompt, length)
+            yield Row(_name(shape, length, "recomputed"), recomputed_s[length], "s")
+        if recomputed_s:
+            prompt = prompt._replace(lengths=list(recomputed_s))
+            for row in _fetched_rows(setting, decoder, prompt):
+                took_s = recomputed_s[int(str(row.more["tokens"]))]
+                gain = took_s / row.value if row.value else None
+                yield Row(row.what, row.value, row.unit, {**row.more, "gain": gain})
+        del decoder
+
+
+def _expected_s(known: dict[int, float], length: int) -> float:
+    """Return about how long a longer prompt takes, with its rounds: attention grows faster."""
+    if not known:
+        return 0.0
+    last = max(known)
+    return SLOWER_THAN_COMPUTING * known[last] * length / last
+
+
+def _name(shape: DecoderShape, length: int, source: str) -> str:
+    return f"gpu.first_token.{shape.model}.{length}.{source}"
+
+
+def _rounds(prompt: _Prompt, length: int) -> int:
+    return LONG_ROUNDS if length == prompt.lengths[-1] and len(prompt.lengths) > 1 else ROUNDS
+
+
+def _recomputed_s(setting: Setting, decoder: Decoder, prompt: _Prompt, length: int) -> float:
+    """Return the time to compute a whole prompt and its first token."""
+    whole = prompt.tokens[: length + 1]
+    if length == prompt.lengths[0]:
+        decoder.logits(whole)  # kernels are chosen and loaded
+    times = [
+        setting.gpu.seconds(lambda: decoder.logits(whole)) for _ in range(_rounds(prompt, length))
+    ]
+    return statistics.median(times)
+
+
+def _fetched_rows(setting: Setting, decoder: Decoder, prompt: _Prompt) -> Iterator[Row]:
+    """Save the prompt on a node; yield a row for each source and length."""
+    sealing: list[tuple[str, bool]] = [("disk", False)]
+    if not missing():
+        sealing.append(("disk.sealed", True))
+    for source, seal in sealing:
+        for row in _on_node(setting, decoder, prompt, (source, seal)):
+            yield row
+            if setting.left_s() < 0:
+                return
+
+
+def _on_node(
+    setting: Setting, decoder: Decoder, prompt: _Prompt, kind: tuple[str, bool]
+) -> Iterator[Row]:
+    """Save the prompt on a node, and time fetches from its memory and from its disk.
+
+    `kind`: the source's name and whether the domain is sealed. The node is restarted before each
+    fetch from disk, so that its memory is empty.
+    """
+    source, seal = kind
+    shape, gpu = decoder.shape.pages, setting.gpu
+    blocks = prompt.lengths[-1] // BLOCK_TOKENS
+    spare = TOY_SPARE_BYTES if setting.rehearse else SPARE_BYTES
+    room = int(1.2 * blocks * shape.block_bytes) + spare
+    folder = setting.folder / f"{decoder.shape.model}.{source}"
+    folder.mkdir(parents=True)
+    key = folder / "domain.key"
+    key.write_text("5a" * 32)
+    key.chmod(0o600)
+    settings = {"domains": {"default": {"key_file": str(key), "seal": seal}}}
+    with NodeUnderTest(folder, room, room, settings=settings) as node:
+        with closing(PagedEngine(node.address, gpu, shape, decoder.pages)) as engine:
+            decoder.logits(prompt.tokens[: prompt.lengths[-1]])
+            expected = {length: decoder.logits(*_last(prompt, length)) for length in prompt.lengths}
+            saved = engine.save(engine.chain(prompt.tokens.tolist()))
+            if saved != blocks:
+                raise HoldfastError(f"{saved} of {blocks} blocks saved")
+            for length in prompt.lengths if not seal else []:
+                rounds = _rounds(prompt, length)
+                timed = [
+                    _timed(gpu, (decoder, engine), prompt, expected, length) for _ in range(rounds)
+                ]
+                yield _row(decoder, length, "host", timed)
+        node.wait_on_disk(blocks, max(1.0, setting.left_s()))
+        for length in prompt.lengths:
+            if setting.left_s() < 0:
+                return
+            node.restart()
+            node.wait_recovered()
+            with closing(PagedEngine(node.address, gpu, shape, decoder.pages)) as engine:
+                timed = [_timed(gpu, (decoder, engine), prompt, expected, length)]
+                yield _row(decoder, length, source, timed)
+
+
+class _FirstToken(NamedTuple):
+    """One fetch with its first token: the time, and the tiers that the blocks came from."""
+
+    seconds: float
+    tiers: set[str]
+
+
+def _timed(
+    gpu: HostAccelerator,
+    sides: tuple[Decoder, PagedEngine],
+    prompt: _Prompt,
+    expected: dict[int, Tensor],
+    length: int,
+) -> _FirstToken:
+    """Fetch a prompt and compute its last token; raise HoldfastError for other logits."""
+    decoder, engine = sides
+    keys = engine.chain(prompt.tokens[:length].tolist()).keys
+    decoder.clear()
+    tiers = set[str]()
+
+    def first_token() -> Tensor:
+        tiers.update(engine.fetch(keys))
+        return decoder.logits(*_last(prompt, length))
+
+    logits: list[Tensor] = []
+    seconds = gpu.seconds(lambda: logits.append(first_token()))
+    if not torch.equal(logits[0], expected[length]):
+        raise HoldfastError(f"{length} fetched tokens gave other logits than computed ones")
+    return _FirstToken(seconds, tiers)
+
+
+def _row(decoder: Decoder, length: int, source: str, timed: Sequence[_FirstToken]) -> Row:
+    """Return the row of some fetches; raise HoldfastError if their blocks came from elsewhere."""
+    tiers = set[str]().union(*(each.tiers for each in timed))
+    if tiers != {source.partition(".")[0]}:
+        raise HoldfastError(f"blocks from {', '.join(tiers)}, not from {source}")
+    more: dict[str, object] = {"tokens": length, "source": source}
+    median_s = statistics.median(each.seconds for each in timed)
+    return Row(_name(decoder.shape, length, source), median_s, "s", more)
+
+
+def _last(prompt: _Prompt, length: int) -> tuple[Tensor, int]:
+    """Return the last token of a prompt and its position."""
+    return prompt.tokens[length : length + 1], length

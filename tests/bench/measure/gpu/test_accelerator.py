@@ -1,0 +1,107 @@
+"""The calls of the bench to a GPU, answered by memory of the host."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from holdfast.devices.host import HostDevice  # noqa: E402
+from holdfast.errors import ConfigError  # noqa: E402
+from holdfast_bench.measure.gpu import accelerator as module  # noqa: E402
+from holdfast_bench.measure.gpu import bus, decode  # noqa: E402
+from holdfast_bench.measure.gpu.accelerator import CudaAccelerator, accelerator  # noqa: E402
+from holdfast_bench.measure.gpu.shapes import TOY  # noqa: E402
+
+
+class FakeStream:
+    def wait_stream(self, _other):
+        pass
+
+    def synchronize(self):
+        pass
+
+
+class FakeGraph:
+    """Captures nothing: the work was done at the capture, and a replay does it again."""
+
+    def replay(self):
+        pass
+
+
+class FakeCuda:
+    """What the bench asks of `torch.cuda`; work is done at once."""
+
+    CUDAGraph = FakeGraph
+    Stream = FakeStream
+
+    def __init__(self):
+        self.slept = 0
+
+    def is_available(self):
+        return True
+
+    def get_device_name(self):
+        return "NVIDIA Test"
+
+    def get_device_properties(self, _gpu):
+        return SimpleNamespace(total_memory=80 << 30)
+
+    def synchronize(self):
+        pass
+
+    def current_stream(self):
+        return FakeStream()
+
+    def stream(self, _stream):
+        return contextlib.nullcontext()
+
+    def graph(self, _graph):
+        return contextlib.nullcontext()
+
+    def _sleep(self, cycles):
+        self.slept += cycles
+
+
+class OnHost(CudaAccelerator):
+    """The bench's GPU, whose memory is the host's."""
+
+    kind = "cpu"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    cuda = FakeCuda()
+
+    def zeros(*size, pin_memory=False, **named):
+        del pin_memory
+        return torch.zeros(*size, **named)
+
+    fake = SimpleNamespace(cuda=cuda, zeros=zeros, uint8=torch.uint8)
+    monkeypatch.setattr(module, "torch", fake)
+    return OnHost()
+
+
+def test_a_gpu_has_a_name_memory_and_work(gpu):
+    assert (gpu.name(), gpu.memory_bytes()) == ("NVIDIA Test", 80 << 30)
+    assert gpu.pinned(8).tolist() == gpu.bytes(8).tolist() == [0] * 8
+    gpu.occupy(0.5)
+    assert module.torch.cuda.slept == 500_000_000
+    assert gpu.seconds(lambda: None) >= 0
+
+
+def test_phases_run_on_it(gpu, measured, monkeypatch):
+    tensors = TOY.new_tensors(1, "cpu")
+    monkeypatch.setattr(OnHost, "device", lambda _, pages, owners: HostDevice(pages, owners))
+    assert measured(bus, gpu=gpu)["gpu.bus.to.1"].more["gpu"] == "NVIDIA Test"
+    assert measured(decode, gpu=gpu)["gpu.decode.load"].ratio > 0
+    assert tensors
+
+
+def test_without_a_gpu_there_is_a_rehearsal_only(gpu, monkeypatch):
+    monkeypatch.setattr(gpu.__class__.__mro__[1], "__init__", CudaAccelerator.__init__)
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="no GPU that torch can use"):
+        accelerator(rehearse=False)
+    assert accelerator(rehearse=True).name() == "none (rehearsal)"
