@@ -16,5 +16,10 @@ VERBS = {
             "measure this machine, and Holdfast as a share of what it can do",
             "tiers --json tiers.json",
         ),
+        (
+            "judge",
+            "judge a lossy codec by a model and your prompts, and record the result",
+            "int8 --model /models/llama-3.1-8b --prompts prompts.jsonl",
+        ),
     )
 }

@@ -53,6 +53,23 @@ def default_key(config: Config) -> bytes:
     return read_key(file, "domains.default")
 
 
+def domain_secret(config: Config, name: str) -> bytes:
+    """Return the secret key of a domain, for a command beside a node; raise ConfigError if none.
+
+    That of the default domain, if no key is configured, is in a file that the node's start makes.
+    """
+    if name in config.domains:
+        return domain_key(name, config.domains[name])
+    file = Path(config.disk_folder, DEFAULT_KEY_FILE)
+    if name == DEFAULT_DOMAIN and config.disk_folder and os.path.lexists(file):
+        return read_key(file, "domains.default")
+    known = ", ".join(sorted(config.domains)) or "none"
+    raise ConfigError(
+        f"domain {name!r} has no key here; configured are: {known}; name the node's configuration "
+        "with --config"
+    )
+
+
 def sealed_domains(config: Config) -> list[str]:
     """Return the domains whose blocks are sealed: with a configured key and not `seal: false`.
 

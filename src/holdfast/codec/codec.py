@@ -76,7 +76,8 @@ def unregister(codec: Codec) -> None:
 @cache
 def _codecs() -> dict[str, Codec]:
     """Return the codecs of this process by name: this package's, then the registered ones."""
+    from holdfast.codec.int8 import Int8
     from holdfast.codec.planes import Planes
 
-    planes = Planes()
-    return {planes.name: planes}
+    codecs: tuple[Codec, ...] = (Planes(), Int8())
+    return {codec.name: codec for codec in codecs}

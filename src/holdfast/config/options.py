@@ -23,6 +23,7 @@ LOCK_AUTO, LOCK_OFF = "auto", "off"
 
 KEYRING_NAME = "keyring.json"
 AUDIT_NAME = "audit.jsonl"
+GATES_NAME = "gates"
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -197,8 +198,9 @@ class Config(_Section, frozen=True):
     first token (`best`), or all held blocks that arrive within the engine's deadline (`held`).
     `lease_s`: duration of a lease; an engine must copy the blocks within it. `keyring`: the file
     with the domains' data keys, shared by the nodes of a pool; if empty, a file beside the first
-    disk tier. `audit`: the audit log of key changes; if empty, beside the key ring. `record`: a
-    file to which every request's length, time and keys are appended; empty for none.
+    disk tier. `audit`: the audit log of key changes; if empty, beside the key ring. `gates`: the
+    folder with the gate records of lossy codecs; if empty, a folder beside the first disk tier.
+    `record`: a file to which every request's length, time and keys are appended; empty for none.
     `segment_blocks`: number of consecutive blocks of a chain on one target of a pool or server of a
     cluster; equal on all nodes that share it. `socket_group`: a group, by name or number, whose
     members may also open the node's socket; if empty, only its user. `open`: on loopback TCP
@@ -211,6 +213,7 @@ class Config(_Section, frozen=True):
     domains: dict[str, DomainOptions] = {}
     keyring: str = ""
     audit: str = ""
+    gates: str = ""
     record: str = ""
     write: Literal["behind", "on_eviction"] = "behind"
     policy: Literal["cost_aware", "leaf_lru", "s3fifo", "lirs"] = "cost_aware"
@@ -255,6 +258,12 @@ class Config(_Section, frozen=True):
         """The path of the audit log; empty without a disk tier to keep it beside."""
         folder = self.disk_folder
         return self.audit or (f"{folder}/{AUDIT_NAME}" if folder else "")
+
+    @property
+    def gates_folder(self) -> str:
+        """The folder of gate records; empty without a disk tier to keep it beside."""
+        folder = self.disk_folder
+        return self.gates or (f"{folder}/{GATES_NAME}" if folder else "")
 
     @property
     def host_bytes(self) -> Size:

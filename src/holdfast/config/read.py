@@ -183,6 +183,7 @@ def _absolute(config: Config, folder: Path) -> Config:
         },
         keyring=resolved(config.keyring),
         audit=resolved(config.audit),
+        gates=resolved(config.gates),
         record=resolved(config.record),
         tls=tls
         and replace(tls, cert=resolved(tls.cert), key=resolved(tls.key), ca=resolved(tls.ca)),

@@ -1,0 +1,109 @@
+"""`holdfast judge`: figures, a signed record, and refusals before any work."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli import USAGE, main
+from holdfast.codec.gate import read_gate_record, why_refused
+
+MODEL = Path(__file__).parents[2] / "data" / "trained-model"
+FINGERPRINT = "00112233445566778899aabbccddeeff"
+KEY = bytes(range(32))
+
+
+@pytest.fixture
+def node(tmp_path):
+    """The options that name a node's configuration, with the domain `acme`."""
+    (tmp_path / "acme.key").touch(mode=0o600)
+    (tmp_path / "acme.key").write_bytes(KEY)
+    (tmp_path / "node.yaml").write_text(
+        "listen: unix:///tmp/x.sock\n"
+        "tiers: [{kind: host, capacity: 16 MiB}]\n"
+        "domains: {acme: {key_file: acme.key, seal: false}}\n"
+        "gates: gates\n"
+    )
+    return ["--config", str(tmp_path / "node.yaml"), "--domain", "acme"]
+
+
+def judge(*options):
+    return main(
+        ["judge", "int8", "--model", str(MODEL), "--prompts", str(MODEL / "held_out.txt"), *options]
+    )
+
+
+FEW = ("--count", "2", "--coded-tokens", "128", "--judged-tokens", "16")
+
+
+def test_a_record_is_signed_with_the_domains_secret_and_says_what_was_judged(
+    node, tmp_path, capsys
+):
+    pytest.importorskip("transformers")
+    assert judge(*FEW, *node, "--fingerprint", FINGERPRINT, "--json", "-") == 1
+    file = tmp_path / "gates" / f"{FINGERPRINT}.json"
+    record = read_gate_record(file.read_bytes())
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert (record.prompts, record.coded_tokens, record.judged_tokens) == (2, 128, 16)
+    assert record.layout.block_tokens == 128
+    fingerprint, codec = bytes.fromhex(FINGERPRINT), ("int8", 1)
+    why = why_refused(record, KEY, fingerprint, codec, record.layout)
+    assert why.startswith("prompts is 2, fewer than 64; judged tokens") or "coded tokens" in why
+    assert "not made with" in why_refused(record, bytes(32), fingerprint, codec, record.layout)
+    told = capsys.readouterr()
+    rows = {row["what"]: row for row in json.loads(told.out)["rows"]}
+    assert rows["int8.kl"]["limit"] == rows["control.kl"]["value"] > 0
+    assert rows["int8.kl"]["value"] == record.coded_difference.kl
+    assert rows["int8.stored"]["value"] < 0.53
+    assert "does not pass: prompts is 2, fewer than 64" in told.err
+
+
+def test_the_table_shows_every_coding_that_was_asked_for(capsys):
+    pytest.importorskip("transformers")
+    assert judge(*FEW, "--beside") == 1
+    shown = capsys.readouterr().out
+    assert "2 prompts, 128 tokens coded and 16 judged of each" in shown
+    for name in (
+        "control (float32)",
+        "int8",
+        "int6, keys by channel",
+        "fp8 e4m3",
+        "int4, by token",
+    ):
+        assert name in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--coded-tokens", "130"], "--coded-tokens: 130 does not fill blocks of 128 tokens; writ"),
+        (["--count", "0"], "--count: 0 is not at least 1"),
+        (["--fingerprint", "12"], "--fingerprint: '12' is not 32 hex digits"),
+        (["--out", "record.json"], "--out: a record names blocks; give their --fingerprint"),
+        (["--json", "/no/folder/x.json"], "--json: cannot write"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_the_model_is_loaded(options, message, capsys):
+    assert judge(*options) == USAGE
+    assert message in capsys.readouterr().err
+
+
+def test_a_domain_without_a_key_is_refused(node, capsys):
+    assert judge(*node[:2], "--domain", "other", "--fingerprint", FINGERPRINT) == USAGE
+    assert "domain 'other' has no key here; configured are: acme" in capsys.readouterr().err
+
+
+def test_a_configuration_without_a_folder_for_records_is_refused(node, capsys):
+    assert judge(*node, "--set", "gates=", "--fingerprint", FINGERPRINT) == USAGE
+    assert "no folder for gate records; set gates, or a disk tier, or give --out" in (
+        capsys.readouterr().err
+    )
+
+
+def test_without_transformers_the_command_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert judge() == USAGE
+    assert "needs torch and transformers: pip install torch transformers" in (
+        capsys.readouterr().err
+    )

@@ -1,0 +1,152 @@
+"""The gate on a small trained model: int8 passes; int6, fp8 and int4 by token do not."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.blocks.layout import HeadState, PortableLayout
+from holdfast.codec.gate import excesses
+from holdfast.errors import ConfigError
+from holdfast_bench.measure.quantisation import (
+    Int8Coder,
+    JudgedModel,
+    Lengths,
+    comparisons,
+    difference,
+    judge,
+    positions,
+    read_prompts,
+)
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+FOLDER = Path(__file__).parents[2] / "data" / "trained-model"
+TEXT = FOLDER / "held_out.txt"
+LENGTHS = Lengths(prompts=12, coded=256, judged=64)
+LAYOUT = PortableLayout("bfloat16", 128, (HeadState(2, 32, 32),) * 4)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return JudgedModel(FOLDER, "", "float32", "cpu")
+
+
+@pytest.fixture(scope="module")
+def judged(model):
+    coder = Int8Coder(LAYOUT)
+    coders = {"int8": coder, "exact": lambda cache: cache, **comparisons(128)}
+    control, coded = judge(model, read_prompts(TEXT, model, LENGTHS), LENGTHS, coders)
+    return coder, control, coded
+
+
+def test_int8_passes_the_gate(judged):
+    coder, control, coded = judged
+    assert excesses(coded["int8"], control) == []
+    assert (coder.blocks, coder.exact_blocks) == (24, 0)
+
+
+@pytest.mark.parametrize("name", sorted(comparisons(128)))
+def test_a_coarser_coding_fails_the_gate(judged, name):
+    _, control, coded = judged
+    assert excesses(coded[name], control)
+
+
+def test_an_unchanged_cache_changes_nothing(judged):
+    exact = judged[2]["exact"]
+    assert (exact.kl, exact.kl_p99, exact.same_top, exact.nats_lost) == (0.0, 0.0, 1.0, 0.0)
+
+
+def test_the_layout_is_that_of_the_model(model):
+    cache = model.context(np.arange(16))
+    assert model.layout(cache, 128) == LAYOUT
+
+
+def test_the_coder_applies_the_codec_to_each_block_alone(model):
+    cache = model.context(read_prompts(TEXT, model, LENGTHS)[0][:256])
+    kept = Int8Coder(LAYOUT)(cache)
+    assert Int8Coder(LAYOUT)(kept)[0][0].equal(kept[0][0])
+    first = Int8Coder(LAYOUT)([(k[:, :128], v[:, :128]) for k, v in cache])
+    for (k, v), (k1, v1), (exact, _) in zip(kept, first, cache, strict=True):
+        assert k[:, :128].equal(k1)
+        assert v[:, :128].equal(v1)
+        assert not k.equal(exact)
+        step = exact[:, :128].float().abs().amax(1, keepdim=True) / 254
+        assert ((k1.float() - exact[:, :128].float()).abs() <= step * 1.1 + 2**-9 * 8).all()
+
+
+def test_a_block_with_a_value_that_is_not_finite_stays_exact_and_is_counted(model):
+    cache = model.context(np.arange(256) % 1000)
+    cache[1][0][0, 200, 3] = torch.inf
+    coder = Int8Coder(LAYOUT)
+    kept = coder(cache)
+    assert (coder.blocks, coder.exact_blocks) == (2, 1)
+    assert kept[0][0][:, 128:].equal(cache[0][0][:, 128:])
+    assert not kept[0][0][:, :128].equal(cache[0][0][:, :128])
+
+
+def test_figures_are_over_all_positions_of_all_prompts():
+    flat, sharp = torch.zeros(3, 2), torch.tensor([[0.0, 0.0], [0.0, 0.0], [2.0, -2.0]])
+    text = np.array([0, 1, 0])
+    found = [positions(flat, flat, text), positions(sharp, flat, text)]
+    total = difference(found)
+    p = np.exp(2) / (np.exp(2) + np.exp(-2))
+    kl = p * np.log(2 * p) + (1 - p) * np.log(2 * (1 - p))
+    assert total.kl == pytest.approx(kl / 6)
+    assert total.kl_p99 == pytest.approx(np.quantile([0, 0, 0, 0, 0, kl], 0.99))
+    assert total.nats_lost == pytest.approx(np.log(2 * p) / 6)
+    assert total.same_top == 1.0
+
+
+def test_prompts_are_read_from_lines_of_json_and_short_ones_are_left_out(tmp_path, model):
+    lengths = Lengths(2, 4, 2)
+    long = "def read(self): return self.data " * 3
+    lines = [long, {"prompt": "x " + long}, {"text": "y " + long}, {"other": long}, "short", 7]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    found = read_prompts(file, model, lengths)
+    assert [list(each) for each in found] == [
+        list(model.tokens(long)[:7]), list(model.tokens("x " + long)[:7]),
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="has 3 prompts of 7 tokens, and 4 are needed; add long"):
+        read_prompts(file, model, lengths._replace(prompts=4))
+
+
+def test_prompts_of_one_text_do_not_overlap(model):
+    found = read_prompts(TEXT, model, LENGTHS)
+    assert [len(each) for each in found] == [321] * 12
+    with pytest.raises(ConfigError, match="prompts of 321 tokens, and 10000 are needed"):
+        read_prompts(TEXT, model, LENGTHS._replace(prompts=10_000))
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"{"])
+def test_a_file_of_prompts_that_cannot_be_read_is_refused(tmp_path, model, content):
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"--prompts .*prompts\.jsonl: "):
+        read_prompts(file, model, LENGTHS)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_prompts(tmp_path / "none.jsonl", model, LENGTHS)
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"--model .*: has no config\.json"):
+        JudgedModel(tmp_path, "", "float32", "cpu")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"--model .*: cannot be loaded"):
+        JudgedModel(tmp_path, "", "float32", "cpu")
+
+
+def test_a_control_that_cannot_differ_is_refused():
+    with pytest.raises(ConfigError, match="the model is in fp32 itself"):
+        JudgedModel(FOLDER, "float32", "float32", "cpu")
+
+
+def test_a_model_with_state_other_than_keys_and_values_of_all_tokens_is_refused(model):
+    cache = type("Cache", (), {"layers": [type("SlidingLayer", (), {})()]})()
+    from holdfast_bench.measure import quantisation
+
+    with pytest.raises(ConfigError, match="layer 0 keeps SlidingLayer, not keys and values"):
+        quantisation._layers(cache, 16)
