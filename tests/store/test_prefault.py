@@ -14,6 +14,8 @@ from holdfast.tiers.chunks import AHEAD_CHUNKS
 class Host:
     """A host tier that has so many chunks to bring in, and fails once."""
 
+    has_locks = False
+
     def __init__(self, chunks):
         self.left = chunks
         self.failed = False

@@ -176,8 +176,6 @@ def recall_ahead(table: BlockTable) -> None:
     Takes the lock.
     """
     with table.lock:
-        if not any(host.has_locks for host in table.hosts.values()):
-            return
         for host, chunks in table.recalls.wanted(table.clock.now()).items():
             others = [other.lock_usage() for other in table.all_hosts() if other is not host]
             unlocked = sum(usage.runs for usage in others)

@@ -89,9 +89,10 @@ class ArenaPrefault:
                     nbytes,
                     self.reclaimed_bytes,
                 )
-            evict.recall_ahead(self._table)
-            for host in self._table.hosts.values():
-                host.clear_erased()
+            if locked := [host for host in self._table.all_hosts() if host.has_locks]:
+                evict.recall_ahead(self._table)
+                for host in locked:
+                    host.clear_erased()
             try:
                 faulted_in = [host.prefault(most) for host in self._table.all_hosts()]
             except OSError:
