@@ -18,6 +18,9 @@ PAYLOAD_BYTES_MAX = 256 * MIB
 LAYERS_MAX = 512
 """Maximum layers of a layout."""
 
+PART_RANGES_MAX = 2 * LAYERS_MAX
+"""Maximum ranges of a payload that one writer fills: keys and values of each layer."""
+
 CHAIN_BLOCKS_MAX = 65_536
 """Maximum keys in one request: 8 M tokens at 128 a block."""
 
@@ -75,6 +78,9 @@ LEASE_S = 30.0
 
 WEEK_S = 7 * 86_400.0
 """Default period in which every stored block is read and verified once."""
+
+PARTIAL_S = 30.0
+"""Time in which all parts of a block that several writers fill must have been committed."""
 
 RECLAIM_S = 10.0
 """Slots that a lost engine may still write to are not reused for this long."""

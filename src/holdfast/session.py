@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.key import Chain, Tokens, refuse_mask
+from holdfast.blocks.layout import LayoutSlice
 from holdfast.blocks.namespace import Namespace
+from holdfast.blocks.payload_part import SliceCopy
 from holdfast.errors import BlockError, Outcome
 from holdfast.policy.retention import Retention
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 Blocks: TypeAlias = "npt.NDArray[np.generic]"
 """Block payloads, one a row: any dtype and shape whose rows have `layout.payload_bytes` bytes.
+
+In a session of a slice, rows have `layout_slice.nbytes` bytes.
 
 A contiguous numpy array, or a torch tensor on the CPU; its memory is used in place.
 """
@@ -67,13 +71,14 @@ class Landed(NamedTuple):
 class SessionBackend(Protocol):
     """The store's side of a session, in terms of chains and rows of bytes.
 
-    `rows`: one memoryview of `namespace.raw_bytes` bytes for each block of a chain. A backend
+    `rows`: one memoryview of `slice_copy.row_bytes` bytes for each block of a chain. A backend
     reads or writes them in the caller's thread only, and keeps no reference. Counts are in blocks.
     Every method except `fetch` raises StoreClosedError if the store is closed, and NodeGoneError if
     its node cannot be reached.
     """
 
     namespace: Namespace
+    slice_copy: SliceCopy
     domain_key: bytes
     segment_blocks: int
 
@@ -112,6 +117,9 @@ class SessionBackend(Protocol):
 class Session:
     """Saves and fetches full blocks of one namespace; ignores trailing tokens of a partial block.
 
+    A session of a `LayoutSlice` saves and fetches this part of each portable block, for example the
+    heads of one tensor-parallel rank. Its rows have the bytes of the slice.
+
     Every method except `fetch` raises StoreClosedError if the store is closed, and NodeGoneError if
     its node cannot be reached; `fetch` returns the outcome GONE instead. Deadlines and other times
     are in seconds.
@@ -120,6 +128,7 @@ class Session:
     def __init__(self, backend: SessionBackend) -> None:
         self._backend = backend
         self.namespace = backend.namespace
+        self._row_bytes = backend.slice_copy.row_bytes
 
     def chain(self, tokens: Tokens) -> Chain:
         """Return the keys of the full blocks of a context."""
@@ -148,11 +157,17 @@ class Session:
         Raises BlockError if rows or their bytes do not fit the tokens and the layout. Blocks for
         which no slot is free are not saved. `blocks` is read in the caller's thread only, so a save
         that an exception interrupts publishes nothing that the caller may change afterwards.
+
+        A session of a slice saves its part of each block, and the sessions of other slices theirs,
+        in any order and from any process. A block is new, and readers find it, when its last part
+        is saved. If that does not happen within 30 s, or a process ends in the middle of a save,
+        the block is not saved. What ranks hold copies of is saved by the first of them.
         """
         if not isinstance(retention, Retention):
             raise BlockError(f"save: retention is {retention!r}; pass a holdfast Retention")
         chain = self.chain(tokens)
-        return self._backend.save(chain, self._rows(blocks, len(chain)), retention)
+        rows = self._rows(blocks, len(chain))
+        return self._backend.save(chain, rows, retention) if self._backend.slice_copy.writes else 0
 
     def fetch(self, tokens: Tokens, into: Blocks, deadline_s: float = FETCH_S) -> Landed:
         """Copy the longest held prefix into the leading rows of `into`; other rows do not change.
@@ -228,7 +243,7 @@ class Session:
                 f"blocks are of dtype {blocks.dtype}, which holds references; pass their bytes, "
                 "in an array of numbers"
             )
-        size = self.namespace.raw_bytes
+        size = self._row_bytes
         if count and blocks.nbytes != count * size:
             raise BlockError(f"a block has {blocks.nbytes // count} bytes, the layout says {size}")
         if not count:
@@ -254,8 +269,8 @@ def name_unanswered(landed: Landed, unanswered: Mapping[str, Outcome]) -> Landed
     return landed._replace(outcome=outcome, reason=f"{landed.reason}; {tiers}")
 
 
-def check_session(fingerprint: Any, domain: Any) -> None:  # noqa: ANN401  # what a caller passes
-    """Raise BlockError unless the arguments of `session` have the right types."""
+def check_session(fingerprint: Any, domain: Any, layout_slice: Any) -> None:  # noqa: ANN401  # what a caller passes
+    """Raise BlockError unless the arguments of `session` have the right types and fit together."""
     if not isinstance(fingerprint, Fingerprint):
         raise BlockError(
             f"session: fingerprint is of type {type(fingerprint).__name__}; pass a "
@@ -264,6 +279,18 @@ def check_session(fingerprint: Any, domain: Any) -> None:  # noqa: ANN401  # wha
     if not isinstance(domain, str):
         raise BlockError(
             f"session: domain is of type {type(domain).__name__}; pass the domain's name"
+        )
+    if layout_slice is None:
+        return
+    if not isinstance(layout_slice, LayoutSlice):
+        raise BlockError(
+            f"session: layout_slice is of type {type(layout_slice).__name__}; pass a slice of the "
+            "fingerprint's layout, such as layout.rank(0, 2)"
+        )
+    if layout_slice.layout != fingerprint.representation:
+        raise BlockError(
+            "session: layout_slice is a slice of another layout than the fingerprint's; pass a "
+            "slice of fingerprint.representation, which must be portable"
         )
 
 

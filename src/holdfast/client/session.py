@@ -18,7 +18,9 @@ import msgspec
 
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.key import Chain
+from holdfast.blocks.layout import LayoutSlice
 from holdfast.blocks.namespace import Namespace, domain_id
+from holdfast.blocks.payload_part import SliceCopy
 from holdfast.buffers import SharedMapping
 from holdfast.codec.pack import payload
 from holdfast.config import DEADLINE_S_MAX
@@ -81,16 +83,24 @@ class NodeStore:
         self._lock = threading.Lock()
         self._sessions = weakref.WeakSet[RemoteSession]()
 
-    def session(self, fingerprint: Fingerprint, domain: str | None = None) -> Session:
+    def session(
+        self,
+        fingerprint: Fingerprint,
+        domain: str | None = None,
+        layout_slice: LayoutSlice | None = None,
+    ) -> Session:
         """Return a session for one fingerprint in one domain.
+
+        `layout_slice`: the heads and layers of portable blocks that the session writes and reads;
+        by default all of them.
 
         The session has a connection of its own, which ends with the last reference to the session,
         and reconnects when the node is back.
         """
         name = self.domain if domain is None else domain
-        check_session(fingerprint, name)
+        check_session(fingerprint, name, layout_slice)
         self._node.check_open()
-        session = RemoteSession(self.address, fingerprint, name)
+        session = RemoteSession(self.address, fingerprint, name, layout_slice)
         with self._lock:
             self._sessions.add(session)
         return Session(session)
@@ -126,9 +136,16 @@ class RemoteSession:
     leases and reservations; the next call reconnects.
     """
 
-    def __init__(self, address: str, fingerprint: Fingerprint, domain: str) -> None:
+    def __init__(
+        self,
+        address: str,
+        fingerprint: Fingerprint,
+        domain: str,
+        layout_slice: LayoutSlice | None = None,
+    ) -> None:
         layout = fingerprint.representation
         digest = fingerprint.digest()
+        self.slice_copy = SliceCopy(layout.payload_bytes, layout_slice)
         self._connection = _Connection(
             address,
             m.Hello(
@@ -139,6 +156,7 @@ class RemoteSession:
                 block_tokens=layout.block_tokens,
                 domain=domain,
                 description=msgspec.json.encode(fingerprint).decode(),
+                part=self.slice_copy.part,
             ),
         )
         weakref.finalize(self, self._connection.close)
@@ -155,7 +173,7 @@ class RemoteSession:
         return self._connection.call(cover, m.Covered, lookup_s + LATE_S).blocks
 
     def save(self, chain: Chain, rows: Sequence[memoryview], retention: Retention) -> int:
-        saved = 0
+        saved, raw_bytes = 0, self.namespace.raw_bytes
         for first in range(0, len(chain), RESERVE_BLOCKS_MAX):
             part = rows[first : first + RESERVE_BLOCKS_MAX]
             keys = chain.packed(first, first + len(part))
@@ -165,7 +183,7 @@ class RemoteSession:
                 arena = _arena(client)
                 for place, row in zip(reserved.places, part, strict=True):
                     if place >= 0:
-                        payload(arena.view[place:], len(row))[:] = row
+                        self.slice_copy.write(row, payload(arena.view[place:], raw_bytes))
                 commit = m.Commit(reserved.ticket, str(retention))
                 saved += client.call(commit, m.Committed, ANSWER_S).blocks
         return saved
@@ -180,7 +198,7 @@ class RemoteSession:
             with self._connection.held(deadline_s) as client:
                 covered = client.call(cover, m.Covered, lookup_s + LATE_S)
                 left_s = min(max(until_s - time.monotonic(), 0.0), DEADLINE_S_MAX)
-                landed, loaded_s = _fetch(client, chain, covered, rows, left_s)
+                landed, loaded_s = self._fetch(client, chain, covered, rows, left_s)
         except (NodeGoneError, StoreClosedError) as error:
             return Landed(0, 0, {}, Outcome.GONE, str(error))
         loaded = {tier: blocks * chain.block_tokens for tier, blocks in landed.sources.items()}
@@ -216,6 +234,36 @@ class RemoteSession:
     def close(self) -> None:
         """End the connection; the node frees the session's leases and reservations."""
         self._connection.close()
+
+    def _fetch(
+        self,
+        client: Client,
+        chain: Chain,
+        covered: m.Covered,
+        rows: Sequence[memoryview],
+        left_s: float,
+    ) -> tuple[Landed, float]:
+        """Copy the covered blocks into the rows; return the result, and the seconds that it took.
+
+        0 seconds: no blocks were copied, or they must not be used.
+        """
+        if not covered.blocks:
+            reason = nothing_held(recovering=RECOVERING in covered.reason)
+            return Landed(0, 0, {}, Outcome.MISS, reason), 0.0
+        began_s = time.monotonic()
+        fetch = m.Fetch(chain.packed(0, covered.blocks), left_s, covered.plan)
+        fetched = client.call(fetch, m.Fetched, left_s + LATE_S)
+        arena = _arena(client)
+        for place, row in zip(fetched.places, rows, strict=False):
+            self.slice_copy.read(payload(arena.view[place:], self.namespace.raw_bytes), row)
+        loaded_s, landed = time.monotonic() - began_s, len(fetched.places)
+        if landed:
+            rest_s = max(left_s - loaded_s, 0.0) + LATE_S
+            if not client.call(m.Release(fetched.lease), m.Released, rest_s).valid:
+                return Landed(0, 0, {}, Outcome.LATE, "the lease expired during the copy"), 0.0
+        tokens, outcome = landed * chain.block_tokens, _OUTCOMES.get(fetched.outcome, Outcome.GONE)
+        result = Landed(tokens, landed, fetched.sources, outcome, fetched.reason)
+        return result, loaded_s if landed else 0.0
 
     def _hint(self, hint: m.Request, within_s: float) -> int:
         return self._connection.call(hint, m.Hinted, within_s).blocks
@@ -303,29 +351,3 @@ def _arena(client: Client) -> SharedMapping:
     if client.arena is None:
         raise ProtocolError("the node sent no arena for this session")
     return client.arena
-
-
-def _fetch(
-    client: Client, chain: Chain, covered: m.Covered, rows: Sequence[memoryview], left_s: float
-) -> tuple[Landed, float]:
-    """Copy the covered blocks into the rows; return the result, and the seconds that it took.
-
-    0 seconds: no blocks were copied, or they must not be used.
-    """
-    if not covered.blocks:
-        reason = nothing_held(recovering=RECOVERING in covered.reason)
-        return Landed(0, 0, {}, Outcome.MISS, reason), 0.0
-    began_s = time.monotonic()
-    fetch = m.Fetch(chain.packed(0, covered.blocks), left_s, covered.plan)
-    fetched = client.call(fetch, m.Fetched, left_s + LATE_S)
-    arena = _arena(client)
-    for place, row in zip(fetched.places, rows, strict=False):
-        row[:] = payload(arena.view[place:], len(row))
-    loaded_s, landed = time.monotonic() - began_s, len(fetched.places)
-    if landed:
-        rest_s = max(left_s - loaded_s, 0.0) + LATE_S
-        if not client.call(m.Release(fetched.lease), m.Released, rest_s).valid:
-            return Landed(0, 0, {}, Outcome.LATE, "the lease expired during the copy"), 0.0
-    tokens, outcome = landed * chain.block_tokens, _OUTCOMES.get(fetched.outcome, Outcome.GONE)
-    result = Landed(tokens, landed, fetched.sources, outcome, fetched.reason)
-    return result, loaded_s if landed else 0.0

@@ -24,6 +24,7 @@ from holdfast.store.drops import DropsFile
 from holdfast.store.estimates import Estimates
 from holdfast.store.leases import Reservation
 from holdfast.store.options import StoreOptions, TierRules
+from holdfast.store.partial_blocks import PartialBlocks
 from holdfast.store.pending_hints import PendingHints
 from holdfast.store.plan_log import PlanLog
 from holdfast.store.promote import BlockMover
@@ -108,6 +109,7 @@ class StoreParts:
         self.lookups = FairThreads(LOOKUP_THREADS, SPARE_THREADS, "holdfast-lookup")
         """Threads on which sessions and hints look up blocks in shared tiers."""
         self._resting: list[tuple[float, Reservation]] = []
+        self.partial_blocks = PartialBlocks(self.rest)
 
     def _block_table(self, lower: Sequence[Tier], usage: DomainUsage) -> BlockTable:
         options, index = self.options, Residency(1 + len(lower))
@@ -252,6 +254,7 @@ class StoreParts:
         self._values.learn()
         with self.table.lock:
             self.table.leases.expire(now)
+            self.partial_blocks.expire(now)
             over = [reservation for until, reservation in self._resting if until <= now]
             self._resting = [(until, t) for until, t in self._resting if until > now]
             for reservation in over:

@@ -211,10 +211,12 @@ def _end(store: StoreParts, domain: bytes) -> None:
     table = store.table
     table.erasures[domain] += 1
     store.pending_hints.forget_domain(domain)
+    rests_until = store.clock.now() + RECLAIM_S
     for reservation in table.leases.end_domain(
         domain, lambda row: table.index.namespace(row).domain
     ):
-        store.rest(reservation, store.clock.now() + RECLAIM_S)
+        store.rest(reservation, rests_until)
+    store.partial_blocks.end_domain(domain, rests_until)
 
 
 def _ring(store: StoreParts, name: str) -> tuple[KeyRing, bytes]:

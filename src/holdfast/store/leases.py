@@ -21,6 +21,8 @@ class Reservation(NamedTuple):
     """Slots reserved for consecutive blocks of a chain; NOWHERE where a block needs none.
 
     `generation` is the namespace's at the start; if it has changed since, nothing is published.
+    `part`: the ranges of each payload that the writer fills; empty: all of it. A reservation with a
+    part does not own the slots, see `PartialBlocks`.
     """
 
     namespace: Namespace
@@ -30,15 +32,16 @@ class Reservation(NamedTuple):
     segment: bytes
     places: list[Place]
     generation: Generation
+    part: bytes = b""
 
     @property
     def slots(self) -> list[Place]:
-        """The reserved slots."""
-        return [place for place in self.places if place != NOWHERE]
+        """The slots that belong to this reservation."""
+        return [] if self.part else [place for place in self.places if place != NOWHERE]
 
     @property
     def nbytes(self) -> int:
-        """Total size of the reserved slots in bytes."""
+        """Total size of its slots in bytes."""
         return len(self.slots) * self.namespace.slot_bytes
 
 

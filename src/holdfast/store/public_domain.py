@@ -74,7 +74,8 @@ def _copy(
     public, own = _public(store, namespace), len(keys) - len(theirs)
     parent = keys[own - 1] if own else namespace.fingerprint
     head = keys[own - own % store.table.segment_blocks][:SEGMENT_BYTES]
-    reserved = save.reserve(store, namespace, keys[own:], parent, own, head)
+    run = save.ChainRun(keys[own:], parent, own, head)
+    reserved = save.reserve(store, namespace, run)
     try:
         for place, source in zip(reserved.places, theirs, strict=True):
             if place != NOWHERE:

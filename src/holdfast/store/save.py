@@ -15,6 +15,7 @@ from typing import NamedTuple
 from holdfast.blocks.envelope import Header
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace
+from holdfast.blocks.payload_part import WHOLE
 from holdfast.codec.pack import pack
 from holdfast.errors import Outcome
 from holdfast.failpoints import reach
@@ -24,6 +25,7 @@ from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
 from holdfast.store.evict import reserve_slots
 from holdfast.store.leases import Reservation
+from holdfast.store.partial_blocks import JoinedBlock
 from holdfast.tiers.base import NOWHERE, Place
 
 FILLING_SHARE = 0.5
@@ -41,31 +43,54 @@ class SaveSlots(NamedTuple):
     outcome: Outcome
 
 
+class ChainRun(NamedTuple):
+    """Consecutive blocks of a chain, the first at `depth` behind `parent`.
+
+    `segment` names the segment of the first block, for placement in a pool.
+    """
+
+    keys: Sequence[bytes]
+    parent: bytes
+    depth: int
+    segment: bytes = b""
+
+
 def reserve(
-    store: StoreParts,
-    namespace: Namespace,
-    keys: Sequence[bytes],
-    parent: bytes,
-    depth: int,
-    segment: bytes,
+    store: StoreParts, namespace: Namespace, run: ChainRun, part: bytes = WHOLE
 ) -> SaveSlots:
-    """Reserve slots for consecutive blocks, the first at `depth` behind `parent`; state only."""
+    """Reserve slots for consecutive blocks; state only.
+
+    `part`: the ranges of each payload that this writer fills, if others fill the rest. It gets the
+    slots that they got, and no slot for a block of which another writer fills the same bytes.
+    """
     table, began_s = store.table, store.clock.now()
+    keys = run.keys
     with table.lock:
         rows = table.index.find_all(namespace, keys)
         there = [row >= 0 and table.index.fastest(row) >= 0 for row in rows]
         held = list(itertools.compress(rows, there))
         table.pin(held)  # they must not be evicted for the blocks that follow them
+        generation = table.generation(namespace)
+        joined = [JoinedBlock(None)] * len(keys)
+        if part:
+            joined = store.partial_blocks.join(namespace, keys, part, generation)
+        new = [
+            not is_there and found == JoinedBlock(None)
+            for is_there, found in zip(there, joined, strict=True)
+        ]
         size, share = namespace.slot_bytes, FILLING_SHARE if len(table.hosts) > 1 else 1.0
         fillable = table.usage.fillable(namespace.domain, size, store.host_bytes, share)
-        slots = iter(reserve_slots(table, namespace, min(there.count(False), fillable)))
+        slots = reserve_slots(table, namespace, min(new.count(True), fillable))
         table.unpin(held)
-        places = [NOWHERE if is_there else next(slots, NOWHERE) for is_there in there]
-        full = places.count(NOWHERE) > len(held)
-        generation = table.generation(namespace)
-        reservation = Reservation(namespace, list(keys), parent, depth, segment, places, generation)
-        table.usage.add_reserved(namespace.domain, reservation.nbytes)
+        places = _places(there, joined, slots)
+        reservation = Reservation(
+            namespace, list(keys), run.parent, run.depth, run.segment, places, generation, part
+        )
+        table.usage.add_reserved(namespace.domain, len(slots) * size)
         number = table.leases.reserve(reservation)
+        if part:
+            store.partial_blocks.open(number, reservation, joined, began_s)
+    full = len(slots) < new.count(True)
     outcome = Outcome.FULL if full else Outcome.OK
     if full:
         store.mover.wake()
@@ -73,8 +98,23 @@ def reserve(
     return SaveSlots(number, [int(place) for place in places], outcome)
 
 
+def _places(
+    there: Sequence[bool], joined: Sequence[JoinedBlock], slots: Sequence[Place]
+) -> list[Place]:
+    """Return the place to fill for each block: that of a block to join, or a new slot."""
+    places, unused = list[Place](), iter(slots)
+    for is_there, (block, wanted) in zip(there, joined, strict=True):
+        if is_there or not wanted:
+            places.append(NOWHERE)
+        else:
+            places.append(next(unused, NOWHERE) if block is None else block.place)
+    return places
+
+
 def commit(store: StoreParts, number: int, retention: Retention = Retention.SESSION) -> int:
     """Pack and publish the filled slots of a reservation; return how many blocks are new.
+
+    Of a reservation with a part, the blocks are published whose last part this is.
 
     Blocks held already get the longer of both retentions. An unknown reservation publishes nothing,
     because its slots were freed. Neither does one whose domain was erased, or whose fingerprint was
@@ -83,6 +123,8 @@ def commit(store: StoreParts, number: int, retention: Retention = Retention.SESS
     table, began_s = store.table, store.clock.now()
     with table.lock:
         reservation = table.leases.take_reservation(number)
+        if reservation is not None and reservation.part:
+            reservation = store.partial_blocks.commit(number, reservation)
     if reservation is None:
         store.activity.call("save", Outcome.GONE, 0.0, 0)
         return 0
@@ -155,5 +197,10 @@ def abort(store: StoreParts, number: int, *, rest_s: float = 0.0) -> None:
     """Free a reservation's slots after `rest_s` seconds, in which its writer may still write."""
     with store.table.lock:
         reservation = store.table.leases.take_reservation(number)
-        if reservation is not None:
-            store.rest(reservation, store.clock.now() + rest_s)
+        if reservation is None:
+            return
+        until = store.clock.now() + rest_s
+        if reservation.part:
+            store.partial_blocks.abort(number, until)
+        else:
+            store.rest(reservation, until)

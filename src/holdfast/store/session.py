@@ -8,14 +8,15 @@ from typing import TypeAlias, TypeVar
 
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.key import Chain
+from holdfast.blocks.layout import LayoutSlice
 from holdfast.blocks.namespace import Namespace
+from holdfast.blocks.payload_part import SliceCopy
 from holdfast.codec.pack import payload
 from holdfast.errors import Outcome, StoreClosedError
 from holdfast.policy.retention import Retention
 from holdfast.session import (
     RECOVERING,
     Landed,
-    check_session,
     name_unanswered,
     nothing_held,
 )
@@ -35,9 +36,15 @@ _Fetched: TypeAlias = tuple[LookupResult, FetchResult]
 class EmbeddedSession:
     """See `holdfast.session.SessionBackend`; changes state on threads of the store only."""
 
-    def __init__(self, store: StoreParts, fingerprint: Fingerprint, domain: str) -> None:
-        check_session(fingerprint, domain)
+    def __init__(
+        self,
+        store: StoreParts,
+        fingerprint: Fingerprint,
+        domain: str,
+        layout_slice: LayoutSlice | None = None,
+    ) -> None:
         self._store = store
+        self.slice_copy = SliceCopy(fingerprint.representation.payload_bytes, layout_slice)
         self.domain_key, domain_id = store.domain(domain)
         self.segment_blocks = store.options.segment_blocks
         layout = fingerprint.representation
@@ -49,19 +56,18 @@ class EmbeddedSession:
         return self._run(partial(self._ask, keys, deadline_s)).blocks
 
     def save(self, chain: Chain, rows: Sequence[memoryview], retention: Retention) -> int:
-        store, namespace = self._store, self.namespace
+        store, namespace, slice_copy = self._store, self.namespace, self.slice_copy
         handle: CallHandle[SaveSlots] = CallHandle(
             lambda reserved: save.abort(store, reserved.ticket)
         )
-        reserve = partial(
-            save.reserve, store, namespace, chain.keys, chain.fingerprint, depth=0, segment=b""
-        )
+        run = save.ChainRun(chain.keys, chain.fingerprint, 0)
+        reserve = partial(save.reserve, store, namespace, run, slice_copy.part)
         try:
             reserved = self._run(reserve, handle)
             arena = store.arena(namespace.domain).view
             for place, row in zip(reserved.places, rows, strict=True):
                 if place >= 0:
-                    payload(arena[place:], namespace.raw_bytes)[:] = row
+                    slice_copy.write(row, payload(arena[place:], namespace.raw_bytes))
             return self._run(partial(self._commit, handle, retention))
         except BaseException:
             self._store.calls.give_up(handle)
@@ -73,7 +79,7 @@ class EmbeddedSession:
             asked, fetched = self._run(partial(self._fetch, chain, deadline_s), handle)
             arena = self._store.arena(self.namespace.domain).view
             for place, row in zip(fetched.places, rows, strict=False):
-                row[:] = payload(arena[place:], self.namespace.raw_bytes)
+                self.slice_copy.read(payload(arena[place:], self.namespace.raw_bytes), row)
             whole = self._store.calls.run(partial(self._end_lease, handle, chain))
         except StoreClosedError as error:
             return Landed(0, 0, {}, Outcome.GONE, str(error))

@@ -21,11 +21,13 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 import msgspec
 
 from holdfast.blocks.fingerprint import Fingerprint
+from holdfast.blocks.layout import LayoutSlice
 from holdfast.blocks.namespace import Namespace
+from holdfast.blocks.payload_part import WHOLE
 from holdfast.errors import NotFollowed, Outcome, StoreClosedError
 from holdfast.fairness.fair_queue import Priority, WorkItem
 from holdfast.policy.retention import Retention
-from holdfast.session import Session
+from holdfast.session import Session, check_session
 from holdfast.status import MemoryStatus, NodeStatus, PlansStatus
 from holdfast.store import domains as domain_keys
 from holdfast.store import fetch as fetch_path
@@ -45,7 +47,7 @@ from holdfast.store.plan_log import PlanEnding
 from holdfast.store.prefault import ArenaPrefault
 from holdfast.store.probe_tiers import probe_tier, unmeasured_tiers
 from holdfast.store.receive import ReceiveSlot
-from holdfast.store.save import SaveSlots
+from holdfast.store.save import ChainRun, SaveSlots
 from holdfast.store.scrub import Scrubber
 from holdfast.store.session import EmbeddedSession
 from holdfast.store.shared_ring import SharedRing
@@ -126,10 +128,20 @@ class Store(StoreParts):
         self.scrubber.start()
         _open_stores.add(self)
 
-    def session(self, fingerprint: Fingerprint, domain: str = "default") -> Session:
-        """Return the store in terms of tokens and blocks, for one fingerprint in one domain."""
+    def session(
+        self,
+        fingerprint: Fingerprint,
+        domain: str = "default",
+        layout_slice: LayoutSlice | None = None,
+    ) -> Session:
+        """Return the store in terms of tokens and blocks, for one fingerprint in one domain.
+
+        `layout_slice`: the heads and layers of portable blocks that the session writes and reads;
+        by default all of them.
+        """
         self._check_open()
-        return Session(EmbeddedSession(self, fingerprint, domain))
+        check_session(fingerprint, domain, layout_slice)
+        return Session(EmbeddedSession(self, fingerprint, domain, layout_slice))
 
     cover = _while_open(lookup.cover)
     look = _while_open(lookup.look)
@@ -186,11 +198,15 @@ class Store(StoreParts):
         segment: bytes = b"",
     ) -> SaveSlots:
         """Reserve slots to fill; see `holdfast.store.save`."""
+        return self.reserve_part(namespace, ChainRun(keys, parent, depth, segment), WHOLE)
+
+    def reserve_part(self, namespace: Namespace, run: ChainRun, part: bytes) -> SaveSlots:
+        """Reserve slots of which this writer fills a part, and others the rest."""
         handle: CallHandle[SaveSlots] = CallHandle(
             lambda reserved: save_path.abort(self, reserved.ticket)
         )
-        work = partial(save_path.reserve, self, namespace, keys, parent, depth, segment)
-        closed = SaveSlots(0, [int(NOWHERE)] * len(keys), Outcome.GONE)
+        work = partial(save_path.reserve, self, namespace, run, part)
+        closed = SaveSlots(0, [int(NOWHERE)] * len(run.keys), Outcome.GONE)
         return self._call(work, handle) or closed
 
     def commit(self, reservation: int, retention: Retention = Retention.SESSION) -> int:

@@ -22,6 +22,7 @@ import msgspec
 
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace
+from holdfast.blocks.payload_part import WHOLE, check_part
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import BlockError, ConfigError, Outcome, ProtocolError, RefusedError, printable
 from holdfast.fairness.fair_queue import WorkItem
@@ -58,6 +59,7 @@ from holdfast.store import page_locks
 from holdfast.store.estimates import EngineId, EngineStep
 from holdfast.store.lookup import PromptTokens
 from holdfast.store.plan_log import PLANS_KEPT, PlanEnding
+from holdfast.store.save import ChainRun
 from holdfast.store.store import Store
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.peer_check import ConnectedPeer
@@ -138,6 +140,7 @@ class NodeSession:
         self._ended = False
         self._locks: SessionLocks | None = None
         self._namespace: Namespace | None = None
+        self._part = WHOLE
         engine = printable(hello.peer.partition(" ")[0], ENGINE_CHARS_MAX)
         self._engine = EngineId(engine, hello.fingerprint.hex())
         self.arena_fd: int | None = None
@@ -158,6 +161,7 @@ class NodeSession:
         check_bytes("hello.fingerprint", hello.fingerprint)
         check_within("hello.raw_bytes", hello.raw_bytes, PAYLOAD_BYTES_MAX)
         check_within("hello.block_tokens", hello.block_tokens, BLOCK_TOKENS_MAX)
+        check_part(hello.part, hello.raw_bytes)
         store = self._store
         try:
             domain_key, domain = store.domain(hello.domain)
@@ -188,6 +192,7 @@ class NodeSession:
                     f"domains.{hello.domain}.quota_bytes.{tier}"
                 )
         self._namespace = namespace
+        self._part = hello.part
         self._engine = self._engine._replace(domain=domain.hex())
         self.arena_fd = arena.fd
         self.welcome = m.Welcome(
@@ -440,9 +445,8 @@ class NodeSession:
                 f"included; the limits are {RESERVATIONS_MAX} and {RESERVED_BLOCKS_MAX}; commit or "
                 "abort some first"
             )
-        reserved = self._store.reserve(
-            namespace, keys, request.parent, request.depth, request.segment
-        )
+        run = ChainRun(keys, request.parent, request.depth, request.segment)
+        reserved = self._store.reserve_part(namespace, run, self._part)
         self._reservations[reserved.ticket] = len(keys)
         return m.Reserved(reserved.ticket, reserved.places, str(reserved.outcome))
 

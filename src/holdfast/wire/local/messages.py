@@ -46,6 +46,11 @@ class Hello(_Message, frozen=True, tag="hello"):
     block_tokens: Integer = 0
     domain: Text = "default"
     description: Text = ""
+    part: PackedBytes = b""
+    """Ranges of each payload that this session writes, a u32 offset and a u32 length each.
+
+    Other sessions write the rest; empty: this session writes all of it.
+    """
     publish: ShortBytes = b""
     """The secret that permits writes in the public domain."""
 
@@ -149,7 +154,8 @@ class Released(_Message, frozen=True, tag="released"):
 class Reserve(_Message, frozen=True, tag="reserve"):
     """Reserve slots for consecutive blocks of a chain, the first at `depth`, after `parent`.
 
-    `segment` (8 bytes): segment of the first block, for placement in a pool.
+    `segment` (8 bytes): segment of the first block, for placement in a pool. Sessions with a part
+    get the same slots for the same blocks.
     """
 
     keys: PackedBytes
@@ -159,7 +165,10 @@ class Reserve(_Message, frozen=True, tag="reserve"):
 
 
 class Reserved(_Message, frozen=True, tag="reserved"):
-    """The reservation's number `ticket`, and a place per key: -1 if held already, or none free."""
+    """The reservation's number `ticket`, and a place per key.
+
+    -1: the block is held already, no slot is free, or another session writes the same part of it.
+    """
 
     ticket: Integer
     places: Places
@@ -167,7 +176,10 @@ class Reserved(_Message, frozen=True, tag="reserved"):
 
 
 class Commit(_Message, frozen=True, tag="commit"):
-    """Publish the filled slots of a reservation, sealed if configured, with a retention class."""
+    """Publish the filled slots of a reservation, sealed if configured, with a retention class.
+
+    A block that several sessions write is published with the commit of its last part.
+    """
 
     ticket: Integer
     retention: Text = "session"

@@ -1,0 +1,260 @@
+"""Blocks that several writers fill: published when every part is committed, or not at all."""
+
+from functools import partial
+
+import pytest
+
+from holdfast.blocks.payload_part import packed_part
+from holdfast.codec.pack import payload
+from holdfast.errors import Outcome
+from holdfast.limits import PARTIAL_S
+from holdfast.store.save import ChainRun
+
+PAYLOAD = 16 << 10
+HALF = PAYLOAD // 2
+FIRST, SECOND = packed_part([(0, HALF)]), packed_part([(HALF, HALF)])
+QUARTER = packed_part([(HALF // 2, HALF // 2)])
+REST_S = 10.0
+
+
+class Writer:
+    """One writer of the blocks of a chain, with its part of each."""
+
+    def __init__(self, one, chain, part):
+        self.one, self.chain, self.part = one, chain, part
+        self.reserved = None
+
+    def reserve(self, keys=None):
+        run = ChainRun(self.chain.keys if keys is None else keys, self.chain.fingerprint, 0)
+        self.reserved = self.one.store.reserve_part(self.one.namespace, run, self.part)
+        return self.reserved.places
+
+    def fill(self, byte):
+        arena = self.one.store.arena(self.one.namespace.domain).view
+        start = 0 if self.part == FIRST else HALF
+        for place in self.reserved.places:
+            if place >= 0:
+                payload(arena[place:], PAYLOAD)[start : start + HALF] = bytes([byte]) * HALF
+
+    def commit(self):
+        return self.one.store.commit(self.reserved.ticket)
+
+    def abort(self, rest_s=0.0):
+        self.one.store.abort(self.reserved.ticket, rest_s=rest_s)
+
+    def save(self, byte=1):
+        self.reserve()
+        self.fill(byte)
+        return self.commit()
+
+
+@pytest.fixture
+def one(harness):
+    return harness()
+
+
+@pytest.fixture
+def chain(one):
+    return one.chain(1, 3)
+
+
+@pytest.fixture
+def first(one, chain):
+    return Writer(one, chain, FIRST)
+
+
+@pytest.fixture
+def second(one, chain):
+    return Writer(one, chain, SECOND)
+
+
+def held(one, chain):
+    return one.store.cover(one.namespace, chain.keys).blocks
+
+
+def slots(one):
+    return one.store.table.host(one.namespace).usage().records
+
+
+def read(one, chain):
+    fetched = one.store.fetch(one.namespace, chain.keys, 5.0)
+    arena = one.store.arena(one.namespace.domain).view
+    found = [bytes(payload(arena[place:], PAYLOAD)) for place in fetched.places]
+    assert one.store.release(fetched.lease)
+    return found
+
+
+def housekeep(one, after_s):
+    one.clock.advance(after_s)
+    one.store.housekeep()
+
+
+def test_all_writers_get_the_same_slots(one, first, second):
+    assert first.reserve() == second.reserve()
+    assert slots(one) == 3
+
+
+def test_a_block_is_published_with_the_commit_of_its_last_part(one, chain, first, second):
+    assert first.save(1) == 0
+    assert held(one, chain) == 0
+    assert second.save(2) == 3
+    assert read(one, chain) == [b"\1" * HALF + b"\2" * HALF] * 3
+    assert one.nothing_is_left_over()
+
+
+def test_parts_may_be_written_at_the_same_time(one, chain, first, second):
+    first.reserve()
+    second.reserve()
+    second.fill(2)
+    assert second.commit() == 0
+    first.fill(1)
+    assert held(one, chain) == 0
+    assert first.commit() == 3
+    assert read(one, chain) == [b"\1" * HALF + b"\2" * HALF] * 3
+
+
+def test_a_writer_may_divide_the_chain_otherwise(one, chain, first, second):
+    first.save(1)
+    second.reserve(chain.keys[:2])
+    second.fill(2)
+    assert second.commit() == 2
+    assert held(one, chain) == 2
+
+
+def test_a_part_that_never_comes_leaves_nothing(one, chain, first, second):
+    first.save(1)
+    housekeep(one, PARTIAL_S + 1)
+    assert slots(one) == 0
+    assert second.save(2) == 0
+    assert held(one, chain) == 0
+    assert first.save(1) == 3
+    assert held(one, chain) == 3
+
+
+def test_the_slot_of_an_expired_block_waits_for_the_writer_that_may_still_fill_it(
+    one, chain, first, second
+):
+    first.save(1)
+    second.reserve()
+    housekeep(one, PARTIAL_S + 1)
+    assert slots(one) == 3
+    second.fill(2)
+    assert second.commit() == 0
+    assert slots(one) == 0
+    assert held(one, chain) == 0
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_writer_that_is_lost_takes_its_blocks_with_it(one, chain, first, second, committed):
+    """Another writer of the part would share the slot with one that may still write to it."""
+    if committed:
+        first.save(1)
+    second.reserve()
+    second.abort(rest_s=REST_S)
+    again = Writer(one, chain, SECOND)
+    assert not set(again.reserve()) & set(second.reserved.places)
+    again.fill(3)
+    assert again.commit() == 0
+    assert held(one, chain) == 0
+    assert slots(one) == 6
+    housekeep(one, REST_S + 1)
+    assert slots(one) == 3
+    assert first.save(1) == 3
+    assert read(one, chain) == [b"\1" * HALF + b"\3" * HALF] * 3
+
+
+def test_a_lost_writers_slot_rests_also_if_another_writer_ends_later(one, first, second):
+    first.reserve()
+    second.reserve()
+    second.abort(rest_s=REST_S)
+    assert first.commit() == 0
+    assert slots(one) == 3
+    housekeep(one, REST_S + 1)
+    assert slots(one) == 0
+
+
+def test_a_part_that_is_written_or_being_written_is_not_wanted_again(one, chain, first):
+    first.reserve()
+    again = Writer(one, chain, FIRST)
+    assert again.reserve() == [-1, -1, -1]
+    assert again.reserved.outcome is Outcome.OK
+    assert again.commit() == 0
+    first.commit()
+    assert again.reserve() == [-1, -1, -1]
+    assert slots(one) == 3
+
+
+def test_parts_that_overlap_do_not_share_a_block(one, chain, first, second):
+    first.save(1)
+    assert Writer(one, chain, QUARTER).reserve() == [-1, -1, -1]
+    assert second.save(2) == 3
+
+
+def test_blocks_that_are_held_need_no_part(one, chain, first):
+    one.save(chain)
+    assert first.reserve() == [-1, -1, -1]
+    assert first.commit() == 0
+
+
+def test_a_whole_block_that_comes_first_wins(one, chain, first, second):
+    first.save(1)
+    one.save(chain)
+    assert second.save(2) == 0
+    assert one.read(chain) == 3
+    housekeep(one, PARTIAL_S + 1)
+    assert slots(one) == 3
+
+
+def test_a_key_that_is_named_twice_gets_one_slot(one, chain, first, second):
+    places = first.reserve([chain.keys[0], chain.keys[0]])
+    assert places[0] >= 0
+    assert places[1] == -1
+    first.fill(1)
+    first.commit()
+    second.reserve(chain.keys[:1])
+    assert second.commit() == 1
+
+
+def test_a_drop_ends_what_was_begun_before_it(one, chain, first, second):
+    first.save(1)
+    one.store.drop(one.namespace.fingerprint.hex())
+    assert second.save(2) == 0
+    assert held(one, chain) == 0
+    assert first.save(3) == 3
+    assert read(one, chain) == [b"\3" * HALF + b"\2" * HALF] * 3
+    assert slots(one) == 3
+
+
+def test_memory_without_room_gives_some_blocks_to_all_writers(harness):
+    one = harness(1 << 20)
+    most = one.store.table.host(one.namespace).slots(one.namespace.slot_bytes)
+    chain = one.chain(1, most + 5)
+    first, second = Writer(one, chain, FIRST), Writer(one, chain, SECOND)
+    assert [place >= 0 for place in first.reserve()] == [True] * most + [False] * 5
+    assert first.reserved.outcome is Outcome.FULL
+    first.fill(1)
+    first.commit()
+    second.reserve()
+    second.fill(2)
+    assert second.commit() == most
+    assert held(one, chain) == most
+
+
+def test_usage_returns_to_zero_however_parts_end(harness):
+    one = harness(2 << 20)
+    chain = one.chain(1, 3)
+    domain, size = one.namespace.domain, one.namespace.slot_bytes
+    fillable = partial(one.store.table.usage.fillable, domain, size, one.store.host_bytes, 1.0)
+    before = fillable()
+    for ending in ("complete", "expired", "aborted"):
+        first, second = Writer(one, chain, FIRST), Writer(one, chain, SECOND)
+        first.save()
+        if ending == "complete":
+            second.save()
+            one.store.drop("*")
+        if ending == "aborted":
+            second.reserve()
+            second.abort()
+        housekeep(one, PARTIAL_S + 1)
+        assert slots(one) == 0
+        assert fillable() == before
