@@ -34,20 +34,13 @@ PHASES = (
     Phase(
         "hardware", "holdfast_bench.measure.gpu.hardware", 12, "the GPU, its driver and its link"
     ),
-    Phase(
-        "bus",
-        "holdfast_bench.measure.gpu.bus",
-        16,
-        "page-locked copies: the limit of the other figures",
-    ),
+    Phase("bus", "holdfast_bench.measure.gpu.bus", 16, "page-locked copies: the bus's limit"),
     Phase("copies", "holdfast_bench.measure.gpu.copies", 62, "loads and saves of blocks"),
     Phase("decode", "holdfast_bench.measure.gpu.decode", 45, "decoding beside loads and saves"),
     Phase(
-        "first_token",
-        "holdfast_bench.measure.gpu.first_token",
-        80,
-        "first token: recomputed, from host, from disk",
+        "correctness", "holdfast_bench.measure.gpu.correctness", 45, "a real model's cache; tests"
     ),
+    Phase("first_token", "holdfast_bench.measure.gpu.first_token", 80, "the first token"),
 )
 """At most 330 seconds in all."""
 
