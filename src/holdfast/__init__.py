@@ -16,9 +16,11 @@ if TYPE_CHECKING:
         PortableLayout,
         RankSlice,
     )
+    from holdfast.client.local_model import portable_fingerprint
     from holdfast.client.opening import open_store as open  # noqa: A004  # as gzip.open
     from holdfast.client.session import NodeStore
     from holdfast.config import Config, load
+    from holdfast.devices.context_tensors import blocks_to_tensors, tensors_to_blocks
     from holdfast.errors import HoldfastError, Outcome
     from holdfast.policy.retention import Retention
     from holdfast.session import Landed, Session
@@ -44,8 +46,11 @@ __all__ = [
     "Retention",
     "Session",
     "Store",
+    "blocks_to_tensors",
     "load",
     "open",
+    "portable_fingerprint",
+    "tensors_to_blocks",
 ]
 
 _HOMES = {
@@ -67,8 +72,11 @@ _HOMES = {
     "Retention": "holdfast.policy.retention",
     "Session": "holdfast.session",
     "Store": "holdfast.store.store",
+    "blocks_to_tensors": "holdfast.devices.context_tensors",
     "load": "holdfast.config",
     "open": "holdfast.client.opening",
+    "portable_fingerprint": "holdfast.client.local_model",
+    "tensors_to_blocks": "holdfast.devices.context_tensors",
 }
 """Module of each public name, imported at the name's first use: `import holdfast` is fast."""
 

@@ -103,7 +103,9 @@ def test_a_node_that_cannot_be_started_leaves_no_device_open(monkeypatch):
     parts = {
         "only_group": lambda *_: SimpleNamespace(layers=("layer",), page_tokens=8),
         "geometry_of": lambda *_: SimpleNamespace(pages_of=lambda _: None),
-        "fingerprint_of": lambda *_: fingerprint,
+        "block_form": lambda *_: SimpleNamespace(
+            fingerprint=fingerprint, portable=None, shared=False, writes=True
+        ),
         "step_blocks_of": lambda *_: 4,
         "open_device": lambda name, *_: SimpleNamespace(close=lambda: closed.append(name)),
         "HoldfastConnector._connect": fail_without_space,

@@ -102,3 +102,10 @@ def test_an_invalid_option_is_refused_by_name(extra, named):
 def test_advice_is_given_for_a_load_failure_policy_of_fail():
     assert failure_policy_advice("recompute") is None
     assert '"kv_load_failure_policy":"recompute"' in failure_policy_advice("fail")
+
+
+def test_blocks_are_exact_or_portable_and_nothing_else():
+    assert read_options({}).layout == "exact"
+    assert read_options({"layout": "portable"}).layout == "portable"
+    with pytest.raises(ConfigError, match=r"Invalid enum value 'opaque' - at `\$\.layout`"):
+        read_options({"layout": "opaque"})

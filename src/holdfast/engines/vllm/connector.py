@@ -29,12 +29,12 @@ from holdfast.devices.base import DirectDevice
 from holdfast.devices.registry import DeviceOptions, open_device
 from holdfast.engines.vllm.counters import ConnectorCounts, ConnectorMetrics
 from holdfast.engines.vllm.describe import (
-    fingerprint_of,
     geometry_of,
     only_group,
     step_blocks_of,
 )
 from holdfast.engines.vllm.options import ConnectorSettings, failure_policy_advice, read_options
+from holdfast.engines.vllm.portable import block_form
 from holdfast.engines.vllm.scheduler import SchedulerSide
 from holdfast.engines.vllm.work import Handshake, StepWork, WorkerReport
 from holdfast.engines.vllm.worker import WorkerSide
@@ -113,18 +113,19 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             group = only_group(self._vllm_config, self._kv_cache_config)
             geometry = geometry_of(group, kv_caches, self._kv_cache_config.num_blocks)
             rank = get_tensor_model_parallel_rank()
-            fingerprint = fingerprint_of(self._vllm_config, group, geometry, self._setting, rank)
-            layout = fingerprint.representation
+            form = block_form(self._vllm_config, group, geometry, self._setting, rank)
+            fingerprint, layout = form.fingerprint, form.fingerprint.representation
             tensors = [kv_caches[name] for name in group.layers]
             handshake = Handshake(
                 fingerprint=fingerprint.digest(),
                 raw_bytes=layout.payload_bytes,
                 block_tokens=layout.block_tokens,
                 page_tokens=group.page_tokens,
+                shared=form.shared,
             )
             pages = geometry.pages_of(layout.block_tokens // group.page_tokens)
             step_blocks = step_blocks_of(self._vllm_config, layout.block_tokens)
-            options = DeviceOptions(step_blocks)
+            options = DeviceOptions(step_blocks, form.portable)
             device = open_device(tensors[0].device.type, pages, tensors, options)
             try:
                 node = self._connect(handshake, fingerprint)
@@ -132,11 +133,13 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
                 device.close()
                 raise
             direct = cast("DirectDevice", device)
-            self._worker = WorkerSide(node, direct, rank, self._setting, running=RunningClock())
+            setting = self._setting._replace(saves=self._setting.saves and form.writes)
+            self._worker = WorkerSide(node, direct, rank, setting, running=RunningClock())
             self._handshake = handshake
             _log.info(
-                "Holdfast at %s: blocks of %d tokens, %.2f MiB; namespace %s",
+                "Holdfast at %s: %s blocks of %d tokens, %.2f MiB; namespace %s",
                 node.address,
+                "exact" if form.portable is None else "portable",
                 layout.block_tokens,
                 layout.payload_bytes / 2**20,
                 handshake.fingerprint.hex(),
@@ -187,12 +190,20 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             return
         if any(namespace.refusal for namespace in namespaces):
             return  # the worker has logged the reason
+        setting = self._setting
+        if any(namespace.shared for namespace in namespaces) and setting.saves:
+            _log.warning(
+                "portable blocks are loaded, but not saved: with tensor parallelism a block would "
+                "have to be filled by %d ranks together, which is not supported yet",
+                len(namespaces),
+            )
+            setting = setting._replace(saves=False)
         with self._passive_on_error():
             connections = [self._connect(namespace) for namespace in namespaces]
             self._scheduler = SchedulerSide(
                 connections,
                 namespaces,
-                self._setting,
+                setting,
                 TimingReporter(connections),
                 EngineClocks(running=RunningClock()),
                 ledger_of(self._vllm_config.kv_transfer_config.engine_id),

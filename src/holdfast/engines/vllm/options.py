@@ -20,6 +20,9 @@ EXTRA_CONFIG = "kv_connector_extra_config"
 Role = Literal["kv_both", "kv_consumer", "kv_producer"]
 """vLLM's `kv_role`: load and save, only load, only save."""
 
+BlockLayout = Literal["exact", "portable"]
+"""Whole pages of this build of vLLM, or blocks that other engines read, too."""
+
 COVER_DEADLINE_MS_MAX = 60_000
 """The maximum duration of a load, because a wait for the answer alone must not be longer."""
 
@@ -31,15 +34,18 @@ class ConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `holdfast`: address of a node (`unix:///run/holdfast/node.sock`) or path of the node's YAML
     file, whose `engine` section then applies; empty: a private node that lives as long as the
     engine. `domain`: the trust domain of this engine. `block_tokens`: tokens per block, a multiple
-    of vLLM's page; 0: the smallest such multiple from 128 up. `model_digest`: name of the weights;
-    empty: the weights are read and hashed. `cover_deadline_ms`: timeout of the node's coverage
-    answer; default: a small share of the time to compute the prompt. `publish_file`: the secret
-    that permits writes, for an engine whose `domain` is public.
+    of vLLM's page; 0: the smallest such multiple from 128 up. `layout`: `exact` blocks are pages of
+    this build of vLLM, `portable` blocks are converted, so that other engines and numbers of ranks
+    read them. `model_digest`: name of the weights; empty: the weights are read and hashed.
+    `cover_deadline_ms`: timeout of the node's coverage answer; default: a small share of the time
+    to compute the prompt. `publish_file`: the secret that permits writes, for an engine whose
+    `domain` is public.
     """
 
     holdfast: str = ""
     domain: str = "default"
     block_tokens: int = 0
+    layout: BlockLayout = "exact"
     model_digest: str = ""
     cover_deadline_ms: float | None = None
     publish_file: str = ""
@@ -78,6 +84,7 @@ class ConnectorSettings(NamedTuple):
     saves: bool
     publish: bytes = b""
     loads: bool = True
+    layout: BlockLayout = "exact"
 
 
 def read_options(extra: Mapping[str, Any], role: str = "kv_both") -> ConnectorSettings:
@@ -133,6 +140,7 @@ def read_options(extra: Mapping[str, Any], role: str = "kv_both") -> ConnectorSe
         saves=engine.save and role != "kv_consumer",
         publish=publish,
         loads=role != "kv_producer",
+        layout=options.layout,
     )
 
 

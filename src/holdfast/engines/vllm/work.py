@@ -79,11 +79,13 @@ class WorkerReport(KVConnectorWorkerMetadata):
 class Handshake(KVConnectorHandshakeMetadata):
     """A worker's namespace and block sizes, for the scheduler side.
 
-    `refusal`: why this worker does not use the store; empty if it does.
+    `shared`: several ranks hold parts of one block. `refusal`: why this worker does not use the
+    store; empty if it does.
     """
 
     fingerprint: bytes = b""
     raw_bytes: int = 0
     block_tokens: int = 0
     page_tokens: int = 0
+    shared: bool = False
     refusal: str = ""

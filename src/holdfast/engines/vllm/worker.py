@@ -78,6 +78,7 @@ class WorkerSide:
         self._device = device
         self._rank = rank
         self._deadline_max_s = setting.fetch_deadline_s
+        self._saves = setting.saves
         self._now = now
         self._running = running or now
         self._locks = EngineLocks(None)
@@ -120,7 +121,7 @@ class WorkerSide:
                 self.counts.add("calls", "save", "ok")
                 self.counts.add("saved_blocks", number=reply.blocks)
         self._committing = still
-        for save in work.saves:
+        for save in work.saves if self._saves else ():
             connected = self._connection.client()
             if connected is None or connected.arena is None:
                 self.counts.add("calls", "save", REFUSED if self._connection.refused else "gone")

@@ -1,0 +1,171 @@
+"""Portable blocks of a vLLM engine: which of its pages can be converted, and how.
+
+Portable are full attention and MLA on a CPU, with KV of the model's own data type. The format of
+the pages is checked against vLLM's kernel before the first block, so that a version of vLLM with
+another order of elements has no portable blocks, and never wrong ones.
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from holdfast.blocks.fingerprint import Fingerprint
+from holdfast.blocks.layout import DTYPE_BYTES, Layout, PortableLayout
+from holdfast.devices.arrange import PortablePages
+from holdfast.devices.page_format import PageFormat, cpu_format, latent_format
+from holdfast.engines.vllm.cpu_pages import check_kernel
+from holdfast.engines.vllm.describe import (
+    CacheGeometry,
+    PagedGroup,
+    UnsupportedError,
+    block_tokens_of,
+    fingerprint_of,
+    portable_fingerprint_of,
+)
+from holdfast.engines.vllm.options import ConnectorSettings
+from holdfast.errors import BlockError
+
+_LATENT_BACKEND = "CPU_MLA"
+
+_log = logging.getLogger("vllm.holdfast")
+
+
+class BlockForm(NamedTuple):
+    """What an engine's blocks are: their fingerprint, and how portable ones are converted.
+
+    `portable` None: blocks are whole pages.
+    """
+
+    fingerprint: Fingerprint
+    portable: PortablePages | None
+
+    @property
+    def shared(self) -> bool:
+        """Whether several tensor-parallel ranks hold parts of one block."""
+        part = self.portable.part if self.portable is not None else None
+        return part is not None and part.heads != part.layout.whole().heads
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes any part of a block; of ranks with equal pages, one does."""
+        return self.portable is None or bool(self.portable.part.written_runs())
+
+
+def block_form(
+    vllm_config: Any,
+    group: PagedGroup,
+    geometry: CacheGeometry,
+    setting: ConnectorSettings,
+    rank: int,
+) -> BlockForm:
+    """Return what the blocks of a tensor-parallel rank are, by the option `layout`.
+
+    If portable blocks were chosen and cannot be made, blocks are exact, and a warning says why.
+    """
+    if setting.layout == "portable":
+        try:
+            block_tokens = block_tokens_of(setting, group.page_tokens)
+            pages = portable_pages(vllm_config, group, geometry, block_tokens, rank)
+            layout = pages.part.layout
+            return BlockForm(portable_fingerprint_of(vllm_config, group, layout, setting), pages)
+        except UnsupportedError as error:
+            _log.warning(
+                "blocks are exact, not portable, so contexts of other engines are not found: %s",
+                error,
+            )
+    return BlockForm(fingerprint_of(vllm_config, group, geometry, setting, rank), None)
+
+
+def portable_pages(
+    vllm_config: Any, group: PagedGroup, geometry: CacheGeometry, block_tokens: int, rank: int
+) -> PortablePages:
+    """Return how the pages of a tensor-parallel rank and portable blocks are converted.
+
+    Raises UnsupportedError for a model, device, setting or version whose pages are not converted.
+    """
+    spec, device = group.spec, vllm_config.device_config.device_type
+    if device != "cpu":
+        raise UnsupportedError(f"pages on {device} are not converted yet, only on the CPU")
+    cache = vllm_config.cache_config.cache_dtype
+    mode = getattr(getattr(spec, "kv_quant_mode", None), "name", "NONE")
+    if cache != "auto" or mode != "NONE":
+        raise UnsupportedError(
+            f"the KV cache is quantised ({cache}, {mode}): other engines round in another way"
+        )
+    for field in ("sliding_window", "attention_chunk_size"):
+        if getattr(spec, field, None):
+            raise UnsupportedError(f"layers with {field} {getattr(spec, field)} are not converted")
+    _check_layer_order(group)
+    tp_size = vllm_config.parallel_config.tensor_parallel_size
+    try:
+        form = _format_of(vllm_config, group, geometry)
+        layout = _layout_of(vllm_config, group, form, block_tokens)
+        return PortablePages(form, layout.rank(rank, tp_size))
+    except BlockError as error:
+        raise UnsupportedError(str(error)) from error
+
+
+def _format_of(vllm_config: Any, group: PagedGroup, geometry: CacheGeometry) -> PageFormat:
+    """Return the format of the pages; raise UnsupportedError if vLLM's tensors do not have it."""
+    spec, tokens, size = group.spec, group.page_tokens, group.spec.head_size
+    if type(spec).__name__ == "MLAAttentionSpec":
+        named = _backends(vllm_config, group)
+        if named != {_LATENT_BACKEND}:
+            raise UnsupportedError(
+                f"pages of {'+'.join(sorted(named))} are not converted, only of {_LATENT_BACKEND}"
+            )
+        orders = [f"1x1.{tokens}.{size}:123", f"1x{tokens}.{size}:12"]
+        form = latent_format(tokens, size, spec.dtype.itemsize)
+    else:
+        if spec.head_size_v != size:
+            raise UnsupportedError(
+                f"keys of {size} and values of {spec.head_size_v} elements are not converted"
+            )
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+        isa = _get_attn_isa(spec.dtype, tokens, size, vllm_config.cache_config.cache_dtype)
+        orders = [f"1x{spec.num_kv_heads}.{tokens}.{2 * size}:123"]
+        form = cpu_format(isa, spec.num_kv_heads, tokens, size, spec.dtype.itemsize)
+        check_kernel(form, isa, spec.dtype)
+    if geometry.order not in orders:
+        raise UnsupportedError(
+            f"vLLM's pages have the order {geometry.order}; known is {' or '.join(orders)}"
+        )
+    return form
+
+
+def _layout_of(
+    vllm_config: Any, group: PagedGroup, form: PageFormat, block_tokens: int
+) -> PortableLayout:
+    """Return the portable layout of the whole model."""
+    spec, layers = group.spec, len(group.layers)
+    dtype = str(spec.dtype).removeprefix("torch.")
+    if dtype not in DTYPE_BYTES:
+        raise UnsupportedError(f"KV of {dtype} is not converted; known: {', '.join(DTYPE_BYTES)}")
+    if len(form.states) == 1:
+        return Layout.portable_latent(
+            layers=layers, latent_size=spec.head_size, dtype=dtype, block_tokens=block_tokens
+        )
+    return Layout.portable(
+        layers=layers,
+        kv_heads=vllm_config.model_config.get_total_num_kv_heads(),
+        head_size=spec.head_size,
+        dtype=dtype,
+        block_tokens=block_tokens,
+    )
+
+
+def _check_layer_order(group: PagedGroup) -> None:
+    """Raise UnsupportedError unless the layers are in the order of the model."""
+    from vllm.model_executor.models.utils import extract_layer_index
+
+    numbers = [extract_layer_index(name) for name in group.layers]
+    if any(after <= before for before, after in pairwise(numbers)):
+        raise UnsupportedError(f"vLLM lists the model's layers in the order {numbers}")
+
+
+def _backends(vllm_config: Any, group: PagedGroup) -> set[str]:
+    layers = vllm_config.compilation_config.static_forward_context
+    return {layers[name].attn_backend.get_name() for name in group.layers if name in layers}

@@ -1,0 +1,137 @@
+"""Which engines have portable blocks, and what the others do."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm")
+
+import torch
+from vllm.v1 import kv_cache_interface as kv
+from vllm.v1.attention.backends import cpu_attn
+
+from holdfast.blocks.layout import Layout
+from holdfast.devices.page_format import cpu_format
+from holdfast.engines.vllm import portable
+from holdfast.engines.vllm.describe import PagedGroup, geometry_of
+from holdfast.engines.vllm.options import ConnectorSettings
+from holdfast.engines.vllm.portable import block_form
+
+SETTING = ConnectorSettings("", "default", 0, "pinned", 0.05, 5.0, saves=True, layout="portable")
+PAGES, TOKENS, SIZE, HEADS = 6, 32, 64, 4
+NAMES = ("model.layers.0.self_attn.attn", "model.layers.1.self_attn.attn")
+
+
+def config_of(ranks=1, device="cpu", cache="auto", backend="CPU_ATTN"):
+    layer = SimpleNamespace(attn_backend=SimpleNamespace(get_name=lambda: backend))
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
+        cache_config=SimpleNamespace(cache_dtype=cache),
+        device_config=SimpleNamespace(device_type=device),
+        model_config=SimpleNamespace(get_total_num_kv_heads=lambda: HEADS),
+        compilation_config=SimpleNamespace(static_forward_context=dict.fromkeys(NAMES, layer)),
+    )
+
+
+def full(heads=HEADS, size=SIZE, dtype=torch.bfloat16, **changes):
+    return kv.FullAttentionSpec(
+        block_size=TOKENS, num_kv_heads=heads, head_size=size, dtype=dtype, **changes
+    )
+
+
+def latent():
+    return kv.MLAAttentionSpec(
+        block_size=TOKENS, num_kv_heads=1, head_size=576, dtype=torch.bfloat16
+    )
+
+
+def form_of(spec, config=None, rank=0, names=NAMES, shape=None, setting=SETTING):
+    group = PagedGroup(names, TOKENS, spec)
+    row = spec.head_size if isinstance(spec, kv.MLAAttentionSpec) else 2 * spec.head_size
+    shape = shape or (PAGES, spec.num_kv_heads, TOKENS, row)
+    tensors = {name: torch.zeros(shape, dtype=spec.dtype) for name in names}
+    geometry = geometry_of(group, tensors, PAGES)
+    return block_form(config or config_of(), group, geometry, setting, rank)
+
+
+@pytest.fixture(autouse=True)
+def names(monkeypatch):
+    """Fingerprints say here which of the two they are."""
+    monkeypatch.setattr(portable, "fingerprint_of", lambda *_: "exact")
+    monkeypatch.setattr(portable, "portable_fingerprint_of", lambda *_: "portable")
+
+
+def test_blocks_are_exact_unless_the_option_says_portable():
+    form = form_of(full(), setting=SETTING._replace(layout="exact"))
+    assert (form.fingerprint, form.portable) == ("exact", None)
+    assert (form.shared, form.writes) == (False, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("size", [64, 80])
+def test_blocks_of_full_attention_are_portable(dtype, size):
+    form = form_of(full(size=size, dtype=dtype))
+    layout = Layout.portable(
+        layers=2, kv_heads=HEADS, head_size=size, dtype=str(dtype).split(".")[1], block_tokens=128
+    )
+    isa = cpu_attn._get_attn_isa(dtype, TOKENS, size)
+    pages = cpu_format(isa, HEADS, TOKENS, size, dtype.itemsize)
+    assert form.fingerprint == "portable"
+    assert form.portable == (pages, layout.whole())
+    assert (form.shared, form.writes) == (False, True)
+
+
+def test_ranks_share_a_block_of_the_whole_model():
+    forms = [form_of(full(heads=2), config_of(ranks=2), rank) for rank in range(2)]
+    assert [form.portable.part.heads[0] for form in forms] == [range(2), range(2, 4)]
+    assert len({form.portable.part.layout for form in forms}) == 1
+    assert all(form.shared and form.writes for form in forms)
+
+
+def test_of_ranks_with_copies_of_a_head_or_of_latents_one_writes():
+    forms = [form_of(full(heads=1), config_of(ranks=8), rank) for rank in range(8)]
+    assert [form.writes for form in forms] == [True, False] * 4
+    config = config_of(ranks=2, backend="CPU_MLA")
+    forms = [form_of(latent(), config, rank) for rank in range(2)]
+    assert [form.writes for form in forms] == [True, False]
+    assert not any(form.shared for form in forms)
+    assert forms[0].portable.part.layout.payload_bytes == 2 * 128 * 576 * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"spec": full(), "config": config_of(device="cuda")}, "pages on cuda are not converted"),
+        ({"spec": full(), "config": config_of(cache="fp8")}, r"quantised \(fp8, NONE\)"),
+        ({"spec": full(sliding_window=128)}, "layers with sliding_window 128"),
+        ({"spec": full(attention_chunk_size=64)}, "layers with attention_chunk_size 64"),
+        ({"spec": full(head_size_v=32), "shape": (PAGES, HEADS, TOKENS, 96)},
+         "keys of 64 and values of 32"),
+        ({"spec": latent(), "config": config_of(backend="AMX_MLA")}, "pages of AMX_MLA are not"),
+        ({"spec": full(), "names": NAMES[::-1]}, r"in the order \[1, 0\]"),
+        ({"spec": full(), "shape": (2 * PAGES, HEADS, TOKENS // 2, 2 * SIZE)},
+         "pages have the order 2x4.16.128:123; known is 1x4.32.128:123"),
+        ({"spec": full(heads=3), "config": config_of(ranks=3)}, "tp_size 3 and the 4 heads"),
+    ],
+)  # fmt: skip
+def test_blocks_are_exact_with_a_warning_if_pages_cannot_be_converted(arguments, named, caplog):
+    form = form_of(**arguments)
+    assert (form.fingerprint, form.portable) == ("exact", None)
+    (record,) = [each for each in caplog.records if each.name == "vllm.holdfast"]
+    assert "blocks are exact, not portable" in record.getMessage()
+    assert re.search(named, record.getMessage())
+
+
+def test_blocks_are_exact_if_the_kernel_packs_in_another_order(monkeypatch, caplog):
+    """For example a version of vLLM whose `vec` is what `amx` is today."""
+    monkeypatch.setattr(portable, "cpu_format", lambda _isa, *sizes: cpu_format("amx", *sizes))
+    monkeypatch.setattr(cpu_attn, "_get_attn_isa", lambda *_: "vec")
+    assert form_of(full()).portable is None
+    assert "orders keys and values of 'vec' pages in another way" in caplog.text
+
+
+def test_an_instruction_set_that_is_not_known_has_exact_blocks(monkeypatch, caplog):
+    monkeypatch.setattr(cpu_attn, "_get_attn_isa", lambda *_: "neon")
+    assert form_of(full()).portable is None
+    assert "pages of 'neon' is not known" in caplog.text
