@@ -151,7 +151,7 @@ BAD = [
     ("gpus: {H100: {watts: .inf}}", r"gpus\.H100\.watts: .* not in order"),
     ("site: {dollars_per_kwh: .nan}", r"site\.dollars_per_kwh\.low: nan"),
     ("site: {dollars_per_kwh: {low: 3}}", r"site\.dollars_per_kwh: low 3, .* not in order"),
-    ("sites: {x: 3}", r"contains .*'sites'; remove it; known here: date, site, media, gpus"),
+    ("sites: {x: 3}", r"contains .*'sites'; remove it; known here: date, site, codec, media, gpus"),
     ("site: {prefill_utilisation: 50}", r"site\.prefill_utilisation: 50: a share .* at most 1"),
     ("site: {prefill_utilisation: {high: 1.2}}", r"site\.prefill_utilisation: 1\.2: a share"),
     ("site: {prefill_utilisation: 0}", r"site\.prefill_utilisation: 0: must be above 0"),

@@ -41,6 +41,8 @@ from holdfast.sim.size.search import SizingAnswer, answer
 _NEW_TOKENS = 1000
 """Default of `--new`."""
 
+_CODEC = "whether tiers below memory store encoded records, as a node's option (default: auto)"
+
 _EVERY_S = 300.0
 """Default of `--every`."""
 
@@ -93,6 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="number of machines with such GPUs (default: as many as needed)",
     )
+    goal.add_argument("--codec", choices=("auto", "off", "planes"), default="auto", help=_CODEC)
     goal.add_argument("--media", metavar="A,B", help="media of the tiers (default: most)")
     goal.add_argument(
         "--prices", metavar="FILE", help="YAML that overrides the shipped hardware profile"
@@ -183,14 +186,15 @@ def _question(args: argparse.Namespace) -> SizingQuestion:
         goal=SizingGoal(args.slo_ttft, args.slo_share),
         nodes=args.nodes,
         price_level=args.price_level,
+        codec=args.codec,
         **chosen,
     )
 
 
-def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
-    best, without = found.best, found.without
+def _asked(question: SizingQuestion) -> dict[str, object]:
+    """Return the input of a sizing, which distinguishes one report from another."""
     demand, goal = question.demand, question.goal
-    asked: dict[str, object] = {  # distinguishes one report from another
+    return {
         "load": demand.about,
         "model": question.shape.name,
         "dtype": question.dtype,
@@ -205,11 +209,21 @@ def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
         "slo_ttft_s": goal.ttft_s,
         "slo_share": goal.share,
         "media": list(question.media),
+        "codec": question.codec,
         "prices": question.price_level,
         "prices_of": question.profile.date,
     }
+
+
+def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
+    best, without, goal = found.best, found.without, question.goal
     rows = [
-        Row(what="size.sized", value=demand.requests_per_s, unit="requests/s", more=asked),
+        Row(
+            what="size.sized",
+            value=question.demand.requests_per_s,
+            unit="requests/s",
+            more=_asked(question),
+        ),
         Row(what="size.advice", value=None, unit="", more={"says": advice(question, found)}),
     ]
     for tier in best.tiers:
@@ -264,7 +278,7 @@ def _rows(question: SizingQuestion, found: SizingAnswer) -> list[Row]:
         rows.append(Row(what=f"size.alternative.{kind}", value=cost, unit="$/h", more=more))
     rows += [
         Row(what="size.assumption", value=None, unit="", more={"says": line})
-        for line in (demand.about, *assumptions(question))
+        for line in (question.demand.about, *assumptions(question))
     ]
     return [*rows, caching_row("size", question.shape)]
 

@@ -31,7 +31,7 @@ def economy_figures(run: SimulationFigures) -> list[Row]:
     per_s = gpus * hourly / HOUR_S
     worked_s = run.prefill_s + run.decode_s
     bare_s = worked_s + float(run.requests.saved_s.sum())
-    span_s, size = run.span_s, run.fleet.hardware.namespace.slot_bytes
+    span_s = run.span_s
     tier_dollars = tier_joules = 0.0  # of all workers
     costs: dict[str, float] = {}
     for tier, tier_spec in enumerate(run.fleet.hardware.tier_specs):
@@ -42,7 +42,7 @@ def economy_figures(run: SimulationFigures) -> list[Row]:
         read, written = run.tier_bytes(tier)
         gb = tier_spec.bytes_bought * len(tier_states) / 1e9
         hardware = gb * medium.dollars_per_gb.mid * span_s / (site.amortised_years.mid * YEAR_S)
-        stored_gb = sum(tier_state.peak for tier_state in tier_states) * size / 1e9
+        stored_gb = sum(state.peak for state in tier_states) * run.stored_block_bytes(tier) / 1e9
         hardware += stored_gb * medium.dollars_per_gb_month.mid * span_s / MONTH_S
         requests = medium.dollars_per_million_gets.mid * (read / OBJECT_BYTES) / 1e6
         requests += medium.dollars_per_million_puts.mid * (written / OBJECT_BYTES) / 1e6
@@ -82,6 +82,7 @@ def assumptions(run: SimulationFigures) -> list[str]:
         f"{token_bytes:,.0f} bytes of KV state per token, {namespace.block_tokens} tokens a block",
         f"prefill of n tokens after m: {formula}, {engine.prefills_at_once} at a time",
         f"decoding: {rate} at once; it does not slow prefill",
+        *_codec_lines(run),
         "only the KV state of input is saved; that of an answer is saved when it is input again",
     ]
     if hardware.gpu:
@@ -107,6 +108,23 @@ def assumptions(run: SimulationFigures) -> list[str]:
             "overstates them if these are busy hours or tiers still fill"
         )
     return [*lines, *trace_notes(run.trace)]
+
+
+def _codec_lines(run: SimulationFigures) -> list[str]:
+    """Return which tiers store encoded records, and at which ratio; nothing if none does."""
+    hardware = run.fleet.hardware
+    encoded = [spec for spec in hardware.tier_specs if spec.ratio != 1]
+    if not encoded:
+        return []
+    names, figures = ", ".join(spec.kind for spec in encoded), hardware.profile.codec
+    return [
+        (
+            f"{names}: records take 1/{encoded[0].ratio:g} of their raw bytes (lossless codec), "
+            f"{figures.decode_threads.mid:g} threads decode "
+            f"{figures.decode_bytes_per_s.mid / 1e9:g} GB/s each; GB are stored bytes; "
+            "`codec: off` in the ladder counts without"
+        )
+    ]
 
 
 def _hours(hours: float) -> str:

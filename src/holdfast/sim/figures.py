@@ -69,9 +69,14 @@ class SimulationFigures(NamedTuple):
         rate = self.fleet.hardware.engine.decode_tokens_per_s
         return float((served.first_s + self.trace.output_tokens / rate).max(initial=0.0))
 
+    def stored_block_bytes(self, tier: int) -> float:
+        """Return the stored bytes of one block on a tier."""
+        hardware = self.fleet.hardware
+        return hardware.namespace.slot_bytes / hardware.tier_specs[tier].ratio
+
     def tier_bytes(self, tier: int) -> tuple[float, float]:
-        """Return the bytes read from and written to one tier, by all workers."""
-        size = self.fleet.hardware.namespace.slot_bytes
+        """Return the stored bytes read from and written to one tier, by all workers."""
+        size = self.stored_block_bytes(tier)
         read = float(self.requests.fetched[:, tier].sum()) * size
         if self.fleet.names[tier] == "device":  # the engine uses the blocks in place
             read = 0.0
@@ -103,7 +108,8 @@ def hit_figures(run: SimulationFigures) -> list[Row]:
             "written_gb": written / 1e9,
             "capacity_blocks": sum(tier_state.capacity for tier_state in tier_states),
             "peak_blocks": peak,
-            "peak_bytes": peak * run.fleet.hardware.namespace.slot_bytes,
+            "peak_bytes": peak * run.stored_block_bytes(tier),
+            "codec_ratio": run.fleet.hardware.tier_specs[tier].ratio,
             "refused_blocks": sum(tier_state.refused for tier_state in tier_states),
             "declined_blocks": sum(tier_state.declined for tier_state in tier_states),
         }

@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import msgspec
+
 from holdfast.blocks.namespace import Namespace
 from holdfast.byte_size import Size
 from holdfast.errors import ConfigError
 from holdfast.plan.cost import PrefillCost
 from holdfast.sim.amounts import GB
+from holdfast.sim.codec import RAW, tier_encoding
 from holdfast.sim.ladder import EngineModel, LadderModel, TierModel
 from holdfast.sim.model.shape import ModelShape
 from holdfast.sim.profile import Gpu, Medium, Profile
@@ -27,7 +30,10 @@ _SHORT, _LONG = 2_048, 65_536
 
 
 class TierSpec(NamedTuple):
-    """One tier in plain figures: seconds, bytes/s, blocks."""
+    """One tier in plain figures: seconds, bytes/s, blocks.
+
+    `nbytes` are stored bytes. The bandwidths count raw bytes: those that the engine gets.
+    """
 
     model: TierModel
     medium: Medium | None
@@ -36,6 +42,8 @@ class TierSpec(NamedTuple):
     latency_s: float
     read_bytes_per_s: float
     write_bytes_per_s: float
+    ratio: float = 1.0
+    """Raw bytes of a block per stored byte."""
 
     @property
     def kind(self) -> str:
@@ -109,7 +117,8 @@ def resolve(
     tier_specs = []
     for number, tier in enumerate(ladder.tiers):
         try:
-            tier_specs.append(_tier_spec(tier, profile, namespace, (gpu, gpus)))
+            spec = _tier_spec(tier, profile, namespace, (gpu, gpus))
+            tier_specs.append(_encoded(spec, profile, namespace, model.kv_dtype if model else ""))
         except ConfigError as error:
             raise ConfigError(f"{where}: tiers.{number}.{error}") from error
     for number, tier_spec in enumerate(tier_specs):
@@ -201,3 +210,33 @@ def _tier_spec(
         )
     nbytes = float(blocks * namespace.slot_bytes)
     return TierSpec(tier, medium, blocks, nbytes, latency or 0.0, read, write)
+
+
+def _encoded(spec: TierSpec, profile: Profile, namespace: Namespace, dtype: str) -> TierSpec:
+    """Return a tier as its codec makes it: more blocks in the same bytes, other bandwidths.
+
+    A limit of a shared tier's bandwidth per worker becomes one of what the worker decodes.
+    """
+    tier = spec.model
+    reader = min(spec.read_bytes_per_s, tier.worker_bytes_per_s, tier.request_bytes_per_s)
+    encoding = tier_encoding(profile, tier.kind, dtype, reader, tier.codec)
+    if encoding is RAW:
+        return spec
+    ratio = encoding.ratio
+    faster = msgspec.structs.replace(
+        tier,
+        request_bytes_per_s=encoding.delivered(tier.request_bytes_per_s),
+        worker_bytes_per_s=encoding.delivered(tier.worker_bytes_per_s),
+    )
+    read = spec.read_bytes_per_s * ratio if tier.shared else encoding.delivered(reader)
+    blocks = spec.blocks
+    if blocks < UNBOUNDED and tier.capacity_tokens is None:
+        blocks = int(spec.nbytes * ratio) // namespace.slot_bytes
+    return spec._replace(
+        model=faster,
+        blocks=blocks,
+        nbytes=blocks * namespace.slot_bytes / ratio,
+        read_bytes_per_s=read,
+        write_bytes_per_s=spec.write_bytes_per_s * ratio,
+        ratio=ratio,
+    )

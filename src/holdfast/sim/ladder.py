@@ -16,6 +16,7 @@ from msgspec import Meta
 from holdfast.byte_size import Size
 from holdfast.config.sections import FileSection, convert
 from holdfast.errors import ConfigError
+from holdfast.plan.codec_choice import CodecMode
 from holdfast.prepared import prepared
 from holdfast.tiers.kind import Admit
 from holdfast.yaml_file import read_mapping
@@ -57,6 +58,8 @@ class TierModel(FileSection, frozen=True):
     worker_bytes_per_s: _Positive = math.inf
     write: Literal["behind", "on_eviction"] = "behind"
     write_wait_s: _Positive = 10.0
+    codec: CodecMode = "auto"
+    """As of a node's tier; `auto` encodes if a model with a bf16 or fp16 KV state is named."""
     policy: str | None = None
     admit: Admit | None = None
     """None: a node's default, `reuse_interval` for cxl and `always` for other kinds."""

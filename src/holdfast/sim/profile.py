@@ -33,6 +33,8 @@ _SHOWN_MAX = 40
 """Maximum characters of a user's text in a message."""
 _BOUNDS = {
     "site.prefill_utilisation": (FIGURE_MIN, 1.0, "a share of a GPU's peak is at most 1"),
+    "codec.ratio": (1.0, 16.0, "a record is stored in at most its raw bytes, so it is at least 1"),
+    "codec.decode_threads": (1.0, 1024.0, "a node decodes with at least one thread"),
     "site.power_overhead": (
         1.0,
         FIGURE_MAX,
@@ -122,11 +124,20 @@ class Site(FileSection, frozen=True):
     prefill_utilisation: ProfileRange
 
 
+class CodecFigures(FileSection, frozen=True):
+    """The lossless codec of records: raw bytes per stored byte of bf16 KV, and its decoders."""
+
+    ratio: ProfileRange
+    decode_bytes_per_s: ProfileRange
+    decode_threads: ProfileRange
+
+
 class Profile(FileSection, frozen=True):
     """All media and GPUs, with prices as of `date`."""
 
     date: date
     site: Site
+    codec: CodecFigures
     media: dict[str, Medium]
     gpus: dict[str, Gpu]
 
@@ -240,7 +251,7 @@ def _ordered(figure: dict[str, Any], given: Mapping[str, Any], file: str) -> dic
 def _convert(data: Mapping[str, Any], file: str) -> Profile:
     """Convert plain data to a profile, and check all figures."""
     profile = convert(data, Profile, f"{file}: ")
-    parts: dict[str, msgspec.Struct] = {"site": profile.site}
+    parts: dict[str, msgspec.Struct] = {"site": profile.site, "codec": profile.codec}
     parts |= {f"media.{name}": medium for name, medium in profile.media.items()}
     parts |= {f"gpus.{name}": gpu for name, gpu in profile.gpus.items()}
     for path, part in parts.items():

@@ -40,7 +40,8 @@ def rules_of(hardware: SimulatedHardware, policy: str = DEFAULT) -> NewRules:
             options: CxlOptions | DiskOptions = CxlOptions(capacity=Size(tier_spec.nbytes), **given)
         else:
             given |= _given(tier, "writes_per_day")
-            options = DiskOptions(path="", capacity=Size(tier_spec.nbytes), **given)
+            raw_bytes = Size(tier_spec.nbytes * tier_spec.ratio)  # rules count raw blocks
+            options = DiskOptions(path="", capacity=raw_bytes, **given)
         # By identity: equal tiers of a ladder compare equal.
         at = next(i for i, one in enumerate(hardware.tier_specs) if one is tier_spec)
         speeds = [

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from holdfast.errors import ConfigError
+from holdfast.sim.codec import RAW
 from holdfast.sim.profile import ProfileRange
 from holdfast.sim.size.demand import of_users
 from holdfast.sim.size.need import BUSY, GPU_BUSY, CandidateTier, need
@@ -185,7 +186,7 @@ def test_the_links_carry_all_tiers_together(asked, worked_out):
         found = worked_out(msgspec.structs.replace(question, nodes=nodes), *candidate)
         assert (found is not None) == carried
     for tier in found.tiers:  # either alone would fit one
-        assert tier.traffic_bytes_per_s < question.ingest_bytes_per_s(tier.tier) * BUSY
+        assert tier.traffic_bytes_per_s < question.ingest_bytes_per_s(tier.medium, RAW) * BUSY
     assert sum(tier.traffic_bytes_per_s for tier in found.tiers) == pytest.approx(561.5e9, rel=1e-3)
 
 
@@ -237,3 +238,33 @@ def test_energy_is_that_of_the_average_not_of_the_busiest_minute(asked, worked_o
     assert bursty.units == calm.units
     assert bursty.traffic_bytes_per_s == 5 * calm.traffic_bytes_per_s
     assert bursty.watts == pytest.approx(calm.watts)
+
+
+def test_an_encoding_tier_needs_fewer_bytes_and_writes_less(worked_out, asked):
+    """A QLC drive is slower than the decoders; sizes and rates count stored bytes."""
+    load = of_users(200, 32_000, 1000, 300.0)
+    question = asked(load, "Llama-3.1-8B", gpu="H200x1", media=("nvme-qlc",))
+    tier = CandidateTier("nvme-qlc", load.unique_tokens)
+    [encoded] = worked_out(question, tier).tiers
+    [raw] = worked_out(msgspec.structs.replace(question, codec="off"), tier).tiers
+    ratio = question.profile.codec.ratio.mid
+    assert (encoded.codec_ratio, raw.codec_ratio) == (ratio, 1.0)
+    assert encoded.capacity_bytes == pytest.approx(raw.capacity_bytes / ratio)
+    assert encoded.written_bytes_per_s == pytest.approx(raw.written_bytes_per_s / ratio)
+    assert encoded.traffic_bytes_per_s == pytest.approx(raw.traffic_bytes_per_s / ratio)
+    assert any("--codec off" in line for line in assumptions(question))
+
+
+def test_a_request_that_needs_more_than_the_decoders_deliver_gets_raw_records(worked_out, asked):
+    load = of_users(200, 32_000, 1000, 300.0)
+    question = asked(load, media=("nvme-qlc",))
+    [tier] = worked_out(question, CandidateTier("nvme-qlc", load.unique_tokens)).tiers
+    assert tier.codec_ratio == 1.0
+
+
+def test_narrow_types_count_raw(worked_out, asked):
+    load = of_users(200, 32_000, 1000, 300.0)
+    question = asked(load, "Llama-3.1-8B", gpu="H200x1", media=("nvme-qlc",), dtype="fp8")
+    [tier] = worked_out(question, CandidateTier("nvme-qlc", load.unique_tokens)).tiers
+    assert tier.codec_ratio == 1.0
+    assert not any("--codec off" in line for line in assumptions(question))

@@ -14,6 +14,7 @@ import numpy as np
 
 from holdfast.plan.planner import SHARE as FETCH_SHARE
 from holdfast.sim.amounts import GB, HOURS_PER_MONTH, HOURS_PER_YEAR, SECONDS_PER_DAY
+from holdfast.sim.codec import RAW, TierEncoding
 from holdfast.sim.profile import OBJECT_BYTES, Medium
 from holdfast.sim.size.question import GPU_BUSY, REMOTE, SizingGoal, SizingQuestion
 from holdfast.sim.trace import Floats
@@ -43,6 +44,8 @@ class TierNeed(NamedTuple):
     """Maximum units in one machine: a GPU machine, or a server of a pool."""
     spread: int
     """Number of nodes that the units are distributed over; one node's units serve a request."""
+    codec_ratio: float
+    """Raw bytes per stored byte; all other bytes of the tier are stored bytes."""
     bytes_per_s: float
     """Read bandwidth of all units."""
     request_bytes_per_s: float
@@ -126,13 +129,19 @@ class LadderNeed(NamedTuple):
 
 
 class _Use(NamedTuple):
-    """Reads from one tier: the bytes of each request, and the mean seconds of prefill saved."""
+    """Reads from one tier: the raw bytes of each request, and the mean seconds of prefill saved."""
 
     candidate_tier: CandidateTier
     medium: Medium
     nbytes: Floats
     hit: float
     saved_s: float
+    encoding: TierEncoding
+
+    @property
+    def stored(self) -> Floats:
+        """The stored bytes of each request."""
+        return self.nbytes / self.encoding.ratio
 
 
 def need(
@@ -161,17 +170,22 @@ def need(
                 tokens * question.token_bytes + fixed,
                 float(tokens.sum()) / float(inputs.sum()),
                 float(question.prefill_s(above, here).mean()),
+                question.encoding(candidate_tier.name),
             )
         )
         above = here
     compute_s = question.prefill_s(deepest, inputs)
     request_rates = _request_rates(question, goal, uses, compute_s)
+    if request_rates is None and any(use.encoding is not RAW for use in uses):
+        # A node that needs more than its decoders deliver keeps raw records.
+        uses = [use._replace(encoding=RAW) for use in uses]
+        request_rates = _request_rates(question, goal, uses, compute_s)
     if request_rates is None:
         return None
     busy, engines = question.busy_engines(compute_s), question.needed_engines(compute_s)
     peak = question.demand.peak_requests_per_s
     traffic = peak * sum(float(use.nbytes.mean()) for use in uses)
-    remote = peak * sum(float(use.nbytes.mean()) for use in uses if use.medium.tier in REMOTE)
+    remote = peak * sum(float(use.stored.mean()) for use in uses if use.medium.tier in REMOTE)
     by_links = max(traffic / question.link_bytes_per_s, remote / question.network_bytes_per_s)
     nodes_min = max(1, ceil(engines), ceil(by_links / BUSY))
     if 0 < question.nodes < nodes_min:
@@ -191,7 +205,8 @@ def need(
     for use, tier in zip(uses, tiers, strict=True):
         left = (tier.bytes_per_s - tier.traffic_bytes_per_s) / tier.spread
         rate = max(left, tier.request_bytes_per_s)
-        tier_s = use.medium.latency_s.mid * (use.nbytes > 0) + use.nbytes / rate
+        raw_rate = use.encoding.delivered(rate)
+        tier_s = use.medium.latency_s.mid * (use.nbytes > 0) + use.nbytes / raw_rate
         load_s = np.maximum(load_s, tier_s)
     ttft_s = question.overhead_s + compute_s + load_s
     quantiles = np.quantile(ttft_s, (0.5, goal.share), method="inverted_cdf")
@@ -211,7 +226,7 @@ def need(
 def _request_rates(
     question: SizingQuestion, goal: SizingGoal, uses: list[_Use], compute_s: Floats
 ) -> list[float] | None:
-    """Return the bandwidth that one request needs from each tier; None if none suffices.
+    """Return the raw bandwidth that one request needs from each tier; None if none suffices.
 
     It meets the goal, and limits a fetch to `FETCH_SHARE` of the compute time that it saves. The
     requests that may miss the goal are divided among the tiers: each tier leaves out that many of
@@ -242,20 +257,24 @@ def _request_rates(
         for i, use in enumerate(uses):
             needed = np.sort(use.nbytes / left_s)
             rates[i] = max(rates[i], float(needed[len(needed) - 1 - misses_left // len(uses)]))
-    links = [question.ingest_bytes_per_s(use.medium.tier) for use in uses]
+    links = [question.ingest_bytes_per_s(use.candidate_tier.name, use.encoding) for use in uses]
     return rates if all(r <= link for r, link in zip(rates, links, strict=True)) else None
 
 
 def _tier(
     question: SizingQuestion, use: _Use, request_rate: float, nodes: int, missed: Floats
 ) -> TierNeed:
-    """Size one tier for a bandwidth per request; `missed` are the tokens it does not hold."""
-    medium, demand = use.medium, question.demand
-    traffic = demand.peak_requests_per_s * float(use.nbytes.mean())
-    capacity = use.candidate_tier.tokens * question.stored_token_bytes
+    """Size one tier for a raw bandwidth per request; `missed` are the tokens it does not hold.
+
+    The tier moves and holds stored bytes.
+    """
+    medium, demand, ratio = use.medium, question.demand, use.encoding.ratio
+    request_rate /= ratio
+    traffic = demand.peak_requests_per_s * float(use.stored.mean())
+    capacity = use.candidate_tier.tokens * question.stored_token_bytes / ratio
     # Only the new tokens of a window are written; a recurrent state is always written whole.
     saved = missed * question.token_bytes + question.fixed_bytes(missed)
-    written = demand.requests_per_s * float(saved.mean())
+    written = demand.requests_per_s * float(saved.mean()) / ratio
     # A local tier is divided among the nodes; each node needs the bandwidth of one request.
     split = nodes if medium.tier in ("host", "disk") else 1
     read = medium.read_bytes_per_s.mid
@@ -293,6 +312,7 @@ def _tier(
         units_per_node=int(most.mid) if (most := medium.units_per_node) else None,
         spread=split,
         bytes_per_s=units * read,
+        codec_ratio=ratio,
         request_bytes_per_s=request_rate,
         traffic_bytes_per_s=traffic,
         written_bytes_per_s=written,
@@ -312,7 +332,7 @@ def _link_s(question: SizingQuestion, uses: list[_Use]) -> Floats:
     """Return the seconds to load each request's context over the links of an idle engine."""
     none = np.zeros(len(question.demand.input_tokens))
     total = sum((use.nbytes for use in uses), none)
-    remote = sum((use.nbytes for use in uses if use.medium.tier in REMOTE), none)
+    remote = sum((use.stored for use in uses if use.medium.tier in REMOTE), none)
     slower: Floats = np.maximum(
         total / question.link_bytes_per_s, remote / question.network_bytes_per_s
     )

@@ -275,6 +275,15 @@ def assumptions(question: SizingQuestion) -> list[str]:
             f"{site.power_overhead.mid - 1:.0%}; the machines that hold the tiers are not counted"
         ),
     ]
+    if encoded := [name for name in question.media if question.encoding(name).ratio != 1]:
+        figures = question.profile.codec
+        lines.append(
+            f"{', '.join(encoded)}: records take 1/{figures.ratio.mid:g} of their raw bytes "
+            f"(lossless codec, {question.dtype}), unless a request needs more than the "
+            f"{figures.decode_bytes_per_s.mid * figures.decode_threads.mid / GB:g} GB/s that a "
+            "node decodes; sizes and rates of these tiers count stored bytes; --codec off counts "
+            "without"
+        )
     if shape.windowed:
         lines.append(
             "windowed layers keep only the last window of a context, so a context is reused only "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -9,7 +11,9 @@ import msgspec
 import numpy as np
 
 from holdfast.errors import ConfigError
+from holdfast.plan.codec_choice import CodecMode
 from holdfast.sim.amounts import GB
+from holdfast.sim.codec import RAW, TierEncoding, tier_encoding
 from holdfast.sim.model.shape import ModelShape
 from holdfast.sim.profile import Gpu, Profile, ProfileRange
 from holdfast.sim.size.demand import Demand
@@ -36,7 +40,10 @@ class SizingGoal(NamedTuple):
 
 
 class SizingQuestion(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What to size. `price_level` selects the profile's low, mid or high prices."""
+    """What to size. `price_level` selects the profile's low, mid or high prices.
+
+    `codec`: whether tiers store encoded records.
+    """
 
     shape: ModelShape
     dtype: str
@@ -48,6 +55,7 @@ class SizingQuestion(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     nodes: int = 0
     """Number of GPU machines, one engine each; 0: as many as prefill and links need."""
     price_level: str = "mid"
+    codec: CodecMode = "auto"
     media: tuple[str, ...] = ("ddr5", "nvme-tlc", "nvme-qlc", "pool-flash", "s3-express")
 
     def check(self) -> None:
@@ -94,9 +102,29 @@ class SizingQuestion(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Network bandwidth into one engine."""
         return min(self.gpus * self.gpu.network_bytes_per_s.mid, self.link_bytes_per_s)
 
-    def ingest_bytes_per_s(self, tier: str) -> float:
-        """Return the bandwidth into one engine from a tier; remote tiers use the network."""
-        return self.network_bytes_per_s if tier in REMOTE else self.link_bytes_per_s
+    def encoding(self, medium: str) -> TierEncoding:
+        """Return how a tier of a medium stores the KV state: as the node of one reader chooses."""
+        figures = self.profile.medium(medium)
+        return tier_encoding(
+            self.profile, figures.tier, self.dtype, figures.read_bytes_per_s.mid, self.codec
+        )
+
+    def ingest_bytes_per_s(self, medium: str, encoding: TierEncoding) -> float:
+        """Return the raw bandwidth into one engine from a tier; remote tiers use the network."""
+        is_remote = self.profile.medium(medium).tier in REMOTE
+        into = self.network_bytes_per_s if is_remote else math.inf
+        return min(encoding.delivered(into), self.link_bytes_per_s)
+
+    def ingest_bytes_per_s_max(self, media: Iterable[str]) -> float:
+        """Return the highest of the raw bandwidths from media, whether they encode or not."""
+        return max(
+            (
+                self.ingest_bytes_per_s(medium, encoding)
+                for medium in media
+                for encoding in (RAW, self.encoding(medium))
+            ),
+            default=math.inf,
+        )
 
     @property
     def overhead_s(self) -> float:

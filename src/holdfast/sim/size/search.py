@@ -264,8 +264,7 @@ class _Search:
         """Evaluate a ladder on all requests, unless no tier speed lets its capacity suffice."""
         question = self._question
         tokens = candidate[-1].tokens if candidate else 0.0
-        tiers = [question.profile.medium(tier.name).tier for tier in candidate]
-        link = max((question.ingest_bytes_per_s(tier) for tier in tiers), default=inf)
+        link = question.ingest_bytes_per_s_max(tier.name for tier in candidate)
         if (tokens, link) not in self._least:
             compute_s, load_s, at = _idle_times(question, self._all_held[tokens], link)
             ttft_s = float(question.overhead_s + compute_s[at] + load_s[at])
@@ -290,7 +289,7 @@ def ttft_bound(question: SizingQuestion, held: dict[float, Floats]) -> tuple[flo
     """
     inputs = question.demand.input_tokens
     tiers = [question.profile.medium(name).tier for name in question.media]
-    link_bytes_per_s = max(question.ingest_bytes_per_s(tier) for tier in tiers)
+    link_bytes_per_s = question.ingest_bytes_per_s_max(question.media)
     links = "the engine's network" if set(tiers) <= set(REMOTE) else "the GPUs' links"
     bound_s, why = inf, ""
     for tokens in sorted(held, reverse=True):
