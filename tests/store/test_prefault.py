@@ -65,6 +65,8 @@ def looked(monkeypatch):
         asked, over = [], threading.Event()
 
         class Asked:
+            has_locks = False
+
             def reclaim(self):
                 return 0
 
