@@ -101,6 +101,10 @@ METRICS: Mapping[str, Metric] = {
     "waiting_writes": Metric((), "Writes to lower tiers that are queued or running."),
     "leases": Metric((), "Leases that readers hold."),
     "reservations": Metric((), "Reservations that writers hold."),
+    "partial_blocks": Metric((), "Blocks of several writers that wait for a writer's part."),
+    "abandoned_blocks_total": Metric(
+        (), "Blocks of several writers that were not saved, because a part did not come."
+    ),
     "domain_used_bytes": Metric(("domain", "tier"), "Bytes of a domain in a tier."),
     "domain_quota_bytes": Metric(("domain", "tier"), "Quota of a domain in a tier, if it has one."),
     "audit_events_total": Metric(("action",), "Events of the audit log."),
@@ -222,6 +226,8 @@ def node_samples(status: NodeStatus) -> Iterator[Sample]:
     yield Sample("waiting_writes", (), status.waiting_to_write)
     yield Sample("leases", (), status.leases)
     yield Sample("reservations", (), status.tickets)
+    yield Sample("partial_blocks", (), status.partial_blocks)
+    yield Sample("abandoned_blocks_total", (), status.abandoned_blocks)
     for action, number in status.audit.items():
         yield Sample("audit_events_total", (action,), number)
     yield Sample("audit_lost_lines_total", (), status.audit_lost)

@@ -418,7 +418,9 @@ class NodeStatus(StatusFields, frozen=True):
 
     `role`: "node" serves engines, "target" serves other nodes, "node and target" both, "store" a
     Python program. `recovery_s`: None until the disk tiers are recovered. `tickets`: reservations
-    of writers. `audit_lost`: lines of the audit log that could not be written.
+    of writers. `partial_blocks`: blocks of several writers that wait for a part.
+    `abandoned_blocks`: those of which a part did not come. `audit_lost`: lines of the audit log
+    that could not be written.
     `target`: None for a store of a Python program.
     """
 
@@ -438,6 +440,8 @@ class NodeStatus(StatusFields, frozen=True):
     uptime_s: float = 0.0
     leases: int = 0
     tickets: int = 0
+    partial_blocks: int = 0
+    abandoned_blocks: int = 0
     waiting_to_write: int = 0
     hints: HintStatus = HintStatus()
     recovered_blocks: int = 0

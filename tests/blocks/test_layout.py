@@ -82,6 +82,11 @@ def test_an_exact_block_is_all_pages_of_all_layers():
     assert EXACT.payload_bytes == 2 * 8 * 2048
 
 
+def test_the_width_of_an_element_follows_from_the_dtype():
+    assert (ALIKE.element_bytes, EXACT.element_bytes) == (2, 2)
+    assert msgspec.structs.replace(EXACT, dtype="a new type").element_bytes == 1
+
+
 def test_a_portable_block_of_layers_that_are_alike_matches_the_golden_vector():
     assert ALIKE.payload_bytes == 4096
     assert ALIKE.layer_offsets() == [0, 2048, 4096]

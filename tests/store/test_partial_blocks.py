@@ -123,8 +123,11 @@ def test_a_writer_may_divide_the_chain_otherwise(one, chain, first, second):
 
 def test_a_part_that_never_comes_leaves_nothing(one, chain, first, second):
     first.save(1)
+    assert one.store.status().partial_blocks == 3
     housekeep(one, PARTIAL_S + 1)
     assert slots(one) == 0
+    status = one.store.status()
+    assert (status.partial_blocks, status.abandoned_blocks) == (0, 3)
     assert second.save(2) == 0
     assert held(one, chain) == 0
     assert first.save(1) == 3

@@ -145,6 +145,11 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
         return PortableLayout(dtype, block_tokens, (LatentState(latent_size),) * layers)
 
     @property
+    def element_bytes(self) -> int:
+        """Bytes of one element; 1 for a data type that is not known."""
+        return DTYPE_BYTES.get(self.dtype, 1)
+
+    @property
     def payload_bytes(self) -> int:
         """Bytes of one block, all layers."""
         raise NotImplementedError
@@ -166,11 +171,6 @@ class PortableLayout(Layout, frozen=True, forbid_unknown_fields=True, tag="porta
         _check_count("layout.block_tokens", self.block_tokens)
         _check_layers(len(self.layers))
         _check_payload(self.payload_bytes)
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of one element."""
-        return DTYPE_BYTES[self.dtype]
 
     @property
     def payload_bytes(self) -> int:

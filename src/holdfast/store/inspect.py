@@ -65,6 +65,8 @@ def status(store: StoreParts) -> NodeStatus:
             uptime_s=store.clock.now() - store.opened_at_s,
             leases=len(table.leases),
             tickets=table.leases.reservations,
+            partial_blocks=len(store.partial_blocks),
+            abandoned_blocks=store.partial_blocks.abandoned,
             waiting_to_write=table.unwritten(),
             hints=store.pending_hints.status(store.clock.now()),
             recovered_blocks=store.recovery.blocks,

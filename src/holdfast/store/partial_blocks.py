@@ -77,6 +77,8 @@ class PartialBlocks:
         """Blocks that more writers may join, oldest first."""
         self._by_ticket: dict[int, list[PartialBlock | None]] = {}
         """Blocks of each open reservation, one for each of its keys."""
+        self.abandoned = 0
+        """Number of blocks that were abandoned so far."""
 
     def __len__(self) -> int:
         """Return the number of blocks that wait for parts."""
@@ -166,6 +168,7 @@ class PartialBlocks:
         block.rests_until = max(block.rests_until, until)
         if not block.abandoned:
             block.abandoned = True
+            self.abandoned += 1
             del self._waiting[block.name]
         self._end(block)
 
