@@ -52,7 +52,8 @@ is measured only after that."""
 class VllmServerOptions(msgspec.Struct, frozen=True):
     """Options of a vLLM server; an empty `kv_transfer` starts it without a connector.
 
-    `environment`: variables of its process that differ from the defaults here.
+    `ranks`: its tensor-parallel size. `environment`: variables of its process that differ from the
+    defaults here.
     """
 
     model: Path
@@ -60,6 +61,7 @@ class VllmServerOptions(msgspec.Struct, frozen=True):
     model_tokens_max: int = 16_384
     batch_tokens_max: int = 1024
     dtype: str = "auto"
+    ranks: int = 1
     environment: dict[str, str] = {}
 
 
@@ -73,15 +75,16 @@ def equal_threads() -> dict[str, str]:
 
 
 def holdfast_kv_transfer(
-    node: str, cover_deadline_ms: int = COVER_DEADLINE_MS
+    node: str, cover_deadline_ms: int = COVER_DEADLINE_MS, layout: str = "exact"
 ) -> dict[str, object]:
     """Return the value of `--kv-transfer-config` that connects an engine to the node `node`."""
+    options = {"holdfast": node, "cover_deadline_ms": cover_deadline_ms, "layout": layout}
     return {
         "kv_connector": "HoldfastConnector",
         "kv_connector_module_path": "holdfast.engines.vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"holdfast": node, "cover_deadline_ms": cover_deadline_ms},
+        "kv_connector_extra_config": options,
     }
 
 
@@ -96,6 +99,7 @@ class VllmServer:
             *("--host", HOST, "--port", str(self.port)),
             *("--model", str(options.model), "--served-model-name", "model"),
             *("--dtype", options.dtype),
+            *("--tensor-parallel-size", str(options.ranks)),
             *("--max-model-len", str(options.model_tokens_max)),
             *("--max-num-batched-tokens", str(options.batch_tokens_max)),
             *("--kv-cache-memory-bytes", str(KV_BYTES)),

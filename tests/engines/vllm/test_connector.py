@@ -18,6 +18,7 @@ from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
 import holdfast
+from holdfast.blocks.payload_part import packed_part
 from holdfast.engines.vllm import HoldfastConnector
 from holdfast.engines.vllm.counters import COUNTERS, ConnectorCounts
 from holdfast.engines.vllm.work import Handshake, StepWork, WorkerReport
@@ -96,7 +97,8 @@ def test_an_os_error_at_start_disables_the_cache_but_not_the_engine(caplog, monk
     assert worker.get_handshake_metadata().refusal
 
 
-def test_a_node_that_cannot_be_started_leaves_no_device_open(monkeypatch):
+def replace_parts(monkeypatch, part=b""):
+    """Replace what looks at vLLM's pages; return the list of devices that were closed."""
     closed = []
     layout = SimpleNamespace(payload_bytes=64, block_tokens=8)
     fingerprint = SimpleNamespace(representation=layout, digest=lambda: b"f" * 16)
@@ -104,15 +106,38 @@ def test_a_node_that_cannot_be_started_leaves_no_device_open(monkeypatch):
         "only_group": lambda *_: SimpleNamespace(layers=("layer",), page_tokens=8),
         "geometry_of": lambda *_: SimpleNamespace(pages_of=lambda _: None),
         "block_form": lambda *_: SimpleNamespace(
-            fingerprint=fingerprint, portable=None, shared=False, writes=True
+            fingerprint=fingerprint, portable=None, part=part, writes=True
         ),
         "step_blocks_of": lambda *_: 4,
         "open_device": lambda name, *_: SimpleNamespace(close=lambda: closed.append(name)),
-        "HoldfastConnector._connect": fail_without_space,
     }
-    for name, part in parts.items():
-        monkeypatch.setattr(f"holdfast.engines.vllm.connector.{name}", part)
+    for name, replaced in parts.items():
+        monkeypatch.setattr(f"holdfast.engines.vllm.connector.{name}", replaced)
     monkeypatch.setattr("vllm.distributed.parallel_state.get_tensor_model_parallel_rank", lambda: 0)
+    return closed
+
+
+def test_a_rank_tells_the_node_which_part_of_each_block_it_writes(monkeypatch):
+    hellos = []
+
+    def connect(_address, hello, _answer_s):
+        hellos.append(hello)
+        return SimpleNamespace(address="a", failure="", wait=lambda _: True, close=lambda: None)
+
+    replace_parts(monkeypatch, part=packed_part([(0, 32)]))
+    monkeypatch.setattr("holdfast.engines.vllm.connector.ReconnectingClient", connect)
+    monkeypatch.setattr("msgspec.json.encode", lambda _: b"{}")
+    worker = connector(KVConnectorRole.WORKER, holdfast="unix:///run/h.sock")
+    worker.register_kv_caches({"layer": torch.zeros(4)})
+    worker.shutdown()
+    assert [hello.part for hello in hellos] == [packed_part([(0, 32)])]
+
+
+def test_a_node_that_cannot_be_started_leaves_no_device_open(monkeypatch):
+    closed = replace_parts(monkeypatch)
+    monkeypatch.setattr(
+        "holdfast.engines.vllm.connector.HoldfastConnector._connect", fail_without_space
+    )
     worker = connector(KVConnectorRole.WORKER)
     worker.register_kv_caches({"layer": torch.zeros(4)})
     assert closed == ["cpu"]

@@ -12,6 +12,7 @@ from vllm.v1 import kv_cache_interface as kv
 from vllm.v1.attention.backends import cpu_attn
 
 from holdfast.blocks.layout import Layout
+from holdfast.blocks.payload_part import covers
 from holdfast.devices.page_format import cpu_format
 from holdfast.engines.vllm import portable
 from holdfast.engines.vllm.describe import PagedGroup, geometry_of
@@ -58,14 +59,20 @@ def form_of(spec, config=None, rank=0, names=NAMES, shape=None, setting=SETTING)
 @pytest.fixture(autouse=True)
 def names(monkeypatch):
     """Fingerprints say here which of the two they are."""
-    monkeypatch.setattr(portable, "fingerprint_of", lambda *_: "exact")
-    monkeypatch.setattr(portable, "portable_fingerprint_of", lambda *_: "portable")
+    pages = SimpleNamespace(payload_bytes=64)
+    exact = SimpleNamespace(kind="exact", representation=pages)
+    monkeypatch.setattr(portable, "fingerprint_of", lambda *_: exact)
+    monkeypatch.setattr(
+        portable,
+        "portable_fingerprint_of",
+        lambda *given: SimpleNamespace(kind="portable", representation=given[2]),
+    )
 
 
 def test_blocks_are_exact_unless_the_option_says_portable():
     form = form_of(full(), setting=SETTING._replace(layout="exact"))
-    assert (form.fingerprint, form.portable) == ("exact", None)
-    assert (form.shared, form.writes) == (False, True)
+    assert (form.fingerprint.kind, form.portable) == ("exact", None)
+    assert (form.part, form.writes) == (b"", True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -77,16 +84,18 @@ def test_blocks_of_full_attention_are_portable(dtype, size):
     )
     isa = cpu_attn._get_attn_isa(dtype, TOKENS, size)
     pages = cpu_format(isa, HEADS, TOKENS, size, dtype.itemsize)
-    assert form.fingerprint == "portable"
+    assert form.fingerprint.kind == "portable"
     assert form.portable == (pages, layout.whole())
-    assert (form.shared, form.writes) == (False, True)
+    assert (form.part, form.writes) == (b"", True)
 
 
 def test_ranks_share_a_block_of_the_whole_model():
     forms = [form_of(full(heads=2), config_of(ranks=2), rank) for rank in range(2)]
     assert [form.portable.part.heads[0] for form in forms] == [range(2), range(2, 4)]
     assert len({form.portable.part.layout for form in forms}) == 1
-    assert all(form.shared and form.writes for form in forms)
+    assert all(form.writes for form in forms)
+    raw_bytes = forms[0].portable.part.layout.payload_bytes
+    assert covers(frozenset(form.part for form in forms), raw_bytes)
 
 
 def test_of_ranks_with_copies_of_a_head_or_of_latents_one_writes():
@@ -95,7 +104,7 @@ def test_of_ranks_with_copies_of_a_head_or_of_latents_one_writes():
     config = config_of(ranks=2, backend="CPU_MLA")
     forms = [form_of(latent(), config, rank) for rank in range(2)]
     assert [form.writes for form in forms] == [True, False]
-    assert not any(form.shared for form in forms)
+    assert forms[0].part == b""
     assert forms[0].portable.part.layout.payload_bytes == 2 * 128 * 576 * 2
 
 
@@ -117,7 +126,7 @@ def test_of_ranks_with_copies_of_a_head_or_of_latents_one_writes():
 )  # fmt: skip
 def test_blocks_are_exact_with_a_warning_if_pages_cannot_be_converted(arguments, named, caplog):
     form = form_of(**arguments)
-    assert (form.fingerprint, form.portable) == ("exact", None)
+    assert (form.fingerprint.kind, form.portable) == ("exact", None)
     (record,) = [each for each in caplog.records if each.name == "vllm.holdfast"]
     assert "blocks are exact, not portable" in record.getMessage()
     assert re.search(named, record.getMessage())

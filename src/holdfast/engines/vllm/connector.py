@@ -121,14 +121,13 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
                 raw_bytes=layout.payload_bytes,
                 block_tokens=layout.block_tokens,
                 page_tokens=group.page_tokens,
-                shared=form.shared,
             )
             pages = geometry.pages_of(layout.block_tokens // group.page_tokens)
             step_blocks = step_blocks_of(self._vllm_config, layout.block_tokens)
             options = DeviceOptions(step_blocks, form.portable)
             device = open_device(tensors[0].device.type, pages, tensors, options)
             try:
-                node = self._connect(handshake, fingerprint)
+                node = self._connect(handshake, fingerprint, form.part)
             except BaseException:
                 device.close()
                 raise
@@ -190,20 +189,12 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             return
         if any(namespace.refusal for namespace in namespaces):
             return  # the worker has logged the reason
-        setting = self._setting
-        if any(namespace.shared for namespace in namespaces) and setting.saves:
-            _log.warning(
-                "portable blocks are loaded, but not saved: with tensor parallelism a block would "
-                "have to be filled by %d ranks together, which is not supported yet",
-                len(namespaces),
-            )
-            setting = setting._replace(saves=False)
         with self._passive_on_error():
             connections = [self._connect(namespace) for namespace in namespaces]
             self._scheduler = SchedulerSide(
                 connections,
                 namespaces,
-                setting,
+                self._setting,
                 TimingReporter(connections),
                 EngineClocks(running=RunningClock()),
                 ledger_of(self._vllm_config.kv_transfer_config.engine_id),
@@ -290,7 +281,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     # Private methods
 
     def _connect(
-        self, namespace: Handshake, fingerprint: Fingerprint | None = None
+        self, namespace: Handshake, fingerprint: Fingerprint | None = None, part: bytes = b""
     ) -> ReconnectingClient:
         """Open a session for one namespace, and wait up to `START_S` for the node."""
         hello = Hello(
@@ -301,6 +292,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             block_tokens=namespace.block_tokens,
             domain=self._setting.domain,
             description=msgspec.json.encode(fingerprint).decode() if fingerprint else "",
+            part=part,
             publish=self._setting.publish,
         )
         address = self._setting.address

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.layout import DTYPE_BYTES, Layout, PortableLayout
+from holdfast.blocks.payload_part import SliceCopy
 from holdfast.devices.arrange import PortablePages
 from holdfast.devices.page_format import PageFormat, cpu_format, latent_format
 from holdfast.engines.vllm.cpu_pages import check_kernel
@@ -42,15 +43,18 @@ class BlockForm(NamedTuple):
     portable: PortablePages | None
 
     @property
-    def shared(self) -> bool:
-        """Whether several tensor-parallel ranks hold parts of one block."""
-        part = self.portable.part if self.portable is not None else None
-        return part is not None and part.heads != part.layout.whole().heads
+    def part(self) -> bytes:
+        """The ranges of each payload that this rank writes, if other ranks write the rest."""
+        return self._copy().part
 
     @property
     def writes(self) -> bool:
         """Whether this rank writes any part of a block; of ranks with equal pages, one does."""
-        return self.portable is None or bool(self.portable.part.written_runs())
+        return self._copy().writes
+
+    def _copy(self) -> SliceCopy:
+        part = self.portable.part if self.portable is not None else None
+        return SliceCopy(self.fingerprint.representation.payload_bytes, part)
 
 
 def block_form(

@@ -79,13 +79,11 @@ class WorkerReport(KVConnectorWorkerMetadata):
 class Handshake(KVConnectorHandshakeMetadata):
     """A worker's namespace and block sizes, for the scheduler side.
 
-    `shared`: several ranks hold parts of one block. `refusal`: why this worker does not use the
-    store; empty if it does.
+    `refusal`: why this worker does not use the store; empty if it does.
     """
 
     fingerprint: bytes = b""
     raw_bytes: int = 0
     block_tokens: int = 0
     page_tokens: int = 0
-    shared: bool = False
     refusal: str = ""
