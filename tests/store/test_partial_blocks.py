@@ -3,12 +3,18 @@
 from functools import partial
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from holdfast.blocks.namespace import Namespace
 from holdfast.blocks.payload_part import packed_part
 from holdfast.codec.pack import payload
 from holdfast.errors import Outcome
 from holdfast.limits import PARTIAL_S
+from holdfast.store.leases import Generation, Reservation
+from holdfast.store.partial_blocks import JoinedBlock, PartialBlocks
 from holdfast.store.save import ChainRun
+from holdfast.tiers.base import NOWHERE, Place
 
 PAYLOAD = 16 << 10
 HALF = PAYLOAD // 2
@@ -193,6 +199,19 @@ def test_parts_that_overlap_do_not_share_a_block(one, chain, first, second):
     assert second.save(2) == 3
 
 
+def test_parts_of_engines_of_two_sizes_complete_a_block_only_without_a_gap(one, chain, first):
+    first.save(1)
+    third, last = (
+        Writer(one, chain, packed_part([(start, HALF // 2)])) for start in (HALF, 3 * HALF // 2)
+    )
+    third.reserve()
+    assert third.commit() == 0
+    assert held(one, chain) == 0
+    last.reserve()
+    assert last.commit() == 3
+    assert held(one, chain) == 3
+
+
 def test_blocks_that_are_held_need_no_part(one, chain, first):
     one.save(chain)
     assert first.reserve() == [-1, -1, -1]
@@ -261,3 +280,62 @@ def test_usage_returns_to_zero_however_parts_end(harness):
         housekeep(one, PARTIAL_S + 1)
         assert slots(one) == 0
         assert fillable() == before
+
+
+NAMESPACE = Namespace(b"f" * 16, b"d" * 16, 4, 16)
+GENERATION = Generation(0, 0)
+PARTS = [packed_part(ranges) for ranges in ([(0, 2)], [(2, 2)], [(1, 2)], [(2, 1)], [(3, 1)])]
+BYTES = [{0, 1}, {2, 3}, {1, 2}, {2}, {3}]
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["reserve", "commit", "abort", "wait"]), st.integers(0, 4)),
+    max_size=30,
+)
+
+
+@given(STEPS)
+def test_a_block_completes_only_with_every_byte_and_each_slot_is_freed_once(steps):
+    """Writers with all kinds of parts reserve, commit, give up and let time pass in any order."""
+    rested, completed, allocated, now_s = [], [], 0, 0.0
+    blocks = PartialBlocks(lambda reservation, _: rested.extend(reservation.places))
+    open_writers: dict[int, tuple[int, int]] = {}
+    written: dict[int, set[int]] = {}
+    for number, (step, which) in enumerate(steps):
+        ticket = sorted(open_writers)[which % len(open_writers)] if open_writers else None
+        if step == "reserve":
+            [(block, wanted)] = blocks.join(NAMESPACE, [b"k"], PARTS[which], GENERATION)
+            place = NOWHERE
+            if wanted:
+                place = block.place if block else Place(allocated)
+                allocated += block is None
+            run = Reservation(NAMESPACE, [b"k"], b"", 0, b"", [place], GENERATION, PARTS[which])
+            blocks.open(number, run, [JoinedBlock(block, wanted)], now_s)
+            open_writers[number] = which, place
+            if place != NOWHERE:
+                inside = written.setdefault(place, set())
+                under_way = [
+                    BYTES[other]
+                    for writer, (other, at) in open_writers.items()
+                    if at == place and writer != number
+                ]
+                assert inside.union(*under_way).isdisjoint(BYTES[which])
+        elif step == "wait":
+            now_s += PARTIAL_S
+            blocks.expire(now_s)
+        elif ticket is not None:
+            part, place = open_writers.pop(ticket)
+            if step == "abort":
+                blocks.abort(ticket, now_s)
+                continue
+            run = Reservation(NAMESPACE, [b"k"], b"", 0, b"", [place], GENERATION, PARTS[part])
+            written.setdefault(place, set()).update(BYTES[part])
+            [done] = blocks.commit(ticket, run).places
+            if done != NOWHERE:
+                assert written[done] == {0, 1, 2, 3}
+                completed.append(done)
+        held = {place for _, place in open_writers.values()}
+        assert held.isdisjoint(rested), "a slot is freed while a writer may write to it"
+    for ticket in list(open_writers):
+        blocks.abort(ticket, now_s)
+    blocks.expire(now_s + PARTIAL_S)
+    assert len(blocks) == 0
+    assert sorted(rested + completed) == list(range(allocated))

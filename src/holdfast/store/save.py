@@ -71,18 +71,17 @@ def reserve(
         held = list(itertools.compress(rows, there))
         table.pin(held)  # they must not be evicted for the blocks that follow them
         generation = table.generation(namespace)
-        joined = [JoinedBlock(None)] * len(keys)
-        if part:
-            joined = store.partial_blocks.join(namespace, keys, part, generation)
-        new = [
-            not is_there and found == JoinedBlock(None)
-            for is_there, found in zip(there, joined, strict=True)
-        ]
+        joined = store.partial_blocks.join(namespace, keys, part, generation) if part else []
+        new = _new(there, joined)
         size, share = namespace.slot_bytes, FILLING_SHARE if len(table.hosts) > 1 else 1.0
         fillable = table.usage.fillable(namespace.domain, size, store.host_bytes, share)
-        slots = reserve_slots(table, namespace, min(new.count(True), fillable))
+        slots = reserve_slots(table, namespace, min(sum(new), fillable))
         table.unpin(held)
-        places = _places(there, joined, slots)
+        unused = iter(slots)
+        places = [next(unused, NOWHERE) if is_new else NOWHERE for is_new in new]
+        for i, (block, wanted) in enumerate(joined):
+            if block is not None and wanted and not there[i]:
+                places[i] = block.place
         reservation = Reservation(
             namespace, list(keys), run.parent, run.depth, run.segment, places, generation, part
         )
@@ -90,7 +89,7 @@ def reserve(
         number = table.leases.reserve(reservation)
         if part:
             store.partial_blocks.open(number, reservation, joined, began_s)
-    full = len(slots) < new.count(True)
+    full = len(slots) < sum(new)
     outcome = Outcome.FULL if full else Outcome.OK
     if full:
         store.mover.wake()
@@ -98,17 +97,14 @@ def reserve(
     return SaveSlots(number, [int(place) for place in places], outcome)
 
 
-def _places(
-    there: Sequence[bool], joined: Sequence[JoinedBlock], slots: Sequence[Place]
-) -> list[Place]:
-    """Return the place to fill for each block: that of a block to join, or a new slot."""
-    places, unused = list[Place](), iter(slots)
-    for is_there, (block, wanted) in zip(there, joined, strict=True):
-        if is_there or not wanted:
-            places.append(NOWHERE)
-        else:
-            places.append(next(unused, NOWHERE) if block is None else block.place)
-    return places
+def _new(there: Sequence[bool], joined: Sequence[JoinedBlock]) -> list[bool]:
+    """Return for each block whether it needs a slot: it is not held, and nobody fills it."""
+    if not joined:
+        return [not is_there for is_there in there]
+    return [
+        found.block is None and found.wanted and not is_there
+        for is_there, found in zip(there, joined, strict=True)
+    ]
 
 
 def commit(store: StoreParts, number: int, retention: Retention = Retention.SESSION) -> int:
