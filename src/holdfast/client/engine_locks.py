@@ -11,25 +11,29 @@ class EngineLocks:
     """Locks the arena of the node that an engine is connected to, for its device.
 
     `registrar`: that of the device; None if it needs no locks: then nothing is done. One thread
-    calls the methods.
+    calls the methods, any thread `present`.
     """
 
     def __init__(self, registrar: Registrar | None) -> None:
         self._registrar = registrar
-        self._client: Client | None = None
-        self._memory: LockedMemory | None = None
+        self._present: tuple[Client, LockedMemory] | None = None
 
     def of(self, client: Client) -> LockedMemory | None:
         """Return the locked memory of a client's arena; None if there is nothing to lock."""
         if self._registrar is None or client.arena is None:
             return None
-        if client is not self._client:
+        if self._present is None or self._present[0] is not client:
             # That of a lost connection ends by itself, once no copy uses it.
-            self._client, self._memory = client, LockedMemory(client, self._registrar)
-        return self._memory
+            self._present = client, LockedMemory(client, self._registrar)
+        return self._present[1]
+
+    def present(self, client: Client) -> LockedMemory | None:
+        """Return the locked memory of a client if the engine's steps use it, else None."""
+        present = self._present
+        return present[1] if present is not None and present[0] is client else None
 
     def close(self) -> None:
         """Unlock all memory, when the copies that use it have ended."""
-        if self._memory is not None:
-            self._memory.close()
-            self._client = self._memory = None
+        if self._present is not None:
+            self._present[1].close()
+            self._present = None

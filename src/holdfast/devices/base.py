@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from holdfast.buffers import SharedMapping
+from holdfast.buffers import Registrar, SharedMapping
 from holdfast.errors import BlockError, HoldfastError
 
 
@@ -89,8 +89,11 @@ class Transfer(Protocol):
 class LockedRanges(Protocol):
     """The ranges of one arena that are page-locked for this process, with a count of their users.
 
-    A range is an offset in the arena and a number of bytes. Memory in use stays locked.
+    A range is an offset in the arena and a number of bytes. Memory in use stays locked. Each chunk
+    is locked by itself, so a copy must not cross a multiple of `chunk_bytes`.
     """
+
+    chunk_bytes: int
 
     @abstractmethod
     def use(self, ranges: Sequence[tuple[int, int]]) -> bool:
@@ -149,7 +152,14 @@ class DirectDevice(Device, Protocol):
 
 
 class StagedBlocks(Protocol):
-    """Whole blocks that were copied out of their pages into memory of the device."""
+    """Memory of the device for whole blocks on their way to the arena."""
+
+    @abstractmethod
+    def pack(self) -> None:
+        """Queue the copy of the blocks out of their pages, after the engine's work so far.
+
+        Work that the engine queues after this call may overwrite the pages.
+        """
 
     @abstractmethod
     def ready(self) -> bool:
@@ -170,18 +180,23 @@ class StagedBlocks(Protocol):
 
     @abstractmethod
     def release(self) -> None:
-        """Let the memory be used for other blocks; all copies of these have ended."""
+        """Let the memory be used for other blocks, as soon as all copies of these have ended."""
 
 
+@runtime_checkable
 class StagingDevice(Device, Protocol):
-    """A device with memory in which saved blocks wait until they have places in the arena."""
+    """A device with memory in which saved blocks wait until they have places in the arena.
+
+    `registrar` page-locks memory for its copies.
+    """
+
+    registrar: Registrar
 
     @abstractmethod
     def stage(self, blocks: Sequence[Sequence[int]]) -> StagedBlocks | None:
-        """Queue the copy of whole blocks out of their pages, after the engine's work so far.
+        """Reserve memory for whole blocks; `blocks` has the pages of each.
 
-        `blocks` has the pages of each. Work that the engine queues after this call may overwrite
-        the pages. Returns None if the memory is in use by earlier blocks.
+        Returns None if the memory is in use by earlier blocks, or is too small.
         """
 
 

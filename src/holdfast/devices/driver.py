@@ -7,7 +7,6 @@ A call raises `DriverError` if the GPU's own driver refuses it, or has failed be
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from holdfast.buffers import Registrar
@@ -30,9 +29,9 @@ class Copies(NamedTuple):
     All copies of a batch have one direction.
     """
 
-    to: Sequence[int]
-    source: Sequence[int]
-    nbytes: Sequence[int]
+    to: list[int]
+    source: list[int]
+    nbytes: list[int]
 
 
 class PageTable(NamedTuple):

@@ -58,7 +58,10 @@ class SimulatedDriver:
         self.locked: dict[int, int] = {}
         """Bytes of locked memory by its address."""
         self._random = random.Random(seed)  # noqa: S311  # a test repeats it
-        self._streams: list[deque[_Operation]] = [deque()]
+        self._streams: list[deque[_Operation]] = []
+        self._speeds: list[float] = []
+        """How often the work of each stream is chosen; some streams are far behind others."""
+        self._add_stream()
         self._engines: dict[str, deque[int]] = {"to GPU": deque(), "from GPU": deque()}
         self._memory: list[np.ndarray] = []
         self._gpu: list[tuple[int, int]] = []
@@ -96,8 +99,7 @@ class SimulatedDriver:
     def create_stream(self, *, urgent: bool) -> int:
         del urgent  # an order is as right as another
         with self._call("create_stream"):
-            self._streams.append(deque())
-            return len(self._streams) - 1
+            return self._add_stream()
 
     def engine_stream(self) -> int:
         with self._call("engine_stream"):
@@ -177,6 +179,8 @@ class SimulatedDriver:
         with self._mutex:
             if not self._failed:
                 self.run()
+            for stream in self._streams:
+                stream.clear()
             self._memory.clear()
 
     # How
@@ -193,6 +197,11 @@ class SimulatedDriver:
                 self._failed = "an earlier error of the GPU" if lasting else ""
                 raise DriverError(f"{name}: the test lets this call fail")
         return self._mutex
+
+    def _add_stream(self) -> int:
+        self._streams.append(deque())
+        self._speeds.append(0.25 ** self._random.randrange(5))
+        return len(self._streams) - 1
 
     def _new(self, nbytes: int) -> int:
         raw = np.full(nbytes + 256, POISON, np.uint8)
@@ -284,7 +293,7 @@ class SimulatedDriver:
         ready += [waiting[0] for waiting in self._engines.values() if waiting]
         if not ready:
             return False
-        number = self._random.choice(ready)
+        (number,) = self._random.choices(ready, [self._speeds[each] for each in ready])
         operation = self._streams[number][0]
         if next(operation.parts, operation) is operation:  # it has no more parts
             self._streams[number].popleft()

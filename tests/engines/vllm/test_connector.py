@@ -201,7 +201,7 @@ def worker():
         failed_pages=set,
         counts=ConnectorCounts(),
     )
-    side._reserves, side._inflight, side._moving, side._landed = [], [], False, {}
+    side._saves, side._moving, side._landed = SimpleNamespace(busy=False), False, {}
     side.report = partial(WorkerSide.report, side)
     return worker
 

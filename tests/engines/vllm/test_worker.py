@@ -268,7 +268,7 @@ def test_a_device_that_fails_costs_the_load_and_the_next_one_lands(harness, monk
 
 
 def test_a_device_that_fails_costs_the_save_only_and_its_slots_go_back(harness, monkeypatch):
-    monkeypatch.setattr(harness.side._device, "gather", out_of_memory)
+    monkeypatch.setattr(harness.side._saves._device, "gather", out_of_memory)
     for _ in range(3):
         harness.side.save(harness.saving([9, 3], KEYS[:1]))
     assert harness.side.counts.data["calls/save/failed"] == 3
@@ -364,9 +364,9 @@ def test_a_late_reservation_fails_only_the_save(harness):
     harness.client.answer = lambda _: None
     work = harness.saving([9, 3], KEYS[:1])
     clock = iter(range(100))
-    harness.side._running = lambda: next(clock)
+    harness.side._saves._running = lambda: next(clock)
     harness.side.save(work)
-    assert harness.side._backoff.timeout_s(1.0) == 0.5
+    assert harness.side._saves._backoff.timeout_s(1.0) == 0.5
     assert harness.client.forgotten == harness.client.of(Reserve)
     assert harness.side.counts.data["calls/save/late"] == 1
 
@@ -443,7 +443,7 @@ class Deferred:
 
 
 def test_copies_that_complete_while_the_engine_is_idle_are_committed(harness):
-    device = harness.side._device = Deferred(harness.side._device)
+    device = harness.side._saves._device = Deferred(harness.side._device)
     work, heard = harness.saving([9, 3], KEYS[:1]), []
     harness.side.save(work)
     assert harness.side.report(work) == WorkerReport(computed=True, moving=True)
@@ -456,7 +456,7 @@ def test_copies_that_complete_while_the_engine_is_idle_are_committed(harness):
 
 
 def test_copies_in_flight_at_close_are_committed_before_the_session_ends(harness):
-    harness.side._device, at_close = Deferred(harness.side._device), []
+    harness.side._saves._device, at_close = Deferred(harness.side._device), []
     fill(harness, [9, 3])
     harness.side.save(harness.saving([9, 3], KEYS[:1]))
     (place,) = harness.node.tickets[1]

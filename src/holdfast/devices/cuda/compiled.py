@@ -7,10 +7,12 @@ no GPU, so it is tested without one.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import triton
 import triton.language as tl
+from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from holdfast.devices.cuda.kernels import LAYERS_PER_JOB, convert_pages, copy_pages, pause
@@ -94,7 +96,10 @@ COPY_ARGUMENTS = ("*i64", "*i32", "*i64", "i32", "i32", "i32", "i32", "i64", "i6
 CONVERT_ARGUMENTS = ("*i64", "*i32", "*i64", *["i32"] * 4, *["i64"] * 5, "i32")
 
 
-def compiled(variant: CopyVariant | ConvertVariant | PauseVariant, target: Any) -> Any:
+Variant: TypeAlias = CopyVariant | ConvertVariant | PauseVariant
+
+
+def compiled(variant: Variant, target: Any) -> Any:
     """Return Triton's compiled kernel for a `GPUTarget`: `asm` has its code, `metadata` its name.
 
     The stage's address is a multiple of 16 if the variant's alignment is.
@@ -104,3 +109,32 @@ def compiled(variant: CopyVariant | ConvertVariant | PauseVariant, target: Any) 
     signature = dict(zip(names, types, strict=True)) | dict.fromkeys(constants, "constexpr")
     source = ASTSource(function, signature, constants, {})
     return triton.compile(source, target=target, options={"num_warps": WARPS})
+
+
+class MachineCode(NamedTuple):
+    """A kernel as a driver loads it: code, name, threads of a program, and its parameters.
+
+    `parameters` has the type of each, `uint64`, `int32` or `int64`. Triton adds addresses of
+    scratch memory behind those of the kernel, which is not used: they are 0.
+    """
+
+    code: bytes
+    name: str
+    threads: int
+    shared_bytes: int
+    parameters: Sequence[str]
+
+
+def for_nvidia(variant: Variant, major: int, minor: int) -> MachineCode:
+    """Compile a kernel for NVIDIA GPUs of one compute capability."""
+    made = compiled(variant, GPUTarget("cuda", 10 * major + minor, 32))
+    *_, types = variant.kernel()
+    declared = made.asm["ptx"].split(".entry", 1)[1].split(")", 1)[0].count(".param")
+    parameters = [_PARAMETERS[kind] for kind in types]
+    parameters += ["uint64"] * (declared - len(parameters))
+    metadata = made.metadata
+    shared = int(metadata.shared)
+    return MachineCode(made.asm["cubin"], metadata.name, 32 * WARPS, shared, parameters)
+
+
+_PARAMETERS = {"*i64": "uint64", "*i32": "uint64", "i32": "int32", "i64": "int64"}

@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from holdfast.devices.base import DirectDevice, Pages
+from holdfast.devices.base import DirectDevice, Pages, StagingDevice
 from holdfast.devices.registry import DeviceKind, DeviceOptions
 
+if TYPE_CHECKING:
+    from holdfast.devices.cuda.device import CudaDevice
 
-def _open(pages: Pages, tensors: Sequence[Any], options: DeviceOptions) -> DirectDevice:
-    """Return the device for these pages."""
+_log = logging.getLogger("vllm.holdfast")  # shown by vLLM, with its time and level
+
+
+def _open(
+    pages: Pages, tensors: Sequence[Any], options: DeviceOptions
+) -> DirectDevice | StagingDevice:
+    """Return a device that uses NVIDIA's driver; elsewhere, and if that fails, one of PyTorch."""
+    import torch
+
     from holdfast.devices.cuda.torch_device import TorchDevice
 
-    del options
+    if torch.version.hip is None and importlib.util.find_spec("triton") is not None:
+        try:
+            return _on_nvidia(pages, tensors, options)
+        except Exception as error:  # noqa: BLE001  # the driver's, or those of Triton's compiler
+            _log.warning("blocks are copied through PyTorch, several times slower: %s", error)
     return TorchDevice(tensors, pages)
+
+
+def _on_nvidia(pages: Pages, tensors: Sequence[Any], options: DeviceOptions) -> CudaDevice:
+    import torch
+
+    from holdfast.devices.cuda.device import CudaDevice
+    from holdfast.devices.cuda.libcuda import CudaDriver
+
+    gpu = tensors[0].device
+    with torch.cuda.device(gpu):
+        torch.cuda.current_stream(gpu).synchronize()  # makes its context current here
+        driver = CudaDriver(lambda: int(torch.cuda.current_stream(gpu).cuda_stream))
+        try:
+            return CudaDevice(driver, pages, options, tensors)
+        except BaseException:
+            driver.close()
+            raise
 
 
 KIND = DeviceKind(_open)

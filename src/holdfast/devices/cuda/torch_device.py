@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from holdfast.buffers import SharedMapping
-from holdfast.devices.base import LockedRanges, Move, Pages, check
+from holdfast.devices.base import DeviceError, LockedRanges, Move, Pages, check
 from holdfast.devices.driver import PageCopy, PageTable
 from holdfast.errors import BlockError
 from holdfast.limits import GIB, MIB, RECLAIM_S
@@ -62,6 +62,8 @@ class TorchDevice:
     """
 
     def __init__(self, tensors: Sequence[Any], pages: Pages) -> None:
+        if len(pages.groups) != 1:
+            raise DeviceError("pages of several sizes need Triton and a GPU of NVIDIA")
         self.pages = pages
         word = word_of(tensors, pages)
         self._layers = [page_words(tensor, pages, word) for tensor in tensors]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -25,7 +25,7 @@ from holdfast.client.private_node import PrivateNode
 from holdfast.client.prompt_ledger import ledger_of
 from holdfast.client.timeouts import EngineClocks, RunningClock
 from holdfast.client.timing_reporter import TimingReporter
-from holdfast.devices.base import DirectDevice
+from holdfast.devices.base import StagingDevice
 from holdfast.devices.registry import DeviceOptions, open_device
 from holdfast.engines.vllm.counters import ConnectorCounts, ConnectorMetrics
 from holdfast.engines.vllm.describe import (
@@ -131,9 +131,10 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             except BaseException:
                 device.close()
                 raise
-            direct = cast("DirectDevice", device)
             setting = self._setting._replace(saves=self._setting.saves and form.writes)
-            self._worker = WorkerSide(node, direct, rank, setting, running=RunningClock())
+            self._worker = WorkerSide(node, device, rank, setting, running=RunningClock())
+            if isinstance(device, StagingDevice):
+                self._worker.lock_arena(device.registrar)
             self._handshake = handshake
             _log.info(
                 "Holdfast at %s: %s blocks of %d tokens, %.2f MiB; namespace %s",

@@ -9,17 +9,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.client.load_queue import LoadQueue
-from holdfast.devices.base import Device, Move
+from holdfast.devices.base import Device, LockedRanges, Move
 from holdfast.devices.host import run_anywhere
 from holdfast.engines.vllm.counters import REFUSED, ConnectorCounts
 from holdfast.engines.vllm.work import LoadTask
 from holdfast.errors import BlockError, NodeGoneError, Outcome, ProtocolError, RefusedError
+from holdfast.wire.local.client import Client
 from holdfast.wire.local.messages import Fetch, Fetched, Release, Released
 from holdfast.wire.local.reconnecting_client import ReconnectingClient
 
@@ -67,8 +68,15 @@ class Loader:
     the other, because a device may need memory for each copy.
     """
 
-    def __init__(self, device: Device, connection: ReconnectingClient) -> None:
+    def __init__(
+        self,
+        device: Device,
+        connection: ReconnectingClient,
+        locks_of: Callable[[Client], LockedRanges | None],
+    ) -> None:
+        """`locks_of` returns the page-locked memory of a session's arena, if there is any."""
         self._device = device
+        self._locks_of = locks_of
         self._connection = connection
         self._jobs: LoadQueue[LoadJob] = LoadQueue()
         self._changed = threading.Condition()
@@ -159,8 +167,9 @@ class Loader:
             fetched = client.call(fetch, Fetched, job.deadline_s + GRACE_S)
             moves = moves_of(job.load, fetched.places, self._device.pages.pages_per_block)
             try:
+                locks = self._locks_of(client)
                 with self._copying:
-                    moved = self._device.scatter(client.arena, moves, job.after).result()
+                    moved = self._device.scatter(client.arena, moves, job.after, locks).result()
             except Exception:  # on any error of the device, release the slots now
                 if fetched.lease:
                     client.forget(client.send(Release(fetched.lease)))

@@ -1,0 +1,86 @@
+"""The memory of an arena that a batch copies: which of it is locked, and the use of what is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from holdfast.buffers import SharedMapping
+from holdfast.devices.base import LockedRanges
+from holdfast.devices.driver import Copies
+
+
+class ArenaCopy(NamedTuple):
+    """One copy between the GPU and an arena: an address on the GPU, and an offset in the arena."""
+
+    gpu: int
+    offset: int
+    nbytes: int
+
+
+class ArenaUse:
+    """Payloads of an arena that a batch copies; those that are locked stay so until `end`.
+
+    `locked` says which payloads are.
+    """
+
+    def __init__(
+        self,
+        arena: SharedMapping,
+        locks: LockedRanges | None,
+        payloads: Sequence[int],
+        payload_bytes: int,
+    ) -> None:
+        self._start = arena.address
+        self._locks = locks
+        ranges = [(payload, payload_bytes) for payload in payloads]
+        self._used: list[tuple[int, int]] = []
+        self.locked = [False] * len(ranges)
+        if locks is not None and ranges:
+            if locks.use(ranges):
+                self.locked = [True] * len(ranges)
+            else:
+                self.locked = [locks.use([each]) for each in ranges]
+        marked = list(zip(ranges, self.locked, strict=True))
+        # Each range was used by itself or with all others; either way `done` ends one use of each.
+        self._used = [each for each, is_locked in marked if is_locked]
+        self._bounced = [each for each, is_locked in marked if not is_locked]
+        self._together = all(self.locked)
+
+    def to_gpu(self, copies: Sequence[ArenaCopy]) -> Copies:
+        """Return copies from locked memory; none crosses a border of two locks."""
+        cut = [part for copy in copies for part in self._cut(copy)]
+        return _copies([each.gpu for each in cut], [self._start + each.offset for each in cut], cut)
+
+    def from_gpu(self, copies: Sequence[ArenaCopy]) -> Copies:
+        """Return copies to locked memory; none crosses a border of two locks."""
+        cut = [part for copy in copies for part in self._cut(copy)]
+        return _copies([self._start + each.offset for each in cut], [each.gpu for each in cut], cut)
+
+    def want(self) -> None:
+        """Ask for the memory that was not locked."""
+        if self._locks is not None and self._bounced:
+            self._locks.want(self._bounced)
+
+    def end(self) -> None:
+        """End the use of locked memory: its copies have ended. A second call does nothing."""
+        used, self._used = self._used, []
+        if self._locks is None or not used:
+            return
+        if self._together:
+            self._locks.done(used)
+        else:
+            for each in used:
+                self._locks.done([each])
+
+    def _cut(self, copy: ArenaCopy) -> Iterator[ArenaCopy]:
+        gpu, offset, nbytes = copy
+        border = self._locks.chunk_bytes if self._locks is not None else 0
+        while border and nbytes > (part := border - offset % border):
+            yield ArenaCopy(gpu, offset, part)
+            gpu, offset, nbytes = gpu + part, offset + part, nbytes - part
+        yield ArenaCopy(gpu, offset, nbytes)
+
+
+def _copies(to: list[int], source: list[int], cut: Sequence[ArenaCopy]) -> Copies:
+    return Copies(to, source, [each.nbytes for each in cut])

@@ -1,0 +1,384 @@
+"""The device of GPU pages on a simulated driver, whose seed chooses the order of what is queued."""
+
+import contextlib
+import os
+
+import numpy as np
+import pytest
+
+from holdfast.devices.base import DeviceError, LayerPages, Move, Pages
+from holdfast.devices.cuda import device as device_module
+from holdfast.devices.cuda.device import CudaDevice
+from holdfast.devices.driver import DriverError
+from holdfast.devices.registry import DeviceOptions
+from holdfast.errors import BlockError
+from holdfast.testing.page_locks import TestLocks
+from holdfast.testing.simulated_driver import SimulatedDriver
+
+COUNT, PER_BLOCK, SLOTS = 24, 2, 10
+WIDE, NARROW = 64, 24
+PAYLOAD = (3 * WIDE + 2 * NARROW) * PER_BLOCK
+SLOT = PAYLOAD + 32
+CHUNK = 2 * SLOT + 100
+"""Not a multiple of slots, so that payloads cross the borders of locks."""
+
+
+class Arena:
+    def __init__(self, nbytes):
+        self.bytes = np.zeros(nbytes, np.uint8)
+        self.address = self.bytes.ctypes.data
+        self.nbytes = nbytes
+        self.view = memoryview(self.bytes)
+
+
+class Machine:
+    """An engine's pages of two sizes, a device on a simulated driver, an arena and its locks."""
+
+    def __init__(self, seed=0, step_blocks=3):
+        self.random = np.random.default_rng(seed)
+        self.driver = SimulatedDriver(seed)
+        self.wide = self.random.integers(0, 256, (3, COUNT, WIDE + 16), np.uint8)
+        self.narrow = self.random.integers(0, 256, (2, COUNT, NARROW), np.uint8)
+        groups = tuple(
+            LayerPages(tuple(layer.ctypes.data for layer in layers), layers.shape[2], size)
+            for layers, size in ((self.wide, WIDE), (self.narrow, NARROW))
+        )
+        self.pages = Pages(groups, COUNT, PER_BLOCK)
+        assert self.pages.payload_bytes == PAYLOAD
+        self.device = CudaDevice(self.driver, self.pages, DeviceOptions(step_blocks), self.wide)
+        self.arena = Arena(-(-SLOTS * SLOT // CHUNK) * CHUNK)
+        self.locks = TestLocks(self.driver, self.arena, CHUNK)
+
+    def lock_all(self):
+        for chunk in range(self.arena.nbytes // CHUNK):
+            self.locks.lock(chunk)
+
+    def block(self, ids):
+        """The payload of a block that has these pages now."""
+        wide = [self.wide[layer, page, :WIDE] for layer in range(3) for page in ids]
+        narrow = [self.narrow[layer, page] for layer in range(2) for page in ids]
+        return b"".join(part.tobytes() for part in wide + narrow)
+
+    def payload(self, slot):
+        return self.arena.bytes[slot * SLOT : slot * SLOT + PAYLOAD].tobytes()
+
+    def fill(self, slot):
+        """Put new content into a slot; return it."""
+        content = self.random.integers(0, 256, PAYLOAD, np.uint8)
+        self.arena.bytes[slot * SLOT : slot * SLOT + PAYLOAD] = content
+        return content.tobytes()
+
+    def overwrite(self, ids):
+        """Let the engine's next work overwrite pages."""
+        seed = int(self.random.integers(1 << 30))
+
+        def work():
+            new = np.random.default_rng(seed)
+            self.wide[:, ids] = new.integers(0, 256, self.wide[:, ids].shape, np.uint8)
+            self.narrow[:, ids] = new.integers(0, 256, self.narrow[:, ids].shape, np.uint8)
+
+        self.driver.compute(work)
+
+    def save(self, blocks, slots, locks):
+        """Save blocks into slots; return whether the copy succeeded."""
+        staged = self.device.stage(blocks)
+        staged.pack()
+        while not staged.ready():
+            pass
+        payloads = [(at, slot * SLOT) for at, slot in enumerate(slots)]
+        copied = staged.copy(self.arena, payloads, locks).result()
+        staged.release()
+        return copied
+
+
+SEEDS = range(8)
+
+
+@pytest.fixture(params=["locked", "bounced", "partly locked"])
+def locking(request):
+    def locks_of(machine):
+        if request.param == "locked":
+            machine.lock_all()
+        elif request.param == "partly locked":
+            machine.locks.lock(0)
+            machine.locks.lock(1)
+        return machine.locks
+
+    return locks_of
+
+
+@pytest.fixture(autouse=True)
+def piece_bytes(monkeypatch):
+    """Set the size of a piece: some blocks, or only some layers of one."""
+
+    def set_size(nbytes):
+        monkeypatch.setattr(device_module, "PIECE_BYTES", nbytes)
+
+    set_size(4 * PAYLOAD)
+    return set_size
+
+
+@pytest.mark.parametrize("piece", [4 * PAYLOAD, 2 * PAYLOAD, PAYLOAD, 300, 1])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_saved_blocks_come_back_into_other_pages(seed, piece, locking, piece_bytes):
+    piece_bytes(piece)
+    machine = Machine(seed)
+    locks = locking(machine)
+    blocks, slots = [[5, 1], [9, 2], [0, 23]], [4, 0, 3]
+    before = [machine.block(ids) for ids in blocks]
+    assert machine.save(blocks, slots, locks)
+    assert [machine.payload(slot) for slot in slots] == before
+    into = [[3, 11], [4, 6], [20, 21]]
+    others = [page for page in range(COUNT) if page not in {3, 11, 4, 6, 20, 21}]
+    kept = machine.wide[:, others].copy(), machine.narrow[:, others].copy()
+    padding = machine.wide[:, :, WIDE:].copy()
+    moves = [Move(slot * SLOT, ids) for slot, ids in zip(slots, into, strict=True)]
+    assert machine.device.scatter(machine.arena, moves, machine.device.mark(), locks).result()
+    assert [machine.block(ids) for ids in into] == before
+    assert (machine.wide[:, others] == kept[0]).all()
+    assert (machine.narrow[:, others] == kept[1]).all()
+    assert (machine.wide[:, :, WIDE:] == padding).all()
+    assert not machine.driver.faults
+    assert not machine.locks.uses
+    machine.device.close()
+
+
+def test_locked_memory_needs_no_thread_and_no_bounce():
+    machine = Machine()
+    machine.lock_all()
+    assert machine.save([[5, 1], [9, 2]], [0, 1], machine.locks)
+    moves = [Move(0, [3, 4]), Move(SLOT, [7, 8])]
+    assert machine.device.scatter(machine.arena, moves, None, machine.locks).result()
+    assert machine.driver.calls["bounce"] == 0
+    assert machine.device._saver is None
+    assert machine.locks.wanted == []
+
+
+def test_memory_that_was_not_locked_is_asked_for_after_its_copy():
+    machine = Machine()
+    machine.locks.lock(0)
+    assert machine.save([[5, 1], [9, 2]], [0, 5], machine.locks)
+    assert machine.locks.wanted == [(5 * SLOT, PAYLOAD)]
+    moves = [Move(0, [3, 4]), Move(6 * SLOT, [7, 8])]
+    assert machine.device.scatter(machine.arena, moves, None, machine.locks).result()
+    assert machine.locks.wanted[1:] == [(6 * SLOT, PAYLOAD)]
+    machine.device.close()
+
+
+def test_a_load_can_fill_some_pages_of_a_block():
+    machine = Machine()
+    machine.lock_all()
+    machine.fill(0)
+    kept = machine.block([3])
+    assert machine.device.scatter(machine.arena, [Move(0, [7], first=1)], None).result()
+    content = machine.payload(0)
+    assert machine.block([3, 7])[WIDE : 2 * WIDE] == content[WIDE : 2 * WIDE]
+    assert machine.block([3]) == kept
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_load_fills_no_page_before_the_engines_work_at_its_mark(seed):
+    machine = Machine(seed)
+    machine.lock_all()
+    contents = [machine.fill(slot) for slot in range(4)]
+    ids = [[0, 1], [2, 3], [4, 5], [6, 7]]
+    for _ in range(20):
+        machine.overwrite(list(range(8)))  # pages that the engine frees for the load
+    mark = machine.device.mark()
+    moves = [Move(slot * SLOT, pages) for slot, pages in enumerate(ids)]
+    load = machine.device.scatter(machine.arena, moves, mark, machine.locks)
+    machine.overwrite([20, 21])
+    assert load.result()
+    assert [machine.block(pages) for pages in ids] == contents
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_load_behind_another_one_does_not_disturb_it(seed):
+    machine = Machine(seed)
+    machine.lock_all()
+    contents = [machine.fill(slot) for slot in range(4)]
+    first = machine.device.scatter(
+        machine.arena, [Move(0, [0, 1]), Move(SLOT, [2, 3])], None, machine.locks
+    )
+    moves = [Move(3 * SLOT, [6, 7]), Move(2 * SLOT, [4, 5])]
+    assert machine.device.scatter(machine.arena, moves, None, machine.locks).result()
+    assert first.result()
+    assert [machine.block([at, at + 1]) for at in (0, 2, 4, 6)] == contents
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_save_has_the_pages_as_they_were_when_it_was_packed(seed):
+    machine = Machine(seed)
+    machine.lock_all()
+    machine.overwrite([5, 1])
+    machine.driver.run()
+    before = machine.block([5, 1])
+    staged = machine.device.stage([[5, 1]])
+    staged.pack()
+    machine.overwrite([5, 1])
+    while not staged.ready():
+        pass
+    assert staged.copy(machine.arena, [(0, SLOT)], machine.locks).result()
+    assert machine.payload(1) == before
+
+
+def test_nothing_is_copied_to_a_slot_before_its_blocks_have_left_their_pages():
+    machine = Machine()
+    machine.lock_all()
+    staged = machine.device.stage([[5, 1]])
+    with pytest.raises(DeviceError, match="before they have left their pages"):
+        staged.copy(machine.arena, [(0, 0)], machine.locks)
+    for _ in range(50):
+        machine.overwrite([2])
+    staged.pack()
+    before = machine.driver.calls["copy"]
+    with pytest.raises(DeviceError, match="before they have left their pages"):
+        staged.copy(machine.arena, [(0, 0)], machine.locks)
+    assert machine.driver.calls["copy"] == before
+    assert not machine.locks.uses
+
+
+def test_saves_beyond_the_stages_get_no_stage_and_released_ones_are_used_again():
+    machine = Machine(step_blocks=2)  # 4 blocks
+    first = machine.device.stage([[0, 1], [2, 3], [4, 5]])
+    assert machine.device.stage([[6, 7], [8, 9]]) is None
+    assert machine.device.stage([[6, 7]] * 5) is None
+    second = machine.device.stage([[6, 7]])
+    first.release()
+    third = machine.device.stage([[8, 9]] * 3)
+    assert third is not None
+    for each in (second, third):
+        each.release()
+        each.release()
+    assert machine.device.staged_blocks == 0
+
+
+def test_a_stage_that_was_given_up_is_used_again_only_after_its_kernel_has_ended():
+    machine = Machine(step_blocks=1)  # 2 blocks
+    for _ in range(200):
+        machine.overwrite([2])
+    staged = machine.device.stage([[5, 1], [3, 4]])
+    staged.pack()
+    staged.release()
+    assert machine.device.staged_blocks == 2
+    assert machine.device.stage([[0, 1]]) is None
+    machine.driver.run()
+    assert machine.device.staged_blocks == 0
+    assert machine.device.stage([[0, 1]]) is not None
+
+
+def test_less_memory_is_used_for_saves_if_the_gpu_is_short_of_it(monkeypatch, piece_bytes):
+    piece_bytes(PAYLOAD)
+    sizes = []
+    allocate = SimulatedDriver.allocate
+
+    def short(driver, nbytes):
+        sizes.append(nbytes)
+        if nbytes > 3 * PAYLOAD:
+            raise DriverError("allocate: out of memory")
+        return allocate(driver, nbytes)
+
+    monkeypatch.setattr(SimulatedDriver, "allocate", short)
+    machine = Machine(step_blocks=5)
+    assert 10 * PAYLOAD in sizes
+    assert machine.device.stage([[0, 1]] * 3) is None
+    assert machine.device.stage([[0, 1]] * 2) is not None
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [([[1]], "1 pages of a block to save, which has 2"), ([[1, COUNT]], "the engine has 24")],
+)
+def test_a_save_of_pages_that_do_not_exist_is_refused(blocks, message):
+    with pytest.raises(BlockError, match=message):
+        Machine().device.stage(blocks)
+
+
+def test_payloads_outside_the_arena_and_pages_outside_the_engine_are_refused():
+    machine = Machine()
+    staged = machine.device.stage([[0, 1]])
+    staged.pack()
+    machine.driver.run()
+    for payload in (-1, machine.arena.nbytes - PAYLOAD + 1):
+        with pytest.raises(BlockError, match="the arena has"):
+            staged.copy(machine.arena, [(0, payload)], machine.locks)
+        with pytest.raises(BlockError, match="the arena has"):
+            machine.device.scatter(machine.arena, [Move(payload, [0, 1])])
+    with pytest.raises(BlockError, match="block 1 of a stage that has 1"):
+        staged.copy(machine.arena, [(1, 0)], machine.locks)
+    with pytest.raises(BlockError, match="the engine has 24"):
+        machine.device.scatter(machine.arena, [Move(0, [0, COUNT])])
+    with pytest.raises(BlockError, match="26 pages to fill"):
+        machine.device.scatter(machine.arena, [Move(0, [0, 1])] * 13)
+
+
+CALLS = ("copy", "launch", "record", "wait", "pause", "query", "synchronise", "create_event")
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+@pytest.mark.parametrize("after", [0, 1, 5])
+@pytest.mark.parametrize("call", [*CALLS, "bounce", "engine_stream"])
+def test_an_error_of_any_call_loses_blocks_only_and_ends_the_use_of_locks(call, after, lasting):
+    machine = Machine(after)
+    if call != "bounce":
+        machine.lock_all()
+    contents = [machine.fill(slot) for slot in range(5, 8)]
+    before = [machine.block(ids) for ids in ([0, 1], [2, 3])]
+    machine.driver.fail(call, after, lasting=lasting)
+    saved = loaded = False
+    with contextlib.suppress(DeviceError):
+        saved = machine.save([[0, 1], [2, 3]], [0, 1], machine.locks)
+    moves = [Move((5 + at) * SLOT, [8 + 2 * at, 9 + 2 * at]) for at in range(3)]
+    with contextlib.suppress(DeviceError):
+        mark = machine.device.mark()
+        loaded = machine.device.scatter(machine.arena, moves, mark, machine.locks).result()
+    if saved:
+        assert [machine.payload(slot) for slot in (0, 1)] == before
+    if loaded:
+        assert [machine.block(list(move.pages)) for move in moves] == contents
+    assert not machine.locks.uses
+    assert not machine.driver.faults
+    if not lasting:
+        # Nothing is left that could still write a slot or a page which is used for other work.
+        machine.driver.mend()
+        assert not any(machine.driver._streams[1:])
+    machine.device.close()
+
+
+@pytest.mark.parametrize("call", ["allocate", "allocate_locked", "create_stream", "write"])
+def test_a_device_that_cannot_be_set_up_says_why(call, monkeypatch):
+    made = []
+    create = SimulatedDriver.__init__
+
+    def failing(driver, seed=0):
+        create(driver, seed)
+        driver.fail(call, lasting=True)
+        made.append(driver)
+
+    monkeypatch.setattr(SimulatedDriver, "__init__", failing)
+    with pytest.raises(DeviceError, match=call):
+        Machine()
+
+
+def test_a_child_of_the_engines_process_copies_nothing_and_ends():
+    machine = Machine()
+    machine.lock_all()
+    child = os.fork()
+    if not child:
+        calls = dict(machine.driver.calls)
+        code = 1
+        try:
+            machine.device.stage([[0, 1]])
+        except DeviceError as error:
+            machine.device.close()
+            code = int("child" not in str(error) or calls != dict(machine.driver.calls))
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert machine.save([[0, 1]], [0], machine.locks)
+    machine.device.close()
+
+
+def test_an_empty_batch_is_done():
+    machine = Machine()
+    assert machine.device.scatter(machine.arena, []).result()
