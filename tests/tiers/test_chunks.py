@@ -59,8 +59,9 @@ def test_only_chunks_in_use_can_be_locked_and_no_more_than_the_limit(pair):
     one.prefault()
     assert one.lock([0, 1, 2, 3, 99, -1], holder, 100, 0.0) == [0, 1]
     fill(one, count=8)
-    assert one.lock([0, 2, 3], Holder(), 3, 0.0) == [0, 2], "an old lock takes no room"
-    assert one.lock_usage().locked == 3
+    assert one.lock([0, 2, 3], Holder(), 3, 0.0) == [0], "a locked chunk binds its whole run"
+    assert one.lock([2], Holder(), 4, 0.0) == [2]
+    assert one.lock_usage()[:2] == (3, 4)
     assert one.locked_by(holder) == [0, 1]
 
 
@@ -85,7 +86,7 @@ def test_kept_chunks_serve_the_next_run_of_their_arena_whatever_its_slots(pair):
     one.free(places)
     again = fill(one, MIB)
     assert len(again) == one.slots(MIB) == 16
-    assert one.lock_usage()._replace(runs=0) == (16, 0, 0, 0)
+    assert one.lock_usage() == (16, 16, 0, 0, 0)
     assert one.locked_by(holder) == list(range(16))
 
 

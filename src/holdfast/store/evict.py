@@ -11,7 +11,7 @@ domain passes it by, and asks for the least valuable run (a *recall*): the next 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from itertools import islice
 
@@ -134,7 +134,8 @@ def _evict_from(table: BlockTable, namespace: Namespace, victim_domain: bytes) -
     domain, size, host = namespace.domain, namespace.slot_bytes, table.host(namespace)
     runs: list[list[int]] = []
     seen: set[int] = set()
-    recalled = False
+    locked: dict[HostTier, Place] = {}
+    """By arena, the place of the least valuable block that was passed by."""
     with closing(_victims(table, victim_domain)) as rows:
         for row in rows:
             other, place = table.index.namespace(row), Place(table.index.places[HOST][row])
@@ -155,19 +156,36 @@ def _evict_from(table: BlockTable, namespace: Namespace, victim_domain: bytes) -
             run = holder.beside(place)
             seen.update(run)
             if holder is not host and holder.has_locks and holder.is_locked(place):
-                above = table.usage.evictable_bytes(HOST, other.domain) >= other.slot_bytes
-                if above and not recalled:
-                    recalled = _recall(table, namespace, (holder, place))
+                if table.usage.evictable_bytes(HOST, other.domain) >= other.slot_bytes:
+                    locked.setdefault(holder, place)
                 continue
             if run and _all_evictable(table, run, domain):
                 runs.append(run)
             if len(runs) == _MAX_RUNS_COMPARED:
                 break
+    if locked:
+        runs = runs or _unlocked_runs(table, locked, domain)
+        table.recalls.want(host, host.run_chunks(size), table.clock.now())
+        if not runs:
+            _recall(table, namespace, next(iter(locked.items())))
     emptiest = min(runs, key=len, default=[])
     for row in emptiest:
         table.remove_copy(row, HOST)
     table.evictions[HOST] += len(emptiest)
     return bool(runs)
+
+
+def _unlocked_runs(
+    table: BlockTable, holders: Iterable[HostTier], requester: bytes
+) -> list[list[int]]:
+    """Return the rows of evictable runs without locks.
+
+    A policy that evicts leaves first does not show their blocks behind a leaf that is locked.
+    """
+    runs = (run for holder in holders for run in holder.unlocked_runs())
+    return list(
+        islice((r for r in runs if _all_evictable(table, r, requester)), _MAX_RUNS_COMPARED)
+    )
 
 
 def recall_ahead(table: BlockTable) -> None:
@@ -201,8 +219,8 @@ def _recall_kept(table: BlockTable, namespace: Namespace) -> None:
         _recall(table, namespace, None)
 
 
-def _recall(table: BlockTable, namespace: Namespace, run: tuple[HostTier, Place] | None) -> bool:
-    """Ask for the chunks that a namespace's next run needs; return whether they are asked for.
+def _recall(table: BlockTable, namespace: Namespace, run: tuple[HostTier, Place] | None) -> None:
+    """Ask for the chunks that a namespace's next run needs, unless as many are asked for.
 
     Kept chunks come first, then the run of a place in another arena, if one is given.
     """
@@ -213,12 +231,9 @@ def _recall(table: BlockTable, namespace: Namespace, run: tuple[HostTier, Place]
     for host in sorted(holders, key=lambda host: host is own):
         if needed > 0:
             needed -= host.recall_kept(needed)
-    if run is not None:
+    if run is not None and needed > 0:
         host, place = run
-        table.recalls.want(own, own.run_chunks(namespace.slot_bytes), table.clock.now())
-        if needed > 0:
-            needed -= host.recall(place)
-    return needed <= 0
+        host.recall(place)
 
 
 def _victims(table: BlockTable, victim_domain: bytes) -> Generator[int, None, None]:

@@ -36,7 +36,7 @@ def lockable_bytes(store: StoreParts, namespace: Namespace) -> int:
     free -= SPARE_RUNS * host.run_chunks(namespace.slot_bytes) * size
     for domain, other in table.hosts.items():
         if domain != own and other.has_locks:
-            free -= max(0, other.lock_usage().locked * size - reserved[domain])
+            free -= max(0, other.lock_usage().bound * size - reserved[domain])
     return max(0, min(reserved.get(own, 0) + free, limit)) // size * size
 
 

@@ -25,11 +25,11 @@ FREE, PREFAULTED, TAKEN, TAKEN_FAULTED, KEPT, WITHHELD = range(6)
 faulted in ahead. KEPT is free for a run of this arena, WITHHELD is not: the chunk is asked back, or
 its bytes are to be overwritten."""
 
-_NOT_TAKEABLE = bytes((0, 0, 1, 1, 0, 1)).ljust(256, b"\0")
-_NOT_COUNTED = bytes((1, 1, 0, 0, 0, 0)).ljust(256, b"\0")
+_IN_USE = bytes((0, 0, 1, 1, 0, 1)).ljust(256, b"\0")
+_COUNTED = bytes((0, 0, 1, 1, 1, 1)).ljust(256, b"\0")
 _OPENED = bytes((TAKEN, TAKEN_FAULTED, TAKEN, TAKEN_FAULTED, TAKEN_FAULTED, WITHHELD))
 """Translate the states of chunks: 1 for those that no run can take, 1 for those that the budget
-counts as free, and the state that each has in a run."""
+counts as used, and the state that each has in a run."""
 
 
 class HostBudget:
@@ -182,29 +182,33 @@ class Chunks:
             self._budget.free_chunks += chunks
 
     def _take_span(self, chunks: int) -> int:
-        """Return the first of consecutive chunks, taken from the budget unless kept; -1 if none."""
-        some_kept = KEPT in self.states
-        if some_kept:
-            first = self.states.find(bytes((KEPT,)) * chunks)
-            if first >= 0:
-                return first
-        first = self.states.translate(_NOT_TAKEABLE).find(bytes(chunks))
-        if first < 0:
-            return -1
-        if self._granted(chunks - self.states.count(KEPT, first, first + chunks)):
+        """Return the first of consecutive chunks, taken from the budget unless kept; -1 if none.
+
+        Kept and free chunks share a run only if there is no other, because what is locked in a run
+        holds all of it.
+        """
+        if KEPT not in self.states:
+            first = self.states.translate(_IN_USE).find(bytes(chunks))
+            return first if first >= 0 and self._granted(chunks) else -1
+        first = self.states.find(bytes((KEPT,)) * chunks)
+        if first >= 0:
             return first
-        if not some_kept or not self._budget.free_chunks:
-            return -1
+        first = self.states.translate(_COUNTED).find(bytes(chunks))
+        if first >= 0 and self._granted(chunks):
+            return first
         taken, counted = (
             list(accumulate(self.states.translate(table), initial=0))
-            for table in (_NOT_TAKEABLE, _NOT_COUNTED)
+            for table in (_IN_USE, _COUNTED)
         )
-        needed, first = min(
-            (counted[at + chunks] - counted[at], at)
-            for at in range(len(self.states) - chunks + 1)
-            if taken[at + chunks] == taken[at]
+        kept, first = max(
+            (
+                (counted[at + chunks] - counted[at], -at)
+                for at in range(len(self.states) - chunks + 1)
+                if taken[at + chunks] == taken[at]
+            ),
+            default=(0, 1),
         )
-        return first if self._granted(needed) else -1
+        return -first if first < 1 and self._granted(chunks - kept) else -1
 
     def _granted(self, chunks: int) -> bool:
         """Take chunks from the budget; False if it has fewer."""

@@ -92,10 +92,12 @@ class _Run:
 class LockUsage(NamedTuple):
     """Chunks of one arena: page-locked by engines, kept while they are, and asked back.
 
-    `runs`: the runs in use without a locked chunk.
+    `bound`: those that no other arena can have: locked, or in a run with a locked one. `runs`: the
+    runs in use without a locked chunk.
     """
 
     locked: int
+    bound: int
     kept: int
     recalled: int
     runs: int
@@ -184,6 +186,19 @@ class HostTier:
                 return []
             return [number for number in run.names if number != NAMELESS]
 
+    def unlocked_runs(self) -> list[list[int]]:
+        """Return the names of the slots of each run without a lock; as `beside` for each of them.
+
+        Runs with unnamed slots in use are left out.
+        """
+        with self._lock:
+            runs = [run for run in self._runs.values() if run.used and run.named == run.used]
+            return [
+                [number for number in run.names if number != NAMELESS]
+                for run in runs
+                if not self._locks.any_locked(run.span)
+            ]
+
     def view(self, place: Place, nbytes: int) -> memoryview:
         """Return the memory of a slot, writable; valid until the place is freed."""
         return self.arena.view[place : place + nbytes]
@@ -215,17 +230,30 @@ class HostTier:
     def lock(self, chunks: Iterable[int], holder: LockHolder, most: int, now_s: float) -> list[int]:
         """Count locks of chunks for a holder; return those granted, which its engine may lock.
 
-        Grants chunks in use that are not asked back, while fewer than `most` are locked.
+        Grants chunks in use that are not asked back, while at most `most` are bound: locked, or in
+        a run with a locked one, so that no other arena can have them.
         """
         granted = list[int]()
         with self._lock:
+            bound = self._bound_chunks()
             for chunk in chunks:
-                in_use = self._chunks.is_in_use(chunk) and not self._closed
-                room = self._locks.is_locked(chunk) or len(self._locks) < most
-                if in_use and room and self._locks.may_lock(chunk, now_s):
+                if self._closed or not self._chunks.is_in_use(chunk):
+                    continue
+                run = self._run_of(chunk * self._budget.chunk_bytes)
+                more = 0 if self._locks.any_locked(run.span) else run.chunks
+                if bound + more <= most and self._locks.may_lock(chunk, now_s):
                     self._locks.add(chunk, holder)
                     granted.append(chunk)
+                    bound += more
         return granted
+
+    def _bound_chunks(self) -> int:
+        """Return the chunks that are locked, and those in a run with a locked one."""
+        if not self.has_locks:
+            return 0
+        runs = self._runs.values()
+        in_runs = sum(run.chunks for run in runs if self._locks.any_locked(run.span))
+        return in_runs + self._chunks.kept
 
     def populate(self, chunks: Iterable[int]) -> None:
         """Fault in chunks in use, on huge pages if possible: locked pages cannot become huge."""
@@ -294,7 +322,8 @@ class HostTier:
         with self._lock:
             locks, runs = self._locks, self._runs.values()
             unlocked = sum(not locks.any_locked(run.span) for run in runs)
-            return LockUsage(len(locks), self._chunks.kept, len(locks.recalled), unlocked)
+            bound, recalled = self._bound_chunks(), len(locks.recalled)
+            return LockUsage(len(locks), bound, self._chunks.kept, recalled, unlocked)
 
     def lock_holders(self) -> dict[LockHolder, int]:
         """Return the number of chunks that each holder has locked."""

@@ -143,7 +143,12 @@ def fill(one, names, count=400):
 def grow(two, names, until, blocks=40):
     """Save a context of the second domain until memory has moved to it."""
     keys = names("grow", blocks)
-    return until(lambda: two.save(keys) or two.cover(keys) == blocks)
+
+    def grown():
+        two.save(keys)
+        return two.cover(keys) == blocks
+
+    until(grown)
 
 
 def test_memory_moves_to_another_domain_when_the_engine_has_unlocked_it(
