@@ -27,8 +27,14 @@ class Arena:
 class Rank:
     """The pages of one rank: random contents, and which heads of the model they hold."""
 
-    def __init__(self, form, layout, part, count, per_block, padding=64):
-        self.memory = np.zeros((LAYERS, count, form.page_bytes + padding), np.uint8)
+    def __init__(self, form, layout, part, count, per_block, gap=0):
+        """`gap`: bytes between the last two layers, beside those between all pages."""
+        padding = 64
+        nbytes = count * (form.page_bytes + padding)
+        whole = np.zeros(LAYERS * nbytes + gap, np.uint8)
+        starts = [0, nbytes, 2 * nbytes + gap]
+        shape = (count, form.page_bytes + padding)
+        self.memory = [whole[start : start + nbytes].reshape(shape) for start in starts]
         bases = tuple(layer.ctypes.data for layer in self.memory)
         self.pages = Pages.uniform(
             bases, form.page_bytes + padding, form.page_bytes, count, per_block
@@ -37,7 +43,7 @@ class Rank:
         self.device = PortableHostDevice(self.pages, self.portable, keep=self.memory)
 
     def page(self, layer, number):
-        return self.memory[layer, number, : self.pages.groups[0].page_bytes]
+        return self.memory[layer][number, : self.pages.groups[0].page_bytes]
 
 
 class Model:
@@ -89,9 +95,22 @@ def outside(arena, places, nbytes):
     return arena.bytes[mask]
 
 
-def numbers_of(per_block):
+def numbers_of(per_block, kind="any"):
+    """Return the pages of each block: in any order, or one after another in a direction."""
     order = np.random.default_rng(2).permutation(BLOCKS * per_block + 3).tolist()
+    if kind != "any":
+        order = sorted(order, reverse=kind == "downwards")
     return [order[at * per_block : (at + 1) * per_block] for at in range(BLOCKS)]
+
+
+ORDERS = [
+    ("in order", "upwards"),
+    ("in order", "any"),
+    ("backwards", "downwards"),
+    ("scattered", "upwards"),
+    ("scattered", "any"),
+]
+"""Orders of the blocks in the arena, and of the pages in the engine."""
 
 
 @pytest.fixture(params=["whole batch", "small parts", "each page"])
@@ -105,18 +124,18 @@ def sizes(request, monkeypatch):
 
 
 @pytest.mark.parametrize("in_place", [1, 1 << 40], ids=["in place", "copied together"])
-@pytest.mark.parametrize("kind", ["in order", "backwards", "scattered"])
-@pytest.mark.parametrize("per_block", [1, 3])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("per_block", "gap"), [(1, 0), (3, 0), (3, 4096)])
 def test_blocks_are_saved_portable_and_loaded_into_other_pages(
-    sizes, kind, per_block, in_place, monkeypatch
+    sizes, order, per_block, gap, in_place, monkeypatch
 ):
     monkeypatch.setattr(portable_host, "IN_PLACE_BYTES_MIN", in_place)
     model = Model(per_block)
     form = cpu_format("amx", HEADS, TOKENS, SIZE, 2)
     whole = model.layout.whole()
-    first, second = (Rank(form, model.layout, whole, 40, per_block) for _ in range(2))
-    places, nbytes = places_of(model.layout, kind)
-    arena, numbers = Arena(nbytes), numbers_of(per_block)
+    first, second = (Rank(form, model.layout, whole, 40, per_block, gap) for _ in range(2))
+    places, nbytes = places_of(model.layout, order[0])
+    arena, numbers = Arena(nbytes), numbers_of(per_block, order[1])
     model.fill(first, packings.pack_amx, numbers)
 
     moves = [Move(place, ids) for place, ids in zip(places, numbers, strict=True)]
@@ -127,7 +146,7 @@ def test_blocks_are_saved_portable_and_loaded_into_other_pages(
     assert (outside(arena, places, model.layout.payload_bytes) == 7).all()
 
     assert second.device.scatter(arena, moves).result()
-    assert (first.memory == second.memory).all()
+    assert all(map(np.array_equal, first.memory, second.memory))
     for rank in (first, second):
         rank.device.close()
 
@@ -159,7 +178,7 @@ def test_ranks_fill_one_block_together_and_another_number_of_ranks_reads_it(size
         assert found.device.scatter(arena, moves).result()
         heads = slice(rank * HEADS // readers, (rank + 1) * HEADS // readers)
         model.fill(right, packings.pack_vec, numbers, heads)
-        assert (found.memory == right.memory).all()
+        assert all(map(np.array_equal, found.memory, right.memory))
         found.device.close()
         right.device.close()
 
@@ -210,25 +229,29 @@ def test_one_rank_saves_latents_as_they_are_and_every_rank_loads_them():
     form = latent_format(16, 72, 2)
     layout = Layout.portable_latent(layers=LAYERS, latent_size=72, dtype="float16", block_tokens=64)
     ranks = [Rank(form, layout, layout.rank(rank, 2), 20, 4) for rank in range(2)]
-    contents = np.random.default_rng(3).integers(0, 256, ranks[0].memory.shape, np.uint8)
+    random = np.random.default_rng(3)
+    contents = [random.integers(0, 256, layer.shape, np.uint8) for layer in ranks[0].memory]
     arena = Arena(HEADER + layout.payload_bytes + TAG)
     numbers = [3, 9, 1, 0]
     for rank in ranks[::-1]:
-        device = open_device("cpu", rank.pages, [rank.memory], DeviceOptions(0, rank.portable))
+        device = open_device("cpu", rank.pages, rank.memory, DeviceOptions(0, rank.portable))
         if rank is ranks[0]:
-            rank.memory[:] = contents  # the other rank would save zeros
+            for layer, content in zip(rank.memory, contents, strict=True):
+                layer[:] = content  # the other rank would save zeros
         assert device.gather(arena, [Move(HEADER, numbers)]).result()
         device.close()
     pages = [ranks[0].page(layer, number) for layer in range(LAYERS) for number in numbers]
     assert bytes(arena.view[HEADER:-TAG]) == b"".join(page.tobytes() for page in pages)
     for rank in ranks:
-        rank.memory[:] = 0
-        device = open_device("cpu", rank.pages, [rank.memory], DeviceOptions(0, rank.portable))
+        for layer in rank.memory:
+            layer[:] = 0
+        device = open_device("cpu", rank.pages, rank.memory, DeviceOptions(0, rank.portable))
         assert device.scatter(arena, [Move(HEADER, numbers)]).result()
         device.close()
         rank.device.close()
         used = form.page_bytes
-        assert (rank.memory[:, numbers, :used] == contents[:, numbers, :used]).all()
+        for layer, content in zip(rank.memory, contents, strict=True):
+            assert (layer[numbers, :used] == content[numbers, :used]).all()
 
 
 def test_moves_out_of_bounds_are_refused_before_anything_is_copied():
@@ -245,7 +268,7 @@ def test_moves_out_of_bounds_are_refused_before_anything_is_copied():
     two = Rank(cpu_format("vec", HEADS, 16, SIZE, 2), model.layout, model.layout.whole(), 8, 2)
     with pytest.raises(BlockError, match="1 pages of a block to save, which has 2"):
         two.device.gather(arena, [Move(0, [1])])
-    assert not rank.memory.any()
+    assert not any(layer.any() for layer in rank.memory)
     assert (arena.bytes == 7).all()
     rank.device.close()
     two.device.close()
@@ -286,6 +309,7 @@ def test_a_kind_of_device_that_does_not_convert_is_refused_for_portable_blocks(m
 
 def test_offsets_are_divided_into_runs_of_equal_distance():
     assert equal_distances([]) == []
-    assert equal_distances([7]) == [range(1)]
-    assert equal_distances([1, 4, 7, 9, 11, 11, 3]) == [range(3), range(3, 5), range(5, 7)]
-    assert equal_distances([9, 6, 3]) == [range(3)]
+    assert equal_distances([(7,)]) == [range(1)]
+    one = [(position,) for position in (1, 4, 7, 9, 11, 11, 3)]
+    assert equal_distances(one) == [range(3), range(3, 5), range(5, 7)]
+    assert equal_distances([(9, 0), (6, 1), (3, 2), (0, 2)]) == [range(3), range(3, 4)]

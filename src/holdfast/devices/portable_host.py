@@ -1,13 +1,16 @@
 """A device for pages in host memory that keeps portable blocks: it converts while it copies.
 
-A batch is converted in parts small enough for a processor's cache: between the arena, where blocks
-are read and written in place, and a stage in the pages' order, which one system call copies to or
-from the pages. Both release the GIL, and take it again a few times for each part, however many
-pages it has. Two threads share a batch: the caller's and one of the device.
+A batch is converted in parts small enough for a processor's cache. If blocks and pages of a part
+are at equal distances, numpy converts from one to the other. Otherwise it converts between the
+arena and a stage in the pages' order, which one system call copies to or from the pages. Both
+release the GIL, and take it again a few times for each part, however many pages it has. Two threads
+share a batch: the caller's and one of the device.
 """
 
 from __future__ import annotations
 
+import ctypes
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import pairwise
@@ -43,10 +46,16 @@ A conversion takes the GIL; a copy of one system call for all blocks costs less 
 
 
 class ConversionPart(NamedTuple):
-    """Blocks and layers that one thread converts at once."""
+    """Blocks and layers that one thread converts at once; the layers are at equal distances."""
 
     moves: Sequence[Move]
     layers: range
+
+    def page_step(self, per_block: int) -> int | None:
+        """Return the distance between pages of each block; None if it differs, or pages lack."""
+        steps = {after - before for move in self.moves for before, after in pairwise(move.pages)}
+        is_whole = all(len(move.pages) == per_block for move in self.moves)
+        return (steps or {1}).pop() if is_whole and len(steps) <= 1 else None
 
 
 class ConvertingTransfer:
@@ -79,6 +88,7 @@ class PortableHostDevice:
         self.pages = pages
         self._keep = keep
         self._layers = pages.groups[0]
+        self._layer_runs = equal_distances([(base,) for base in self._layers.bases])
         self._block_bytes = part.layout.payload_bytes
         self._layer_bytes = part.layout.layer_bytes(0)
         runs = [run for run in part.runs() if run.layer == 0]
@@ -161,47 +171,70 @@ class PortableHostDevice:
 
     def _parts(self, moves: Sequence[Move]) -> Iterator[ConversionPart]:
         """Yield all blocks and layers in parts of about `STAGE_BYTES`."""
-        count = len(self._layers.bases)
         layer_bytes = self.pages.pages_per_block * self._layers.page_bytes
-        layers = min(count, max(1, STAGE_BYTES // layer_bytes))
-        blocks = max(1, STAGE_BYTES // (layer_bytes * count))
-        for at in range(0, len(moves), blocks):
-            for layer in range(0, count, layers):
-                yield ConversionPart(
-                    moves[at : at + blocks], range(layer, min(count, layer + layers))
-                )
+        for run in self._layer_runs:
+            layers = min(len(run), max(1, STAGE_BYTES // layer_bytes))
+            blocks = max(1, STAGE_BYTES // (layer_bytes * layers))
+            for at in range(0, len(moves), blocks):
+                for first in range(0, len(run), layers):
+                    yield ConversionPart(moves[at : at + blocks], run[first : first + layers])
 
     def _load(self, arena: SharedMapping, part: ConversionPart, memory: Bytes) -> bool:
+        direct = self._direct(arena, part)
+        if direct is not None:
+            for blocks, pages in direct:
+                self._in_block.to_pages(blocks, pages)
+            return True
         stage = self._stage(part, memory)
-        spans = equal_distances([move.payload for move in part.moves])
+        spans = equal_distances([(move.payload,) for move in part.moves])
         if len(spans) * IN_PLACE_BYTES_MIN <= stage.nbytes:
             for span in spans:
                 self._in_block.to_pages(
-                    self._in_place(arena, part, span), stage[span.start : span.stop]
+                    self._in_arena(arena, part, span), stage[span.start : span.stop]
                 )
         else:
-            blocks = np.empty((*stage.shape[:2], self._apart.layer_bytes), np.uint8)
-            rows = self._block_rows(arena, part, blocks)
-            if not self._copy((apart, block, size) for block, apart, size in rows):
+            apart = np.empty((*stage.shape[:2], self._apart.layer_bytes), np.uint8)
+            rows = self._block_rows(arena, part, apart)
+            if not self._copy((copied, block, size) for block, copied, size in rows):
                 return False
-            self._apart.to_pages(blocks, stage)
+            self._apart.to_pages(apart, stage)
         return self._copy(self._page_rows(part, stage))
 
     def _save(self, arena: SharedMapping, part: ConversionPart, memory: Bytes) -> bool:
+        direct = self._direct(arena, part)
+        if direct is not None:
+            for blocks, pages in direct:
+                self._in_block.to_blocks(pages, blocks)
+            return True
         stage = self._stage(part, memory)
-        rows = self._page_rows(part, stage)
-        if not self._copy((staged, page, size) for page, staged, size in rows):
+        page_rows = self._page_rows(part, stage)
+        if not self._copy((staged, page, size) for page, staged, size in page_rows):
             return False
-        spans = equal_distances([move.payload for move in part.moves])
+        spans = equal_distances([(move.payload,) for move in part.moves])
         if len(spans) * IN_PLACE_BYTES_MIN <= stage.nbytes:
             for span in spans:
                 self._in_block.to_blocks(
-                    stage[span.start : span.stop], self._in_place(arena, part, span)
+                    stage[span.start : span.stop], self._in_arena(arena, part, span)
                 )
             return True
-        blocks = np.empty((*stage.shape[:2], self._apart.layer_bytes), np.uint8)
-        self._apart.to_blocks(stage, blocks)
-        return self._copy(self._block_rows(arena, part, blocks))
+        apart = np.empty((*stage.shape[:2], self._apart.layer_bytes), np.uint8)
+        self._apart.to_blocks(stage, apart)
+        return self._copy(self._block_rows(arena, part, apart))
+
+    def _direct(
+        self, arena: SharedMapping, part: ConversionPart
+    ) -> list[tuple[Bytes, Bytes]] | None:
+        """Return the part as blocks and pages where they are, in few runs; None if in many."""
+        step = part.page_step(self.pages.pages_per_block)
+        if step is None:
+            return None
+        spans = equal_distances([(move.payload, move.pages[0]) for move in part.moves])
+        nbytes = len(part.moves) * len(part.layers) * self._apart.layer_bytes
+        if len(spans) * IN_PLACE_BYTES_MIN > nbytes:
+            return None
+        return [
+            (self._in_arena(arena, part, span), self._in_pages(part, span, step)) for span in spans
+        ]
 
     def _stage(self, part: ConversionPart, memory: Bytes) -> Bytes:
         """Return memory for the pages of a part: [block, layer, page of the block, byte]."""
@@ -209,13 +242,25 @@ class PortableHostDevice:
         shape = (blocks, layers, self.pages.pages_per_block, self._layers.page_bytes)
         return memory[: blocks * layers * shape[2] * shape[3]].reshape(shape)
 
-    def _in_place(self, arena: SharedMapping, part: ConversionPart, span: range) -> Bytes:
+    def _in_arena(self, arena: SharedMapping, part: ConversionPart, span: range) -> Bytes:
         """Return blocks at equal distances as they are in the arena: [block, layer, byte]."""
-        first = part.moves[span.start].payload + part.layers.start * self._layer_bytes
-        distance = part.moves[span.stop - 1].payload - part.moves[span.start].payload
+        moves = part.moves[span.start : span.stop]
+        first = moves[0].payload + part.layers.start * self._layer_bytes
+        distance = moves[1].payload - moves[0].payload if len(moves) > 1 else 0
         shape = (len(span), len(part.layers), self._layer_bytes)
-        strides = (distance // max(1, len(span) - 1), self._layer_bytes, 1)
-        return as_strided(np.frombuffer(arena.view, np.uint8)[first:], shape, strides)
+        memory = np.frombuffer(arena.view, np.uint8)[first:]
+        return as_strided(memory, shape, (distance, self._layer_bytes, 1))
+
+    def _in_pages(self, part: ConversionPart, span: range, step: int) -> Bytes:
+        """Return pages at equal distances where they are: [block, layer, page, byte]."""
+        bases, stride, size = self._layers
+        moves, layers = part.moves[span.start : span.stop], part.layers
+        first = bases[layers.start] + moves[0].pages[0] * stride
+        shape = (len(span), len(layers), self.pages.pages_per_block, size)
+        by_block = moves[1].pages[0] - moves[0].pages[0] if len(moves) > 1 else 0
+        by_layer = bases[layers.start + 1] - bases[layers.start] if len(layers) > 1 else 0
+        page = np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(first)), np.uint8)
+        return as_strided(page, shape, (by_block * stride, by_layer, step * stride, 1))
 
     def _page_rows(self, part: ConversionPart, stage: Bytes) -> Iterator[Row]:
         """Yield the addresses of the pages of a part, and those in the stage, and their bytes."""
@@ -284,14 +329,14 @@ def check_portable(pages: Pages, portable: PortablePages) -> None:
         )
 
 
-def equal_distances(offsets: Sequence[int]) -> list[range]:
-    """Return the runs of offsets with one distance between neighbours, as ranges of indices."""
+def equal_distances(positions: Sequence[tuple[int, ...]]) -> list[range]:
+    """Return the runs of positions with one distance between neighbours, as ranges of indices."""
     found: list[range] = []
     start = 0
-    distances = [after - before for before, after in pairwise(offsets)]
-    while start < len(offsets):
+    distances = [tuple(map(operator.sub, after, before)) for before, after in pairwise(positions)]
+    while start < len(positions):
         stop = start + 1
-        while stop < len(offsets) and distances[stop - 1] == distances[start]:
+        while stop < len(positions) and distances[stop - 1] == distances[start]:
             stop += 1
         found.append(range(start, stop))
         start = stop
