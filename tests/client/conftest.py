@@ -39,6 +39,15 @@ class Node:
         return False
 
 
+@pytest.fixture(scope="module")
+def lasting_node(tmp_path_factory):
+    """A node for the tests of a file that neither kill nor count it."""
+    one = Node(tmp_path_factory.mktemp("n"))
+    one.start()
+    yield one
+    one.process.kill()
+
+
 @pytest.fixture
 def node(tmp_path_factory):
     one = Node(tmp_path_factory.mktemp("n"))

@@ -1,9 +1,11 @@
 """Slices of portable contexts: written at one tensor-parallel size, read at others."""
 
+import contextlib
 import signal
 import subprocess
 import sys
 import threading
+import time
 
 import msgspec
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 import holdfast
 from holdfast import Outcome
 from holdfast.blocks.layout import HeadState, LatentState, PortableLayout
+from holdfast.blocks.payload_part import SliceCopy
 from holdfast.errors import BlockError, RefusedError
 from holdfast.testing.embedded import fingerprint_for
 from holdfast.wire.local import messages as m
@@ -28,6 +31,14 @@ SHAPE = (BLOCKS, 3, 2, 4, 16, 8)
 """Of a context as elements: block, layer, k or v, head, token, dim."""
 KV = np.random.default_rng(3).integers(0, 9_999, SHAPE).astype(np.float16)
 LATENT = holdfast.Layout.portable_latent(layers=2, latent_size=40, dtype="int8", block_tokens=16)
+
+
+@pytest.fixture
+def node(lasting_node):
+    """A node that holds no block."""
+    yield lasting_node
+    with contextlib.closing(Client(lasting_node.address, m.Hello(m.PROTOCOL, "t"), 5.0)) as client:
+        client.call(m.Drop("*"), m.ReportReply, 30.0)
 
 
 def rank_session(store, rank, size, fingerprint=MODEL):
@@ -142,6 +153,40 @@ def test_layers_of_unlike_kinds_and_head_counts_are_divided_layer_by_layer(store
     assert saved == BLOCKS
     _, found = fetch(store.session(model), layout.payload_bytes)
     assert (found == whole).all()
+
+
+def test_a_slice_is_read_from_a_lower_tier_after_a_restart(tmp_path):
+    """The whole record is read there, because its checksum covers it."""
+    tiers = {"host": "16 MiB", "disk": "16 MiB", "path": str(tmp_path / "disk")}
+    with holdfast.open(**tiers) as store:
+        save_ranks(store, 2)
+    with holdfast.open(**tiers) as store:
+        assert store.recovery.wait(30.0)
+        found = np.zeros_like(heads_of(3, 4))
+        landed = rank_session(store, 3, 4).fetch(TOKENS, into=found)
+    assert (landed.blocks, landed.sources) == (BLOCKS, {"disk": BLOCKS})
+    assert (found == heads_of(3, 4)).all()
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_a_save_that_is_interrupted_leaves_nothing_and_the_next_one_is_whole(store, monkeypatch):
+    before = store.status().abandoned_blocks
+    save_ranks(store, 2, [0])
+    session = rank_session(store, 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(SliceCopy, "write", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            session.save(TOKENS, heads_of(1, 2))
+    until = time.monotonic() + 30
+    while store.status().abandoned_blocks < before + BLOCKS:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    assert store.status().tickets == 0
+    assert store.session(MODEL).cover(TOKENS) == 0
+    assert save_ranks(store, 2) == [0, BLOCKS]
 
 
 WRONG = {

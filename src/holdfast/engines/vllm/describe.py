@@ -386,7 +386,8 @@ def _model_source(vllm_config: Any, setting: ConnectorSettings) -> ModelSource:
         )
     if model.disable_sliding_window:
         overrides = {**overrides, "disable_sliding_window": True}
-    config = get_hf_file_to_dict(CONFIG, model.hf_config_path or model.model, model.revision)
+    revision = getattr(model, "_hf_config_revision", None) or model.revision
+    config = get_hf_file_to_dict(CONFIG, model.hf_config_path or model.model, revision)
     if config is None:
         raise UnsupportedError(f"{model.model!r} has no {CONFIG}; portable contexts need it")
     if _LONG_ROPE in canonical_json([config, overrides]):  # as in `fingerprint_of`
