@@ -247,19 +247,47 @@ def test_a_drop_ends_what_was_begun_before_it(one, chain, first, second):
     assert slots(one) == 3
 
 
-def test_memory_without_room_gives_some_blocks_to_all_writers(harness):
+def test_blocks_that_wait_for_parts_take_at_most_half_of_the_memory(harness):
+    """An engine of which one rank does not save must not push out what others saved."""
     one = harness(1 << 20)
-    most = one.store.table.host(one.namespace).slots(one.namespace.slot_bytes)
+    most = (1 << 19) // one.namespace.slot_bytes
     chain = one.chain(1, most + 5)
     first, second = Writer(one, chain, FIRST), Writer(one, chain, SECOND)
     assert [place >= 0 for place in first.reserve()] == [True] * most + [False] * 5
     assert first.reserved.outcome is Outcome.FULL
     first.fill(1)
     first.commit()
+    other = Writer(one, one.chain(2, 1), FIRST)
+    assert other.reserve() == [-1]
+    assert other.reserved.outcome is Outcome.FULL
     second.reserve()
     second.fill(2)
     assert second.commit() == most
     assert held(one, chain) == most
+    assert other.reserve()[0] >= 0
+
+
+def test_writers_of_another_namespace_never_share_a_block(one, chain, first):
+    first.reserve()
+    other = one.namespace._replace(fingerprint=b"g" * 16)
+    run = ChainRun(chain.keys, chain.fingerprint, 0)
+    reserved = one.store.reserve_part(other, run, SECOND)
+    assert set(reserved.places).isdisjoint(first.reserved.places)
+
+
+def test_an_erased_domain_takes_its_blocks_with_it_and_no_others():
+    rested = []
+    blocks = PartialBlocks(lambda reservation, until: rested.append((reservation.places, until)))
+    for number, domain in enumerate((b"d" * 16, b"e" * 16)):
+        namespace = NAMESPACE._replace(domain=domain)
+        run = Reservation(namespace, [b"k"], b"", 0, b"", [Place(number)], GENERATION, PARTS[0])
+        blocks.open(number, run, [JoinedBlock(None)], 0.0)
+    blocks.end_domain(b"d" * 16, 9.0)
+    assert rested == [([0], 9.0)]
+    assert len(blocks) == 1
+    run = Reservation(NAMESPACE, [b"k"], b"", 0, b"", [Place(0)], GENERATION, PARTS[0])
+    assert blocks.commit(0, run).slots == []
+    assert rested == [([0], 9.0)]
 
 
 def test_usage_returns_to_zero_however_parts_end(harness):
@@ -337,5 +365,5 @@ def test_a_block_completes_only_with_every_byte_and_each_slot_is_freed_once(step
     for ticket in list(open_writers):
         blocks.abort(ticket, now_s)
     blocks.expire(now_s + PARTIAL_S)
-    assert len(blocks) == 0
+    assert (len(blocks), blocks.nbytes) == (0, 0)
     assert sorted(rested + completed) == list(range(allocated))

@@ -77,12 +77,18 @@ class PartialBlocks:
         """Blocks that more writers may join, oldest first."""
         self._by_ticket: dict[int, list[PartialBlock | None]] = {}
         """Blocks of each open reservation, one for each of its keys."""
+        self._waiting_bytes = 0
         self.abandoned = 0
         """Number of blocks that were abandoned so far."""
 
     def __len__(self) -> int:
         """Return the number of blocks that wait for parts."""
         return len(self._waiting)
+
+    @property
+    def nbytes(self) -> int:
+        """Total size of the slots of blocks that wait for parts, in bytes."""
+        return self._waiting_bytes
 
     def join(
         self, namespace: Namespace, keys: Sequence[bytes], part: bytes, generation: Generation
@@ -117,6 +123,7 @@ class PartialBlocks:
                 name = reservation.namespace, key
                 block = PartialBlock(name, place, reservation.generation, now_s + PARTIAL_S)
                 self._waiting[name] = block
+                self._waiting_bytes += reservation.namespace.slot_bytes
             block.writers[number] = reservation.part
             blocks.append(block)
         self._by_ticket[number] = blocks
@@ -133,7 +140,7 @@ class PartialBlocks:
                 continue
             block.written |= {part}
             if covers(block.written, reservation.namespace.raw_bytes):
-                del self._waiting[block.name]
+                self._stop_waiting(block)
                 places[i] = block.place
         return reservation._replace(places=places, part=b"")
 
@@ -169,8 +176,12 @@ class PartialBlocks:
         if not block.abandoned:
             block.abandoned = True
             self.abandoned += 1
-            del self._waiting[block.name]
+            self._stop_waiting(block)
         self._end(block)
+
+    def _stop_waiting(self, block: PartialBlock) -> None:
+        del self._waiting[block.name]
+        self._waiting_bytes -= block.name[0].slot_bytes
 
     def _end(self, block: PartialBlock) -> None:
         """Free the slot of an abandoned block that no writer has any more."""

@@ -32,6 +32,14 @@ FILLING_SHARE = 0.5
 """Maximum share of the unreserved memory for one of several domains' uncommitted slots."""
 
 
+PARTIAL_SHARE = 0.5
+"""Maximum share of memory for blocks that wait for parts.
+
+They cannot be evicted, so without a limit an engine of which one rank does not save could fill the
+memory of a node.
+"""
+
+
 class SaveSlots(NamedTuple):
     """Slots to fill: one place per key, -1 for a block that is held already or gets no slot.
 
@@ -75,6 +83,9 @@ def reserve(
         new = _new(there, joined)
         size, share = namespace.slot_bytes, FILLING_SHARE if len(table.hosts) > 1 else 1.0
         fillable = table.usage.fillable(namespace.domain, size, store.host_bytes, share)
+        if part:
+            room = int(PARTIAL_SHARE * store.host_bytes) - store.partial_blocks.nbytes
+            fillable = min(fillable, max(room, 0) // size)
         slots = reserve_slots(table, namespace, min(sum(new), fillable))
         table.unpin(held)
         unused = iter(slots)
