@@ -17,12 +17,14 @@ import msgspec
 
 from holdfast import report
 from holdfast.errors import ConfigError
+from holdfast.limits import MIB
 from holdfast.report import Report, Row
 from holdfast_bench.cli import measuring
 from holdfast_bench.cli.progress import Steps
+from holdfast_bench.measure.gpu import collect
 from holdfast_bench.measure.gpu.phases import PHASES, Phase, PhaseRun, run_phases
 
-ALSO = ("blocks", "block_mib", "call_ms", "gpu", "why")
+ALSO = ("folder", "blocks", "block_mib", "call_ms", "gpu", "why")
 
 ROUNDS = 9
 QUICK = ("hardware", "bus", "copies")
@@ -38,6 +40,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--phases", metavar="NAMES", help=f"the phases to run, with commas (default: all: {known})"
     )
     parser.add_argument(
+        "--collect",
+        type=Path,
+        metavar="FOLDER",
+        help="measure nothing; fill a new folder with all that a machine without a network needs: "
+        "copy it there, and run its file bench-gpu",
+    )
+    parser.add_argument(
+        "--python",
+        default=collect.PYTHON,
+        metavar="VERSION",
+        help="that machine's Python, for --collect (default: %(default)s)",
+    )
+    parser.add_argument(
         "--rehearse",
         action="store_true",
         help="toy sizes, without a GPU: shows that every phase runs; its figures mean nothing",
@@ -46,6 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Yield the rows of each phase when it has ended."""
+    if args.collect is not None:
+        steps.update(f"packages for Python {args.python} ...")
+        mib = collect.collect(args.collect, args.python) / MIB
+        yield Row("gpu.collected", mib, "MiB", {"folder": str(args.collect)})
+        return
     if find_spec("torch") is None:
         raise ConfigError("torch is not installed here; install the engine's build for CUDA")
     chosen = _chosen(args)

@@ -15,8 +15,10 @@ import torch
 
 from holdfast.buffers import SharedMapping
 from holdfast.devices.base import Device, Pages
+from holdfast.devices.driver import Driver
 from holdfast.devices.registry import DeviceOptions, open_device
 from holdfast.errors import ConfigError
+from holdfast.testing.simulated_driver import SimulatedDriver
 from holdfast_bench.measure.gpu.arena_locks import ArenaLocks
 
 Tensor: TypeAlias = Any
@@ -24,6 +26,9 @@ Tensor: TypeAlias = Any
 
 Stream: TypeAlias = Any
 """A stream of CUDA; None in a rehearsal."""
+
+SEED = 20_26
+"""Of the order of work in a rehearsal."""
 
 STEP_BLOCKS = 64
 """The most blocks of a save."""
@@ -80,10 +85,14 @@ class HostAccelerator:
         """Return Holdfast's device for the pages of an engine."""
         return open_device(self.kind, pages, tensors, DeviceOptions(STEP_BLOCKS))
 
+    def driver(self) -> Driver:
+        """Return a new connection to the GPU's driver, which the caller closes."""
+        return SimulatedDriver(SEED)
+
     def locks(self, device: Device, arena: SharedMapping) -> ArenaLocks | None:
         """Return locks of a whole arena of this process; None if the device uses none."""
-        del device, arena
-        return None
+        driver: Driver | None = getattr(device, "driver", None)
+        return ArenaLocks(driver, arena) if driver is not None else None
 
     def seconds(self, work: Callable[[], object]) -> float:
         """Return the time from before `work` until all that it queued has ended."""
@@ -139,6 +148,12 @@ class CudaAccelerator(HostAccelerator):
             work()
         replay: Callable[[], object] = captured.replay
         return replay
+
+    def driver(self) -> Driver:
+        from holdfast.devices.cuda.libcuda import CudaDriver
+
+        torch.cuda.synchronize()  # makes the GPU's context current on this thread
+        return CudaDriver(lambda: int(torch.cuda.current_stream().cuda_stream))
 
     def occupy(self, seconds: float) -> None:
         torch.cuda._sleep(int(seconds * self._cycles_per_s))  # noqa: SLF001  # no public call waits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -12,15 +13,13 @@ from pathlib import Path
 from holdfast.errors import HoldfastError
 from holdfast.report import Row, not_measured
 from holdfast_bench.harness.process import TAIL_LINES
+from holdfast_bench.measure.gpu.gpu_tests import TESTS_FOLDER, tests_on_gpu
 from holdfast_bench.measure.gpu.model_cache import same_generation
 from holdfast_bench.measure.gpu.setting import Setting
 from holdfast_bench.measure.gpu.shapes import TOY_DECODER, DecoderShape
 
 MODEL = DecoderShape("llama-small", 8, 1024, 16, 4, 64, 2816, 32_000)
 BLOCKS, TOY_BLOCKS = 16, 2
-TESTS = Path(__file__).parents[4] / "tests"
-"""The project's tests, in a checkout."""
-
 _PASSED = re.compile(r"(\d+) passed")
 
 
@@ -33,15 +32,20 @@ def rows(setting: Setting) -> Iterator[Row]:
         shape, blocks = (TOY_DECODER, TOY_BLOCKS) if setting.rehearse else (MODEL, BLOCKS)
         same = same_generation(setting.gpu, shape, blocks)
         yield Row(name, same, "tokens", {"blocks": blocks, "gpu": setting.gpu.name()})
-    yield tests_row(setting, TESTS)
+    yield tests_row(setting, TESTS_FOLDER)
 
 
 def tests_row(setting: Setting, folder: Path) -> Row:
-    """Return the row of `pytest -m gpu`, which is not run in a rehearsal."""
+    """Return the row of the tests that need a GPU; a rehearsal only collects them.
+
+    They run without the project's configuration, which needs more packages than they do.
+    """
     name = "gpu.tests.passed"
-    if not folder.is_dir() or find_spec("pytest") is None:
-        return not_measured(name, "there is no checkout with tests, or no pytest")
-    argv = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "gpu", str(folder / "devices")]
+    files = list(map(str, tests_on_gpu(folder)))
+    if not files or find_spec("pytest") is None:
+        return not_measured(name, "there are no tests here, or no pytest")
+    plain = ("--noconftest", "-c", os.devnull, "--import-mode=importlib", "-p", "no:cacheprovider")
+    argv = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *plain, *files]
     if setting.rehearse:
         argv.append("--collect-only")
     ended = subprocess.run(

@@ -35,6 +35,8 @@ PHASES = (
         "hardware", "holdfast_bench.measure.gpu.hardware", 12, "the GPU, its driver and its link"
     ),
     Phase("bus", "holdfast_bench.measure.gpu.bus", 16, "page-locked copies: the bus's limit"),
+    Phase("locking", "holdfast_bench.measure.gpu.locking", 35, "locking memory, and its stalls"),
+    Phase("kernels", "holdfast_bench.measure.gpu.kernels", 35, "kernels between pages and a stage"),
     Phase("copies", "holdfast_bench.measure.gpu.copies", 62, "loads and saves of blocks"),
     Phase("decode", "holdfast_bench.measure.gpu.decode", 45, "decoding beside loads and saves"),
     Phase(

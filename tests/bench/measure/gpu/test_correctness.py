@@ -41,11 +41,11 @@ def without_transformers(monkeypatch):
 
 
 def test_what_cannot_be_tested_is_named(measured, without_transformers, monkeypatch, tmp_path):
-    monkeypatch.setattr(correctness, "TESTS", tmp_path / "none")
+    monkeypatch.setattr(correctness, "TESTS_FOLDER", tmp_path / "none")
     whys = {what: row.more["why"] for what, row in measured(correctness).items()}
     assert whys == {
         "gpu.transformers.same_tokens": "transformers is not installed",
-        "gpu.tests.passed": "there is no checkout with tests, or no pytest",
+        "gpu.tests.passed": "there are no tests here, or no pytest",
     }
 
 
@@ -58,6 +58,8 @@ def test_tests_that_fail_on_the_gpu_are_an_error(setting, monkeypatch, tmp_path,
         return subprocess.CompletedProcess(argv, status, "12 passed in 3 s\n", "")
 
     monkeypatch.setattr(correctness.subprocess, "run", run)
+    (tmp_path / "devices").mkdir()
+    (tmp_path / "devices" / "test_on_gpu.py").touch()
     on_gpu = setting._replace(rehearse=False)
     if failed:
         with pytest.raises(HoldfastError, match="the tests on a GPU failed: 12 passed"):
