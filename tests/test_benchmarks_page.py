@@ -96,6 +96,30 @@ def test_each_question_has_its_chart_and_its_table():
     assert list(tool.sealing_chart(report).groups) == ["disk.write"]
 
 
+def test_figures_of_a_gpu_are_drawn_by_what_they_answer():
+    rows = [
+        {"what": "gpu.load.m.8", "value": 40.0, "unit": "GB/s", "limit": 50.0},
+        {"what": "gpu.kernel.pack.m", "value": 2000.0, "unit": "GB/s", "limit": 2500.0},
+        {"what": "gpu.first_token.m-8b.4096.recomputed", "value": 0.2, "unit": "s"},
+        {"what": "gpu.first_token.m-8b.4096.disk.sealed", "value": 0.1, "unit": "s"},
+        {"what": "gpu.first_token.m-8b.131072.recomputed", "value": None, "unit": ""},
+        {"what": "gpu.decode.load.half", "value": 9.0, "unit": "steps/s", "limit": 10.0},
+        {"what": "gpu.decode.alone", "value": 10.0, "unit": "steps/s"},
+    ]
+    tool, report = loaded(), {"name": "bench gpu", "rows": rows}
+    assert list(tool.gpu_chart(report).groups) == ["load.m.8"]
+    assert tool.gpu_first_token_chart(report).groups == {
+        "m-8b, 4,096": {"recomputed": 0.2, "disk.sealed": 0.1}
+    }
+    assert tool.gpu_decode_chart(report).groups == {"load.half": {"value": 9.0, "limit": 10.0}}
+
+
+def test_a_question_that_no_row_answers_is_left_out():
+    tool = loaded()
+    question = next(each for each in tool.QUESTIONS if each.file == "gpu_decode.svg")
+    assert list(tool.answer(question, {"name": "bench gpu", "rows": []})) == []
+
+
 def test_figures_in_lists_and_mappings_have_three_digits_too():
     line = loaded().row({"what": "a", "value": 1.23456, "cuts_s": {"0": 0.22289, "1": 0.1}})
     assert line.startswith("| `a` | 1.23 |")

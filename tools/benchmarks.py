@@ -42,6 +42,9 @@ gains, from above for times, costs and `plan` (`x`). *ok* says whether it was me
 on the page.
 """
 NOTES = {
+    "bench gpu": "Measured with an earlier device, which locked no memory and copied pages by "
+    "several operations of PyTorch for each layer. The rows of the present device are not measured "
+    "yet: the bench is ready, and no GPU was at hand.",
     "bench metrics": "`metrics.scraped.get` and `.put` are medians of batches, which hide one that "
     "a scrape delays; the bench now times the whole pass. Timed so on 2026-11-27, on a machine of "
     "less than half the speed (2 cores of AMD EPYC), they were 0.993 and 1.00 of the rate without "
@@ -110,6 +113,16 @@ CUTS = {
 LIMITS = {
     "limit": ("limit (see text)", "#9aa5b1"),
     "value": ("Holdfast", "#1f6feb"),
+}
+GPU_FIRST_TOKEN = {
+    "recomputed": ("computed again", "#9aa5b1"),
+    "host": ("from host memory", "#1f6feb"),
+    "disk": ("from disk", "#7fb0f5"),
+    "disk.sealed": ("from a sealed disk", "#d98324"),
+}
+GPU_DECODE = {
+    "limit": ("decoding alone", "#9aa5b1"),
+    "value": ("beside copies", "#1f6feb"),
 }
 SEALING = {
     "limit": ("without sealing", "#9aa5b1"),
@@ -217,6 +230,33 @@ def cuts_chart(report: dict[str, Any]) -> Chart:
 def limits_chart(report: dict[str, Any]) -> Chart:
     """Return GB/s of each path beside its limit, measured in the same run."""
     return Chart("GB/s (more is better)", LIMITS, limited(report))
+
+
+def gpu_chart(report: dict[str, Any]) -> Chart:
+    """Return GB/s of loads and saves on a GPU beside one page-locked copy."""
+    groups = limited(report)
+    copies = {name: bars for name, bars in groups.items() if name.startswith(("load.", "save."))}
+    return Chart("GB/s (more is better)", LIMITS, copies)
+
+
+def gpu_first_token_chart(report: dict[str, Any]) -> Chart:
+    """Return seconds to the first token on a GPU, by model, length and source."""
+    groups: Groups = {}
+    for row in report["rows"]:
+        found = re.fullmatch(r"gpu\.first_token\.(.+)\.(\d+)\.([a-z.]+)", row["what"])
+        if found and row["value"] is not None and found[3] in GPU_FIRST_TOKEN:
+            groups.setdefault(f"{found[1]}, {int(found[2]):,}", {})[found[3]] = row["value"]
+    return Chart("seconds to the first token (less is better)", GPU_FIRST_TOKEN, groups)
+
+
+def gpu_decode_chart(report: dict[str, Any]) -> Chart:
+    """Return decoding steps a second on a GPU, alone and beside copies."""
+    groups: Groups = {
+        row["what"].removeprefix("gpu.decode."): {name: row[name] for name in GPU_DECODE}
+        for row in report["rows"]
+        if row["what"].startswith("gpu.decode.") and row["unit"] == "steps/s" and row.get("limit")
+    }
+    return Chart("steps a second (more is better)", GPU_DECODE, groups)
 
 
 def sealing_chart(report: dict[str, Any]) -> Chart:
@@ -330,12 +370,31 @@ QUESTIONS = (
     Question(
         "How fast do blocks reach a GPU?",
         "Batches of 1, 8 and 64 blocks between an arena and an engine's pages. Grey is one copy "
-        "between page-locked memory and the GPU; an arena cannot stay locked "
-        "([why](decisions/0033-the-arena-is-never-page-locked.md)). The number in a name is that "
-        "of the blocks; `busy` is beside a thread that never gives up the interpreter lock.",
+        "between page-locked memory and the GPU. The number in a name is that of the blocks; "
+        "`busy` is beside a thread that never gives up the interpreter lock, and so is its limit; "
+        "`bounce` is without locked memory. These figures are from before engines locked the "
+        "memory of their node ([why and how](decisions/0043-engines-lock-chunks-on-grant.md)); "
+        "the present device is not measured yet.",
         "bench gpu",
         "gpu.svg",
-        limits_chart,
+        gpu_chart,
+    ),
+    Question(
+        "How soon is the first token on a GPU?",
+        "Decoders with random weights in the shapes of Llama-3.1-8B and of one of eight ranks of "
+        "Llama-3.1-70B. A fetched prompt is all whole blocks but its last token, which is "
+        "computed; its logits are those of the computed prompt, bit for bit.",
+        "bench gpu",
+        "gpu_first_token.svg",
+        gpu_first_token_chart,
+    ),
+    Question(
+        "What do loads and saves cost an engine that decodes?",
+        "A graph that reads 16 GB of weights a step, alone and beside copies of 64 blocks. `half` "
+        "copies for half of the time.",
+        "bench gpu",
+        "gpu_decode.svg",
+        gpu_decode_chart,
     ),
     Question(
         "Which eviction policy hits most?",
@@ -380,8 +439,10 @@ def machine_of(report: dict[str, Any]) -> str:
 
 
 def answer(question: Question, report: dict[str, Any]) -> Iterator[str]:
-    """Draw the chart of a question; yield the lines of its section."""
+    """Draw the chart of a question; yield the lines of its section, none without a figure."""
     drawn = question.draw(report)
+    if not drawn.groups:
+        return
     (REPORTS / question.file).write_text(drawn.svg())
     yield f"\n## {question.title}\n"
     yield f"{question.words}\n"
