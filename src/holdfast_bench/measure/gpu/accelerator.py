@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import torch
 
 from holdfast.buffers import SharedMapping
-from holdfast.devices.base import Device, Pages
+from holdfast.devices.base import Device, Pages, StagingDevice
+from holdfast.devices.cuda.device import CudaDevice
 from holdfast.devices.driver import Driver
 from holdfast.devices.registry import DeviceOptions, open_device
 from holdfast.errors import ConfigError
@@ -34,6 +35,14 @@ STEP_BLOCKS = 64
 """The most blocks of a save."""
 
 NO_GPU = "this machine has no GPU that torch can use; run it where an engine does"
+
+
+class EagerDriver(SimulatedDriver):
+    """A simulated driver that does all work as soon as a program asks whether some has ended."""
+
+    def query(self, event: Any) -> bool:  # noqa: ANN401  # as `Driver` has it
+        self.run()
+        return super().query(event)
 
 
 class HostAccelerator:
@@ -82,17 +91,16 @@ class HostAccelerator:
         time.sleep(seconds)
 
     def device(self, pages: Pages, tensors: Sequence[Tensor]) -> Device:
-        """Return Holdfast's device for the pages of an engine."""
-        return open_device(self.kind, pages, tensors, DeviceOptions(STEP_BLOCKS))
+        """Return Holdfast's device for the pages of an engine, here over a simulated driver."""
+        return CudaDevice(self.driver(), pages, DeviceOptions(STEP_BLOCKS), tensors)
 
     def driver(self) -> Driver:
         """Return a new connection to the GPU's driver, which the caller closes."""
-        return SimulatedDriver(SEED)
+        return EagerDriver(SEED)
 
     def locks(self, device: Device, arena: SharedMapping) -> ArenaLocks | None:
         """Return locks of a whole arena of this process; None if the device uses none."""
-        driver: Driver | None = getattr(device, "driver", None)
-        return ArenaLocks(driver, arena) if driver is not None else None
+        return ArenaLocks(device.registrar, arena) if isinstance(device, StagingDevice) else None
 
     def seconds(self, work: Callable[[], object]) -> float:
         """Return the time from before `work` until all that it queued has ended."""
@@ -148,6 +156,9 @@ class CudaAccelerator(HostAccelerator):
             work()
         replay: Callable[[], object] = captured.replay
         return replay
+
+    def device(self, pages: Pages, tensors: Sequence[Tensor]) -> Device:
+        return open_device(self.kind, pages, tensors, DeviceOptions(STEP_BLOCKS))
 
     def driver(self) -> Driver:
         from holdfast.devices.cuda.libcuda import CudaDriver

@@ -38,15 +38,16 @@ def save(
     Raises HoldfastError if they were not copied whole.
     """
     begun_s = time.perf_counter()
-    if not hasattr(device, "stage"):
+    if not isinstance(device, StagingDevice):
         transfer = cast("DirectDevice", device).gather(arena, moves)
         called_s = time.perf_counter() - begun_s
         check_copied(copied=transfer.result())
         return called_s
-    staged = cast("StagingDevice", device).stage([move.pages for move in moves])
-    called_s = time.perf_counter() - begun_s
+    staged = device.stage([move.pages for move in moves])
     if staged is None:
         raise HoldfastError("the stages had no room for a batch")
+    staged.pack()
+    called_s = time.perf_counter() - begun_s
     try:
         _wait_ready(staged)
         payloads = [(number, move.payload) for number, move in enumerate(moves)]

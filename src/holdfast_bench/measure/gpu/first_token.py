@@ -3,7 +3,8 @@
 The decoders have random weights in the shapes of Llama-3.1-8B and of one of the eight ranks of
 Llama-3.1-70B, without its messages between ranks. A fetched prompt is all whole blocks but its last
 token, which is computed. After each fetch the logits must be those of the engine's own pages, bit
-for bit. Blocks from disk are verified; those of a sealed domain are also decrypted.
+for bit. Blocks from disk are verified; those of a sealed domain are also decrypted. Their node has
+just started, so its memory is new, and not locked before the fetch.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ LONG_ROUNDS = 1
 ROUNDS = 3
 SLOWER_THAN_COMPUTING = 3.0
 """Time for which a longer prompt is expected to take, as a multiple of the ratio of lengths."""
+
+LOCK_S = 6.0
+"""Longest wait until the memory of the saved blocks is locked; 16 GiB take about 3 s."""
 
 SPARE_BYTES = GIB
 TOY_SPARE_BYTES = 64 * MIB
@@ -133,12 +137,13 @@ def _on_node(
             saved = engine.save(engine.chain(prompt.tokens.tolist()))
             if saved != blocks:
                 raise HoldfastError(f"{saved} of {blocks} blocks saved")
+            locked = engine.await_locks(blocks * shape.block_bytes, LOCK_S) if not seal else 0
             for length in prompt.lengths if not seal else []:
                 rounds = _rounds(prompt, length)
                 timed = [
                     _timed(gpu, (decoder, engine), prompt, expected, length) for _ in range(rounds)
                 ]
-                yield _row(decoder, length, "host", timed)
+                yield _row(decoder, length, "host", timed, locked)
         node.wait_on_disk(blocks, max(1.0, setting.left_s()))
         for length in prompt.lengths:
             if setting.left_s() < 0:
@@ -181,12 +186,14 @@ def _timed(
     return _FirstToken(seconds, tiers)
 
 
-def _row(decoder: Decoder, length: int, source: str, timed: Sequence[_FirstToken]) -> Row:
+def _row(
+    decoder: Decoder, length: int, source: str, timed: Sequence[_FirstToken], locked: int = 0
+) -> Row:
     """Return the row of some fetches; raise HoldfastError if their blocks came from elsewhere."""
     tiers = set[str]().union(*(each.tiers for each in timed))
     if tiers != {source.partition(".")[0]}:
         raise HoldfastError(f"blocks from {', '.join(tiers)}, not from {source}")
-    more: dict[str, object] = {"tokens": length, "source": source}
+    more: dict[str, object] = {"tokens": length, "source": source, "locked_gib": locked / GIB}
     median_s = statistics.median(each.seconds for each in timed)
     return Row(_name(decoder.shape, length, source), median_s, "s", more)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.blocks.key import Chain
 from holdfast.buffers import SharedMapping
-from holdfast.devices.base import LockedRanges, Move
+from holdfast.devices.base import Move, StagingDevice
 from holdfast.errors import HoldfastError
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
+from holdfast.wire.local.locked_memory import LockedMemory
 from holdfast_bench.harness.node import call
 from holdfast_bench.measure.gpu.accelerator import HostAccelerator, Tensor
 from holdfast_bench.measure.gpu.block_copies import check_copied, save
@@ -19,6 +21,7 @@ from holdfast_bench.measure.gpu.shapes import BLOCK_TOKENS, PageShape
 FINGERPRINT = b"holdfast-gpu-bench"[:16]
 SAVE_BLOCKS = 64
 ANSWER_S = 60.0
+_POLL_S = 0.01
 
 
 class PagedEngine:
@@ -36,7 +39,11 @@ class PagedEngine:
             raise HoldfastError("the node opened no arena for the session")
         self.arena: SharedMapping = self.client.arena
         self.device = gpu.device(shape.pages(tensors), tensors)
-        self._locks: LockedRanges | None = None
+        self._locks: LockedMemory | None = None
+        if isinstance(self.device, StagingDevice):
+            self._locks = LockedMemory(self.client, self.device.registrar)
+            self._locks.lock_at_start()
+            self._locks.start()
         self._per_block = shape.pages_per_block
 
     def chain(self, tokens: Sequence[int]) -> Chain:
@@ -78,8 +85,24 @@ class PagedEngine:
             )
         return dict(fetched.sources)
 
+    def await_locks(self, nbytes: int, within_s: float) -> int:
+        """Return how much of the arena is locked, when it is `nbytes` or no more gets locked.
+
+        What a save met unlocked is locked soon after it.
+        """
+        if self._locks is None:
+            return 0
+        until_s = time.monotonic() + within_s
+        while self._locks.locked_bytes < nbytes and time.monotonic() < until_s:
+            if self._locks.failure:
+                break
+            time.sleep(_POLL_S)
+        return self._locks.locked_bytes
+
     def close(self) -> None:
-        """Close the device and the session."""
+        """End the locks, the device and the session."""
+        if self._locks is not None:
+            self._locks.close()
         self.device.close()
         self.client.close()
 

@@ -50,7 +50,7 @@ LLAMA_8B = PageShape("llama-3.1-8b", 2 * 32, 16 * 8 * 128 * 2, 16)
 LLAMA_70B_RANK = PageShape("llama-3.1-70b-tp8", 2 * 80, 16 * 128 * 2, 16)
 DEEPSEEK_V3 = PageShape("deepseek-v3", 61, 64 * 576 * 2, 64)
 SHAPES = (LLAMA_8B, DEEPSEEK_V3, LLAMA_70B_RANK)
-TOY = PageShape("toy", 4, 4 * 2 * 8 * 2, 4)
+TOY = PageShape("toy", 4, 32 * 2 * 8 * 2, 32)
 
 
 class DecoderShape(NamedTuple):
@@ -77,4 +77,4 @@ DECODERS = (
     DecoderShape("llama-3.1-8b", 32, 4096, 32, 8, 128, 14_336, 128_256),
     DecoderShape("llama-3.1-70b-tp8", 80, 8192, 8, 1, 128, 3_584, 16_032),
 )
-TOY_DECODER = DecoderShape("toy", 2, 32, 4, 2, 8, 64, 128, page_tokens=4)
+TOY_DECODER = DecoderShape("toy", 2, 32, 4, 2, 8, 64, 128, page_tokens=32)

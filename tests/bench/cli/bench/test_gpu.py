@@ -78,4 +78,4 @@ def test_quick_leaves_out_the_phases_of_engines(phases):
 
 def test_an_unknown_phase_is_refused_with_the_known_ones(capsys):
     assert main(["bench", "gpu", "--phases", "copies,bis"]) == 2
-    assert "--phases: 'bis' is not one of hardware, bus, copies" in capsys.readouterr().err
+    assert "--phases: 'bis' is not one of hardware, bus, locking" in capsys.readouterr().err

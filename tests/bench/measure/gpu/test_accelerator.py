@@ -7,15 +7,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from holdfast.devices.host import HostDevice  # noqa: E402
+from holdfast.devices.cuda import libcuda  # noqa: E402
 from holdfast.errors import ConfigError  # noqa: E402
 from holdfast_bench.measure.gpu import accelerator as module  # noqa: E402
 from holdfast_bench.measure.gpu import bus, decode  # noqa: E402
 from holdfast_bench.measure.gpu.accelerator import CudaAccelerator, accelerator  # noqa: E402
-from holdfast_bench.measure.gpu.shapes import TOY  # noqa: E402
 
 
 class FakeStream:
+    cuda_stream = 7
+
     def wait_stream(self, _other):
         pass
 
@@ -91,12 +92,14 @@ def test_a_gpu_has_a_name_memory_and_work(gpu):
     assert gpu.seconds(lambda: None) >= 0
 
 
-def test_phases_run_on_it(gpu, measured, monkeypatch):
-    tensors = TOY.new_tensors(1, "cpu")
-    monkeypatch.setattr(OnHost, "device", lambda _, pages, owners: HostDevice(pages, owners))
+def test_phases_run_on_it(gpu, measured):
     assert measured(bus, gpu=gpu)["gpu.bus.to.1"].more["gpu"] == "NVIDIA Test"
     assert measured(decode, gpu=gpu)["gpu.decode.load"].ratio > 0
-    assert tensors
+
+
+def test_the_driver_is_that_of_the_engines_stream(gpu, monkeypatch):
+    monkeypatch.setattr(libcuda, "CudaDriver", lambda engine_stream: engine_stream())
+    assert gpu.driver() == FakeStream.cuda_stream
 
 
 def test_without_a_gpu_there_is_a_rehearsal_only(gpu, monkeypatch):
