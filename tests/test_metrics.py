@@ -7,6 +7,7 @@ import msgspec
 
 import holdfast
 from holdfast.metrics import (
+    ENGINE_NAMES_MAX,
     HISTOGRAMS,
     METRICS,
     OTHER,
@@ -17,7 +18,15 @@ from holdfast.metrics import (
     process_samples,
 )
 from holdfast.policy.admit import AdmissionCandidate, AlwaysAdmit, WriteBudget
-from holdfast.status import AdmissionStatus, DomainStatus, HistogramStatus, NodeStatus, TargetStatus
+from holdfast.status import (
+    AdmissionStatus,
+    DomainStatus,
+    EngineLockStatus,
+    HistogramStatus,
+    NodeStatus,
+    PageLockStatus,
+    TargetStatus,
+)
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.wire.remote.credentials import Credentials
@@ -112,6 +121,26 @@ def test_a_tiers_write_budget_and_what_is_spent_of_it_are_metrics():
         "holdfast_audit_lost_lines_total 3",
     ):
         assert line in lines
+
+
+def test_locked_memory_is_counted_by_domain_and_by_the_names_of_engines():
+    domains = [DomainStatus("acme", configured=True, locked_bytes=3 << 20, kept_bytes=1 << 20)]
+    engines = [EngineLockStatus("vllm", "acme", 1 << 20)] * 2
+    engines.append(EngineLockStatus("vllm", "acme", 1 << 20, failure="no memory"))
+    engines += [EngineLockStatus(f"engine-{n}", "acme") for n in range(40)]
+    locks = PageLockStatus(engines, {"returned": 3})
+    lines = exposition(node_samples(NodeStatus(domains=domains, page_locks=locks))).splitlines()
+    for line in (
+        'holdfast_domain_locked_bytes{domain="acme"} 3145728',
+        'holdfast_domain_kept_bytes{domain="acme"} 1048576',
+        'holdfast_engine_locked_bytes{engine="vllm"} 3145728',
+        'holdfast_engine_locked_bytes{engine="other"} 0',
+        "holdfast_engines_without_locks 1",
+        'holdfast_recalls_total{outcome="returned"} 3',
+    ):
+        assert line in lines
+    names = [line for line in lines if line.startswith("holdfast_engine_locked_bytes")]
+    assert len(names) == ENGINE_NAMES_MAX + 1, "an engine's name is what it says"
 
 
 def test_metrics_of_the_process_have_the_names_that_all_clients_use():

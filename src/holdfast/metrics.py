@@ -22,6 +22,10 @@ OTHER = "other"
 """Label value of everything that has no name in this node's configuration."""
 
 
+ENGINE_NAMES_MAX = 32
+"""Maximum label values for the names that engines give themselves; the rest is `OTHER`."""
+
+
 class Metric(NamedTuple):
     """The labels and the meaning of a metric."""
 
@@ -107,6 +111,18 @@ METRICS: Mapping[str, Metric] = {
     ),
     "domain_used_bytes": Metric(("domain", "tier"), "Bytes of a domain in a tier."),
     "domain_quota_bytes": Metric(("domain", "tier"), "Quota of a domain in a tier, if it has one."),
+    "domain_locked_bytes": Metric(
+        ("domain",), "Memory of a domain that engines have page-locked for their GPUs."
+    ),
+    "domain_kept_bytes": Metric(
+        ("domain",), "Page-locked memory of a domain that no block uses at present."
+    ),
+    "engine_locked_bytes": Metric(("engine",), "Memory that engines of a name have page-locked."),
+    "engines_without_locks": Metric((), "Engines that cannot page-lock memory, or no more of it."),
+    "recalls_total": Metric(
+        ("outcome",),
+        "Requests to engines to unlock memory: returned in time, missed, or the session ended.",
+    ),
     "audit_events_total": Metric(("action",), "Events of the audit log."),
     "audit_lost_lines_total": Metric((), "Lines of the audit log that could not be written."),
     "scrubbed_copies_total": Metric((), "Copies that the scrub has checked."),
@@ -215,6 +231,7 @@ def node_samples(status: NodeStatus) -> Iterator[Sample]:
     yield from _tier_samples(status)
     # Domains that the configuration does not name are one.
     used_bytes = Counter[tuple[str, str]]()
+    yield from _lock_samples(status)
     for domain in status.domains:
         name = domain.domain if domain.configured else OTHER
         for tier, nbytes in domain.used_bytes.items():
@@ -242,6 +259,25 @@ def node_samples(status: NodeStatus) -> Iterator[Sample]:
     yield Sample("scrubbed_copies_total", (), status.scrub.checked)
     if status.target is not None:
         yield from _target_samples(status.target)
+
+
+def _lock_samples(status: NodeStatus) -> Iterator[Sample]:
+    """Yield the samples of page-locked memory; none if no engine has asked for it."""
+    for domain in status.domains:
+        if domain.configured and domain.locked_bytes:
+            yield Sample("domain_locked_bytes", (domain.domain,), domain.locked_bytes)
+            yield Sample("domain_kept_bytes", (domain.domain,), domain.kept_bytes)
+    by_name = Counter[str]()
+    for engine in status.page_locks.engines:
+        known = engine.engine in by_name or len(by_name) < ENGINE_NAMES_MAX
+        by_name[engine.engine if known else OTHER] += engine.locked_bytes
+    for name, nbytes in by_name.items():
+        yield Sample("engine_locked_bytes", (name,), nbytes)
+    if by_name:
+        failed = sum(bool(engine.failure) for engine in status.page_locks.engines)
+        yield Sample("engines_without_locks", (), failed)
+    for outcome, number in status.page_locks.recalls.items():
+        yield Sample("recalls_total", (outcome,), number)
 
 
 def process_samples() -> Iterator[Sample]:

@@ -162,7 +162,8 @@ class CodecStatus(StatusFields, frozen=True):
 class DomainStatus(StatusFields, frozen=True):
     """Usage of one domain by tier, and its limits; `configured`: `domain` is its name, not its id.
 
-    `unreadable`: records that the present key ring cannot open.
+    `unreadable`: records that the present key ring cannot open. `locked_bytes`: memory that its
+    engines have page-locked; of these, no block uses `kept_bytes`.
     """
 
     domain: str
@@ -172,6 +173,8 @@ class DomainStatus(StatusFields, frozen=True):
     reserved_bytes: int = 0
     used_bytes: dict[str, int] = {}
     quota_bytes: dict[str, int] = {}
+    locked_bytes: int = 0
+    kept_bytes: int = 0
 
 
 class FailedChecks(StatusFields, frozen=True):
@@ -261,6 +264,22 @@ class MemoryStatus(StatusFields, frozen=True):
     capacity_bytes: int = 0
     resident_bytes: int = 0
     reclaimed_bytes: int = 0
+
+
+class EngineLockStatus(StatusFields, frozen=True):
+    """Memory that one session of an engine has page-locked, or why it cannot lock memory."""
+
+    engine: str
+    domain: str = ""
+    locked_bytes: int = 0
+    failure: str = ""
+
+
+class PageLockStatus(StatusFields, frozen=True):
+    """Page locks of all engines. `recalls`: by outcome: returned, missed, or ended."""
+
+    engines: list[EngineLockStatus] = []
+    recalls: dict[str, int] = {}
 
 
 class ScrubStatus(StatusFields, frozen=True):
@@ -452,6 +471,7 @@ class NodeStatus(StatusFields, frozen=True):
     shared: dict[str, SharedTierStatus] = {}
     faults: list[FaultStatus] = []
     memory: MemoryStatus = MemoryStatus()
+    page_locks: PageLockStatus = PageLockStatus()
     scrub: ScrubStatus = ScrubStatus()
     credentials: list[CredentialState] = []
     target: TargetStatus | None = None

@@ -14,7 +14,13 @@ from holdfast.cli import doctor, main
 from holdfast.config import Config
 from holdfast.errors import NodeGoneError
 from holdfast.probe import free_port
-from holdfast.status import NodeStatus, SharedTierStatus, TierStatus
+from holdfast.status import (
+    EngineLockStatus,
+    NodeStatus,
+    PageLockStatus,
+    SharedTierStatus,
+    TierStatus,
+)
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.kind import direct_io, nearest
 from holdfast.tiers.disk.tier import DiskTier
@@ -57,7 +63,7 @@ def test_doctor_succeeds_on_a_sound_machine_without_a_node(holdfast, config, tmp
     code, checks, report = examined(holdfast, "--config", config())
     assert code == 0
     assert report["version"] == __version__
-    assert report["config"]["tiers"][0] == {"kind": "host", "capacity": 16 << 20}
+    assert report["config"]["tiers"][0] == {"kind": "host", "capacity": 16 << 20, "lock": "auto"}
     for what in ("python", "memory", "shared memory", "huge pages", "numa", "process_vm_readv"):
         assert checks[what]["found"]
     assert checks["tiers.1"]["found"] == f"disk, 16 MiB in {tmp_path}/new/disk"
@@ -325,6 +331,30 @@ def test_troubles_that_a_running_node_reports_are_problems(monkeypatch):
     assert problems["audit log"].found == "3 lines could not be written"
     assert problems["tier far"].why.startswith("OSError: no answer; update the package")
     assert problems["tier odd"].why.startswith("usage() is of type str, not TierUsage; update")
+
+
+def test_doctor_says_which_engine_cannot_lock_memory_and_what_to_set(monkeypatch):
+    locks = PageLockStatus([EngineLockStatus("vllm", failure="ENOMEM; raise memlock")])
+    monkeypatch.setattr(doctor, "connected", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(doctor, "ask_status", lambda _: NodeStatus(page_locks=locks))
+    found = {each.what: each for each in doctor._node(Config(listen="unix:///n", tiers=[]))}
+    assert found["page locks"].why == "ENOMEM; raise memlock"
+    assert found["page locks"].warning
+    assert found["page locks"].ok, "it copies, more slowly"
+
+
+@pytest.mark.parametrize(
+    ("lock", "found", "why"),
+    [
+        ("off", "tiers.0.lock: off", "set tiers.0.lock to auto"),
+        ("auto", "up to all that is not reserved", "memlock"),
+        ("3 GiB", "up to 3 GiB a domain", "memlock"),
+    ],
+)
+def test_doctor_says_how_much_memory_engines_may_lock(examined_here, config, lock, found, why):
+    _, checks = examined_here("--config", config(), "--set", f"tiers.0.lock={lock}")
+    assert checks["page locks"]["found"] == found
+    assert why in checks["page locks"]["why"]
 
 
 def test_certificates_for_other_stores_and_for_etcd_are_examined_too(

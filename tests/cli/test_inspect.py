@@ -8,7 +8,10 @@ import pytest
 from holdfast.cli.inspect import _status_lines, plans_text
 from holdfast.status import (
     AdmissionStatus,
+    DomainStatus,
+    EngineLockStatus,
     NodeStatus,
+    PageLockStatus,
     SharedTierStatus,
     TierStatus,
     read_plans,
@@ -154,3 +157,19 @@ def test_counts_of_an_admission_rule_are_shown_as_integers():
     rule = AdmissionStatus("disk", {"share": 0.123456, "over_budget": 1_234_567.0})
     lines = _status_lines(NodeStatus(admission=[rule]))
     assert "  admit   disk: share 0.1235, over_budget 1,234,567" in lines
+
+
+def test_page_locked_memory_is_listed_by_domain_and_engine_with_the_reason_for_none():
+    locks = PageLockStatus(
+        [
+            EngineLockStatus("vllm", "acme", 64 << 20),
+            EngineLockStatus("other", "acme", failure="ENOMEM; raise the limit"),
+        ],
+        {"returned": 1_200, "missed": 1},
+    )
+    domains = [DomainStatus("acme", locked_bytes=64 << 20, kept_bytes=1 << 20)]
+    lines = _status_lines(NodeStatus(domains=domains, page_locks=locks))
+    assert "  domain  acme: , 64 MiB page-locked (1 MiB without blocks), share 1" in lines
+    assert "  locks   vllm: 64 MiB of domain acme" in lines
+    assert "  locks   other: 0 B of domain acme; no more: ENOMEM; raise the limit" in lines
+    assert "  recalls 1,200 returned, 1 missed" in lines

@@ -7,7 +7,9 @@ import pytest
 
 from holdfast import metrics
 from holdfast.cli import stats, top
+from holdfast.cli.top import _page_locks
 from holdfast.node.http import pages
+from holdfast.status import DomainStatus, EngineLockStatus, NodeStatus, PageLockStatus
 from holdfast.store import activity
 
 
@@ -20,6 +22,15 @@ def test_top_prints_successive_views_to_a_pipe(holdfast, node, save):
     assert re.search(r"host +\d+ % +16 MiB +3 ", views[1])
     assert "/s" in views[1]
     assert "waiting writes" in views[1]
+
+
+def test_page_locked_memory_has_a_table_if_there_is_any():
+    assert not _page_locks(NodeStatus()).rows
+    locks = PageLockStatus([EngineLockStatus("vllm", "acme", 64 << 20, "ENOMEM")])
+    domains = [DomainStatus("acme", locked_bytes=128 << 20, kept_bytes=1 << 20)]
+    table = _page_locks(NodeStatus(domains=domains, page_locks=locks))
+    cells = [next(iter(column.cells)) for column in table.columns]
+    assert cells == ["vllm", "acme", "64 MiB", "128 MiB", "1 MiB", "ENOMEM"]
 
 
 def test_an_interval_out_of_bounds_is_refused(holdfast, node):

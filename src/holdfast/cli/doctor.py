@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import platform
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -200,6 +201,21 @@ def _configuration(args: argparse.Namespace, config: Config) -> Iterator[Finding
             yield problem("tiers.0", found, advice)
         else:
             yield Finding("tiers.0", found, why, ok=True)
+        yield _page_locks(tier)
+
+
+def _page_locks(host: HostOptions) -> Finding:
+    """Return how much memory engines may page-lock, by the configuration and by this machine."""
+    most = host.lock_bytes
+    if most == 0:
+        why = "engines on GPUs copy slowly; set tiers.0.lock to auto, or to a size"
+        return Finding("page locks", "tiers.0.lock: off", why)
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    bound = "no limit" if limit == resource.RLIM_INFINITY else str(Size(limit))
+    why = f"memlock of this process: {bound}; some drivers and containers apply it to engines: "
+    why += "there `ulimit -l unlimited`, LimitMEMLOCK=infinity or --ulimit memlock=-1 raises it"
+    found = "up to all that is not reserved" if most is None else f"up to {Size(most)} a domain"
+    return Finding("page locks", found, why if bound != "no limit" else "memlock: no limit")
 
 
 def _sealing(config: Config) -> Finding:
@@ -352,6 +368,10 @@ def _node(config: Config) -> Iterator[Finding]:
         if shared.trouble:
             why = f"{shared.trouble}; update the package that offers this kind of tier"
             yield problem(f"tier {name}", "reports no members", why)
+    for engine in status.page_locks.engines:
+        if engine.failure:
+            found = f"engine {engine.engine} copies without them"
+            yield Finding("page locks", found, engine.failure, ok=True, warning=True)
     if status.audit_lost:
         lost = f"{many(status.audit_lost, 'line')} could not be written"
         yield problem("audit log", lost, "see the node's log; free space, or change permissions")

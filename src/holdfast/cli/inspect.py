@@ -224,9 +224,20 @@ def _status_lines(status: NodeStatus) -> list[str]:
         line = f"  domain  {domain.domain}: {', '.join(usage)}"
         if domain.reserved_bytes:
             line += f", {Size(domain.reserved_bytes)} of host reserved"
+        if domain.locked_bytes:
+            line += f", {Size(domain.locked_bytes)} page-locked"
+        if domain.kept_bytes:
+            line += f" ({Size(domain.kept_bytes)} without blocks)"
         if domain.unreadable:
             line += f", {many(domain.unreadable, 'record')} unreadable (another key ring?)"
         lines.append(f"{line}, share {domain.share:g}")
+    for engine in status.page_locks.engines:
+        why = f"; no more: {engine.failure}" if engine.failure else ""
+        locked = f"{Size(engine.locked_bytes)} of domain {engine.domain}"
+        lines.append(f"  locks   {engine.engine}: {locked}{why}")
+    if recalls := status.page_locks.recalls:
+        ends = ", ".join(f"{number:,} {outcome}" for outcome, number in recalls.items())
+        lines.append(f"  recalls {ends}")
     hints, scrub = status.hints, status.scrub
     lines.append(
         f"  hints   {many(hints.sessions, 'session')} followed, "

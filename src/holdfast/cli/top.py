@@ -122,7 +122,22 @@ def _tables(status: NodeStatus, before: NodeStatus | None) -> list[Table]:
                 "" if latency_s is None else f"{1e3 * latency_s:.2f} ms",
                 *(str(Size(member.in_flight_bytes)), member.trouble),
             )
-    return [tiers, queues, *(table for table in (others, members) if table.rows)]
+    more = (others, _page_locks(status), members)
+    return [tiers, queues, *(table for table in more if table.rows)]
+
+
+def _page_locks(status: NodeStatus) -> Table:
+    """Return the table of memory that engines have page-locked; without rows if there is none."""
+    locks = _table("page locks", "domain", "locked", "of the domain", "without blocks", "trouble")
+    domains = {domain.domain: domain for domain in status.domains}
+    for engine in status.page_locks.engines:
+        domain = domains.get(engine.domain)
+        locked, kept = (domain.locked_bytes, domain.kept_bytes) if domain else (0, 0)
+        locks.add_row(
+            *(engine.engine, engine.domain, str(Size(engine.locked_bytes))),
+            *(str(Size(locked)), str(Size(kept)), engine.failure),
+        )
+    return locks
 
 
 def _table(first: str, *others: str) -> Table:

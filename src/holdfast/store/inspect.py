@@ -42,6 +42,7 @@ def status(store: StoreParts) -> NodeStatus:
                     table.tier_name(tier): used[domain] for tier, used in enumerate(usage.used)
                 },
                 quota_bytes=store.quotas(domain),
+                **_locked(store, domain),
             )
             for domain in dict.fromkeys([*names, *seen])
         ]
@@ -86,6 +87,15 @@ def status(store: StoreParts) -> NodeStatus:
                 for fault in table.faults
             ],
         )
+
+
+def _locked(store: StoreParts, domain: bytes) -> dict[str, int]:
+    """Return the bytes of a domain that engines have page-locked, and those of kept chunks."""
+    host = store.table.hosts.get(domain)
+    if host is None or not host.has_locks:
+        return {}
+    usage, size = host.lock_usage(), store.budget.chunk_bytes
+    return {"locked_bytes": usage.locked * size, "kept_bytes": usage.kept * size}
 
 
 def listing(store: StoreParts) -> list[dict[str, Any]]:

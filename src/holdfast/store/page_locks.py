@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.blocks.namespace import Namespace
+from holdfast.status import EngineLockStatus, PageLockStatus
 from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
 from holdfast.tiers.chunk_locks import LockHolder
@@ -50,6 +51,7 @@ def lock(
     """
     table, size = store.table, store.budget.chunk_bytes
     host = table.hosts[namespace.domain]
+    table.recalls.holders[holder] = namespace.domain
     if not chunks:
         chunks = host.unlocked_in_use(holder, most)
     with table.lock:
@@ -67,6 +69,28 @@ def unlock(
 ) -> int:
     """End a holder's locks of chunks; return how many it had."""
     return store.table.hosts[namespace.domain].unlock(chunks, holder, store.table.clock.now())
+
+
+def leave(store: StoreParts, namespace: Namespace, holder: LockHolder) -> None:
+    """End all locks of a holder, whose session is over."""
+    unlock(store, namespace, locked_by(store, namespace, holder), holder)
+    store.table.recalls.holders.pop(holder, None)
+
+
+def status(store: StoreParts) -> PageLockStatus:
+    """Return what each engine has locked, and how recalls ended."""
+    table, names = store.table, {domain: name for name, domain in store.domain_ids.items()}
+    locked = {domain: host.lock_holders() for domain, host in table.hosts.items()}
+    engines = [
+        EngineLockStatus(
+            holder.engine,
+            names.get(domain, domain.hex()),
+            locked[domain].get(holder, 0) * store.budget.chunk_bytes,
+            holder.failure,
+        )
+        for holder, domain in list(table.recalls.holders.items())
+    ]
+    return PageLockStatus(engines, dict(table.recalls.outcomes))
 
 
 def locked_by(store: StoreParts, namespace: Namespace, holder: LockHolder) -> list[int]:

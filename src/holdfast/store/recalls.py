@@ -11,6 +11,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from holdfast.tiers.chunk_locks import LockHolder
     from holdfast.tiers.host import HostTier
 
 MISSES_MAX = 2
@@ -31,6 +32,8 @@ class Recalls:
 
     def __init__(self) -> None:
         self.outcomes = Counter[str]()
+        self.holders: dict[LockHolder, bytes] = {}
+        """The sessions that have asked for locks, and their domains."""
         self._misses: dict[Hashable, list[float]] = {}
         self._wanted: dict[HostTier, tuple[float, int]] = {}
 

@@ -31,7 +31,7 @@ from holdfast.session import Session, check_session
 from holdfast.status import MemoryStatus, NodeStatus, PlansStatus
 from holdfast.store import domains as domain_keys
 from holdfast.store import fetch as fetch_path
-from holdfast.store import hints, lookup, public_domain, reported_records
+from holdfast.store import hints, lookup, page_locks, public_domain, reported_records
 from holdfast.store import inspect as inspection
 from holdfast.store import receive as receiving
 from holdfast.store import save as save_path
@@ -270,6 +270,7 @@ class Store(StoreParts):
         return msgspec.structs.replace(
             inspection.status(self),
             memory=memory,
+            page_locks=page_locks.status(self),
             scrub=self.scrubber.status(),
             credentials=credential_states(self.options.credentials),
         )

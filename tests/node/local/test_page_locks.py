@@ -109,6 +109,10 @@ def test_a_registration_that_fails_leaves_what_is_locked_and_says_why(
     time.sleep(0.3)
     assert device.calls == fails_from, "it is not tried again"
     assert "does not lock memory" in node.said()
+    (shown,) = one.status()["page_locks"]["engines"]
+    assert (shown["engine"], shown["domain"]) == ("test", "default")
+    assert shown["locked_bytes"] == memory.locked_bytes
+    assert "Cannot allocate memory" in shown["failure"]
 
 
 def test_a_client_without_a_namespace_locks_nothing(start_node, locked, registrar):

@@ -126,7 +126,7 @@ class SessionLocks:
 
     def drop(self) -> None:
         """End all locks: the process is gone, or had `RECLAIM_S` to end its copies."""
-        self._unlock(page_locks.locked_by(self._store, self._namespace, self))
+        page_locks.leave(self._store, self._namespace, self)
 
     def _unlock(self, chunks: Sequence[int]) -> None:
         self._granting.difference_update(chunks)
