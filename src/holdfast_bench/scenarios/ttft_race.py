@@ -11,7 +11,13 @@ import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS
-from holdfast_bench.harness.completion import CompletionAnswer, ask, wait_asking, wait_fetching
+from holdfast_bench.harness.completion import (
+    CompletionAnswer,
+    MeasuredCompletion,
+    ask,
+    wait_asking,
+    wait_fetching,
+)
 from holdfast_bench.harness.node import NodeUnderTest
 from holdfast_bench.harness.server import (
     EngineCooldown,
@@ -30,11 +36,13 @@ PROBE_TOKENS = BLOCK_TOKENS + 32
 class RaceTrack(msgspec.Struct, frozen=True):
     """The servers that a comparison uses: engines of one model, and the node behind one of them.
 
-    `alone` has no connector, `behind` uses Holdfast, `lmcache` LMCache (None if not installed).
+    `alone` has no connector, `behind` uses Holdfast, `portable` uses it with portable blocks,
+    `lmcache` LMCache (None if not installed).
     """
 
     alone: VllmServer
     behind: VllmServer
+    portable: VllmServer
     lmcache: VllmServer | None
     node: NodeUnderTest
     rest: EngineCooldown
@@ -67,14 +75,57 @@ def gain(slow: Sequence[float], fast: Sequence[float]) -> float:
 def lay_track(stack: ExitStack, folder: Path, model: Path, tokens_max: int) -> RaceTrack:
     """Start the node and the engines; they end with `stack`."""
     node = stack.enter_context(NodeUnderTest(folder / "node"))
-    flags = {"vllm-alone": {}, "vllm-holdfast": holdfast_kv_transfer(node.address)}
+    flags = {
+        "vllm-alone": {},
+        "vllm-holdfast": holdfast_kv_transfer(node.address),
+        "vllm-portable": holdfast_kv_transfer(node.address, layout="portable"),
+    }
     if lmcache_server.installed():
         flags["vllm-lmcache"] = lmcache_server.start_for_engine(stack, folder)
     options = VllmServerOptions(
         model=model, model_tokens_max=tokens_max, environment=equal_threads()
     )
-    alone, behind, *peer = start_servers(stack, folder, options, flags)
-    return RaceTrack(alone, behind, peer[0] if peer else None, node, EngineCooldown())
+    alone, behind, portable, *peer = start_servers(stack, folder, options, flags)
+    return RaceTrack(alone, behind, portable, peer[0] if peer else None, node, EngineCooldown())
+
+
+class LayoutTimes(msgspec.Struct, frozen=True):
+    """Seconds to the first token of one prompt from host memory, one entry for each round.
+
+    `missed` counts the requests whose context was not fetched whole from there.
+    """
+
+    exact: list[float] = []
+    portable: list[float] = []
+    missed: dict[str, int] = {}
+
+
+def compare_layouts(
+    track: RaceTrack, prompt: Sequence[int], rounds: int, tell: Callable[[str], None]
+) -> LayoutTimes:
+    """Time the prompt from host memory with exact and with portable blocks, in turns.
+
+    Raises HoldfastError if an answer differs from the first one of its engine.
+    """
+    times = LayoutTimes()
+    engines = {"exact": (track.behind, times.exact), "portable": (track.portable, times.portable)}
+    right: dict[str, CompletionAnswer] = {}
+    for name, (engine, _) in engines.items():
+        track.rest.wait_others(engine)
+        ask(engine, prompt, ANSWER_TOKENS)
+        wait_fetching(engine, prompt)
+        right[name] = _fetched(track, engine, prompt).answer
+    whole = {"host": len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS}
+    for number in range(rounds):
+        tell(f"{len(prompt)} tokens, layouts, round {number + 1} of {rounds} ...")
+        for name in engines if number % 2 == 0 else reversed(engines):
+            engine, seconds = engines[name]
+            asked = _fetched(track, engine, prompt)
+            if not asked.answer.equals(right[name]):
+                raise HoldfastError(f"the output of {name} blocks differs: {asked.answer.tokens}")
+            seconds.append(asked.answer.ttft_s)
+            times.missed[name] = times.missed.get(name, 0) + (asked.tokens.fetched != whole)
+    return times
 
 
 def race(
@@ -140,9 +191,14 @@ def _warm(
     track: RaceTrack, engine: VllmServer, prompt: Sequence[int], tier: str, times: RaceTimes
 ) -> CompletionAnswer:
     """Ask an engine whose own cache is empty; count a miss if `tier` did not give the context."""
-    track.rest.wait_others(engine)
-    engine.reset_prefix_cache()
-    asked = ask(engine, prompt, ANSWER_TOKENS)
+    asked = _fetched(track, engine, prompt)
     whole = {tier: len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS}
     times.missed[tier] = times.missed.get(tier, 0) + (asked.tokens.fetched != whole)
     return asked.answer
+
+
+def _fetched(track: RaceTrack, engine: VllmServer, prompt: Sequence[int]) -> MeasuredCompletion:
+    """Ask an engine whose own cache is empty."""
+    track.rest.wait_others(engine)
+    engine.reset_prefix_cache()
+    return ask(engine, prompt, ANSWER_TOKENS)

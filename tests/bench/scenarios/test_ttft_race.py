@@ -60,6 +60,7 @@ def track(log, monkeypatch):
     track = SimpleNamespace(
         alone=FakeEngine("alone", log),
         behind=FakeEngine("behind", log, node),
+        portable=FakeEngine("portable", log, node),
         lmcache=None,
         node=node,
         rest=EngineCooldown(),
@@ -115,6 +116,25 @@ def test_a_wrong_answer_ends_the_race(track, monkeypatch):
     monkeypatch.setattr(ttft_race, "ask", ask)
     with pytest.raises(HoldfastError, match="the output differs"):
         ttft_race.race(track, PROMPT, 1, lambda _: None)
+
+
+def test_layouts_are_compared_in_changing_order_after_a_warm_up(track, log):
+    times = ttft_race.compare_layouts(track, PROMPT, 3, lambda _: None)
+    assert times.exact == times.portable == [1.0] * 3
+    assert times.missed == {"exact": 0, "portable": 0}
+    asked = [name for name in log if name in ("behind", "portable")]
+    rounds = ["behind", "portable", "portable", "behind", "behind", "portable"]
+    assert asked == ["behind"] * 2 + ["portable"] * 2 + rounds
+    assert log[-2:] == ["portable forgets", "portable"]
+
+
+def test_a_context_of_a_layout_that_is_missed_is_counted(track, monkeypatch):
+    def ask(engine, *_):
+        return MeasuredCompletion(RIGHT, COLD if engine.name == "portable" else HOST)
+
+    monkeypatch.setattr(ttft_race, "ask", ask)
+    times = ttft_race.compare_layouts(track, PROMPT, 2, lambda _: None)
+    assert times.missed == {"exact": 0, "portable": 2}
 
 
 def test_a_gain_is_the_median_over_the_pairs():

@@ -18,6 +18,7 @@ SUBJECTS = {
     "tiers": "host and disk tier, names, index and recovery, each beside its plain limit",
     "metrics": "what counting a request costs, and a scrape every second during fetches",
     "seal": "what sealing costs: a core beside plain AES-256-GCM, a disk beside one not sealed",
+    "convert": "pages converted to portable blocks and back, beside plain copies",
     "codec": "how far and how fast KV shrinks, beside a copy and other compressors",
     "pool": "a target over loopback TCP, beside plain sockets, with and without TLS",
     "gpu": "blocks between a node's memory and an engine's pages on a GPU (needs one)",

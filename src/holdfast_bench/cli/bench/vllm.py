@@ -16,7 +16,7 @@ from holdfast_bench.harness import model
 from holdfast_bench.harness.standard_error import of_median, percentile_90
 from holdfast_bench.scenarios import document, first_token, throughput, ttft_race
 from holdfast_bench.scenarios.first_token import FirstTokenPairs
-from holdfast_bench.scenarios.ttft_race import RaceTimes, RaceTrack
+from holdfast_bench.scenarios.ttft_race import LayoutTimes, RaceTimes, RaceTrack
 
 ALSO = ("source", "cold_s", "warm_s", "missed")
 
@@ -27,6 +27,8 @@ GOALS = {(4096, "host"): 20.0, (4096, "disk"): 12.0, (8192, "host"): 35.0, (8192
 OVERHEAD_GOAL = 2.0
 FIRST_TOKEN_GOAL = 1.02
 """Largest time to first token without any reuse, relative to vLLM alone."""
+PORTABLE_GOAL = 1.15
+"""Largest time to first token of a context in portable blocks, relative to exact ones."""
 FIGURES: Mapping[str, Callable[[Sequence[float]], float]] = {"mean": fmean, "p90": percentile_90}
 AS_FAST = 1.0
 
@@ -46,7 +48,7 @@ def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
         track = ttft_race.lay_track(stack, folder, made, max(lengths) + 1024)
         prompts = _prompts(made, lengths)
         # One more round warms the engines up for the load without reuse.
-        parts = len(lengths) + 1 + len(first_token.REQUESTS)
+        parts = len(lengths) + 2 + len(first_token.REQUESTS)
         steps.plan(parts * args.rounds + 1)
         yield from measuring.print_rows(_rows(track, prompts, args.rounds, steps.begin), steps)
 
@@ -74,6 +76,8 @@ def _rows(
         yield _warm_row(length, "disk", times, times.disk)
         if times.lmcache:
             yield _peer_row(length, times)
+    length = min(prompts)
+    yield _layout_row(length, ttft_race.compare_layouts(track, prompts[length], rounds, tell))
     pairs = throughput.measure(track, model.SHAPES["demo"].vocabulary, rounds, tell)
     more = {
         "alone_tokens_per_s": pairs.tokens_per_s(pairs.alone),
@@ -115,6 +119,22 @@ def _warm_row(length: int, source: str, times: RaceTimes, warm: list[float]) -> 
         "missed": times.missed[source],
     }
     return report.at_least(f"vllm.warm.{length}", gain, "x", GOALS[length, source], **more)
+
+
+def _layout_row(length: int, times: LayoutTimes) -> Row:
+    """How much later the first token comes with portable blocks; no verdict if one was missed."""
+    ratios = [slow / fast for slow, fast in zip(times.portable, times.exact, strict=True)]
+    missed = sum(times.missed.values())
+    more = {
+        "source": "host",
+        "exact_s": median(times.exact),
+        "portable_s": median(times.portable),
+        "rounds": len(ratios),
+        "missed": missed,
+        "standard_error": of_median(ratios),
+    }
+    goal = None if missed else PORTABLE_GOAL
+    return report.at_most(f"vllm.portable.{length}", median(ratios), "x", goal, **more)
 
 
 def _peer_row(length: int, times: RaceTimes) -> Row:

@@ -15,7 +15,7 @@ from holdfast_bench.cli.bench import seal, vllm
 from holdfast_bench.scenarios import ttft_race
 from holdfast_bench.scenarios.first_token import FirstTokenPairs
 from holdfast_bench.scenarios.throughput import ThroughputPairs
-from holdfast_bench.scenarios.ttft_race import RaceTimes
+from holdfast_bench.scenarios.ttft_race import LayoutTimes, RaceTimes
 
 pytest.importorskip("rich")
 
@@ -27,6 +27,7 @@ FAST = RaceTimes(
     missed={"host": 0, "disk": 1},
 )
 LONG = RaceTimes(cold=[8.0] * 5, host=[0.2] * 5, disk=[0.4] * 5, missed={"host": 0, "disk": 0})
+LAYOUTS = LayoutTimes([0.1] * 5, [0.11] * 5, {"exact": 0, "portable": 0})
 FIRST = FirstTokenPairs([[1.0, 2.0, 4.0, 3.0]] * 4, [[1.01, 2.02, 4.04, 3.03]] * 4)
 EVEN = ThroughputPairs([10.0, 10.0, 11.0], [10.1, 10.1, 11.1])
 
@@ -35,7 +36,7 @@ EVEN = ThroughputPairs([10.0, 10.0, 11.0], [10.1, 10.1, 11.1])
 def measured(monkeypatch, tmp_path, engine_is_here, reported):
     """Run `bench vllm` on given times instead of real engines; return status and rows."""
 
-    def run(times, pairs, *options, first_tokens=FIRST):
+    def run(times, pairs, *options, first_tokens=FIRST, layouts=LAYOUTS):
         monkeypatch.setattr(vllm.model, "make", lambda _: tmp_path)
         monkeypatch.setattr(vllm.ttft_race, "lay_track", lambda *_: None)
         monkeypatch.setattr(vllm.document, "tokenizer_of", lambda _: None)
@@ -48,6 +49,7 @@ def measured(monkeypatch, tmp_path, engine_is_here, reported):
             return next(races)
 
         monkeypatch.setattr(vllm.ttft_race, "race", race)
+        monkeypatch.setattr(vllm.ttft_race, "compare_layouts", lambda *_: layouts)
         monkeypatch.setattr(vllm.throughput, "measure", lambda *_: pairs)
         monkeypatch.setattr(vllm.first_token, "measure", lambda *_: first_tokens)
         status, rows = reported("bench", "vllm", *options)
@@ -72,6 +74,7 @@ def test_gains_are_medians_over_pairs_and_meet_their_goals(measured):
         ("vllm.lmcache.4096", "host", 1.0, True),
         ("vllm.warm.8192", "host", 35.0, True),
         ("vllm.warm.8192", "disk", 18.0, True),
+        ("vllm.portable.4096", "host", 1.15, True),
         ("vllm.overhead", None, 2.0, True),
         *[
             (f"vllm.first_token.{clients}.{figure}", None, 1.02, True)
@@ -84,7 +87,8 @@ def test_gains_are_medians_over_pairs_and_meet_their_goals(measured):
     assert (host["cold_s"], host["warm_s"], host["rounds"]) == (3.0, 0.1, 5)
     assert disk["missed"] == 1
     assert peer["value"] == pytest.approx(1.2)
-    overhead, _, p90 = rows[5:8]
+    assert row_of(rows, "vllm.portable.4096")["value"] == pytest.approx(1.1)
+    overhead, _, p90 = rows[6:9]
     assert (overhead["value"], overhead["unit"]) == (pytest.approx(1.0), "%")
     assert p90["value"] == pytest.approx(4.04 / 4.0)
     assert (p90["alone_s"], p90["requests"], p90["rounds"]) == (4.0, 16, 4)
@@ -108,6 +112,15 @@ def test_a_peer_with_misses_is_not_judged(measured):
     assert row_of(rows, "vllm.overhead")["standard_error"] == pytest.approx(0)
 
 
+def test_portable_blocks_that_are_late_are_exit_code_1_and_missed_ones_are_not_judged(measured):
+    late = LayoutTimes([0.1] * 5, [0.12] * 5, {"exact": 0, "portable": 0})
+    status, rows = measured([FAST, LONG], EVEN, layouts=late)
+    assert (status, row_of(rows, "vllm.portable.4096")["ok"]) == (1, False)
+    missed = msgspec.structs.replace(late, missed={"exact": 0, "portable": 1})
+    status, rows = measured([FAST, LONG], EVEN, layouts=missed)
+    assert (status, row_of(rows, "vllm.portable.4096")["ok"]) == (0, None)
+
+
 def test_too_much_overhead_is_exit_code_1(measured):
     status, rows = measured([FAST, LONG], ThroughputPairs([10.0] * 3, [10.3] * 3))
     assert status == 1
@@ -127,7 +140,7 @@ def test_quick_leaves_out_the_longest_context(measured):
     status, rows = measured([FAST], EVEN, "--quick")
     assert status == 0
     names = {row["what"] for row in rows if "first_token" not in row["what"]}
-    assert names == {"vllm.warm.4096", "vllm.lmcache.4096", "vllm.overhead"}
+    assert names == {"vllm.warm.4096", "vllm.lmcache.4096", "vllm.portable.4096", "vllm.overhead"}
 
 
 TIMED = sorted(bench.SUBJECTS.keys() - {"policies"})
