@@ -133,21 +133,39 @@ class AdmissionStatus(StatusFields, frozen=True):
 
 
 @prepared
+class QuantiseStatus(StatusFields, frozen=True):
+    """What the lossy codec did since start. `domains`: those that ask for it, by name.
+
+    `quantised`: blocks of `raw_bytes` that were saved in its form. `left_exact`: blocks that were
+    saved exact, because they have a value out of its range. `refusals`: sessions whose blocks stay
+    exact, because no gate record permits the codec.
+    """
+
+    domains: list[str] = []
+    quantised: int = 0
+    raw_bytes: int = 0
+    left_exact: int = 0
+    refusals: int = 0
+
+
+@prepared
 class CodecStatus(StatusFields, frozen=True):
     """Encoding of records on their way to one tier, and decoding on their way back, since start.
 
     `mode`: the tier's option. `encodes`: whether new records are encoded now. `encoded`: records of
-    `raw_bytes`, stored in `stored_bytes`. `kept_raw`: records that did not shrink by 5 %, or were
-    not tried because others of their model did not. `mismatches`: records that were stored raw,
-    because the encoded form did not decode to the same bytes. `undecodable`: records that were read
-    and could not be decoded. `read_bytes_per_s`: stored bytes from the tier, `decode_bytes_per_s`:
-    raw bytes of one decoding thread, of `threads`.
+    `raw_bytes`, stored in `stored_bytes`; `quantised` of them by the lossy codec. `kept_raw`:
+    records that did not shrink by 5 %, or were not tried because others of their model did not.
+    `mismatches`: records that were stored raw, because the encoded form did not decode to the same
+    bytes. `undecodable`: records that were read and could not be decoded. `read_bytes_per_s`:
+    stored bytes from the tier, `decode_bytes_per_s`: raw bytes of one decoding thread, of
+    `threads`.
     """
 
     tier: str
     mode: str = "off"
     encodes: bool = False
     encoded: int = 0
+    quantised: int = 0
     decoded: int = 0
     kept_raw: int = 0
     mismatches: int = 0
@@ -451,6 +469,7 @@ class NodeStatus(StatusFields, frozen=True):
     blocks: int = 0
     tiers: list[TierStatus] = []
     codecs: list[CodecStatus] = []
+    quantise: QuantiseStatus = QuantiseStatus()
     admission: list[AdmissionStatus] = []
     domains: list[DomainStatus] = []
     evictions: dict[str, int] = {}

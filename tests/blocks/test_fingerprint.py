@@ -38,8 +38,11 @@ MEANING = Meaning(
 )
 PORTABLE_FINGERPRINT = Fingerprint(MEANING, LAYOUT)
 EXACT_FINGERPRINT = Fingerprint(MEANING, EXACT)
+QUANTISED_FINGERPRINT = PORTABLE_FINGERPRINT.quantised("int8", 1)
 BOTH = pytest.mark.parametrize(
-    "fingerprint", [PORTABLE_FINGERPRINT, EXACT_FINGERPRINT], ids=["portable", "exact"]
+    "fingerprint",
+    [PORTABLE_FINGERPRINT, QUANTISED_FINGERPRINT, EXACT_FINGERPRINT],
+    ids=["portable", "quantised", "exact"],
 )
 
 
@@ -75,6 +78,16 @@ def test_the_digest_of_exact_blocks_matches_the_golden_vector():
     assert EXACT_FINGERPRINT.digest().hex() == "39d7d03213164c2fd6a69377587e548e"
 
 
+def test_the_digest_of_quantised_blocks_matches_the_golden_vector():
+    assert QUANTISED_FINGERPRINT.digest().hex() == "c0de55547b564d8b1de43189bc9b6e6a"
+
+
+@pytest.mark.parametrize("fingerprint", [QUANTISED_FINGERPRINT, EXACT_FINGERPRINT])
+def test_only_portable_blocks_that_are_exact_can_be_quantised(fingerprint):
+    with pytest.raises(BlockError, match="block cannot be quantised, only a portable one"):
+        fingerprint.quantised("int8", 1)
+
+
 @BOTH
 def test_the_digest_is_as_documented(fingerprint):
     text = json.dumps(
@@ -106,6 +119,9 @@ def mutations():
     longer = msgspec.structs.replace(MEANING, block_tokens=32)
     yield Fingerprint(longer, msgspec.structs.replace(LAYOUT, block_tokens=32))
     yield Fingerprint(longer, msgspec.structs.replace(EXACT, block_tokens=32))
+    yield QUANTISED_FINGERPRINT
+    yield PORTABLE_FINGERPRINT.quantised("int8", 2)
+    yield PORTABLE_FINGERPRINT.quantised("other", 1)
     yield EXACT_FINGERPRINT
     for field in ("kv_heads", "head_size", "page_bytes"):
         value = getattr(EXACT, field) + 1
@@ -121,7 +137,7 @@ def mutations():
 
 def test_every_field_changes_the_digest():
     several = [PORTABLE_FINGERPRINT, *mutations()]
-    assert len(several) == 34
+    assert len(several) == 37
     assert len({fingerprint.digest() for fingerprint in several}) == len(several)
 
 

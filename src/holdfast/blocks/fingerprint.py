@@ -2,9 +2,9 @@
 
 It has two parts. The *meaning* says which numbers a block holds: model, positions, adapter,
 quantisation, block size and KV group. The *representation* says how its bytes are arranged:
-portable, which any engine reads, or exact pages of one build of one engine. For every field there
-is a public incident in which wrong KV was served without it (docs/reference/format.md lists them).
-No field has a default, so a missing field is an error.
+portable, which any engine reads; portable as a lossy codec left it; or exact pages of one build of
+one engine. For every field there is a public incident in which wrong KV was served without it
+(docs/reference/format.md lists them). No field has a default, so a missing field is an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias, get_args
 import msgspec
 
 from holdfast.blocks.key import KEY_BYTES
-from holdfast.blocks.layout import ExactLayout, PortableLayout
+from holdfast.blocks.layout import ExactLayout, PortableLayout, QuantisedLayout
 from holdfast.errors import BlockError
 from holdfast.limits import LAYERS_MAX
 from holdfast.prepared import prepared
@@ -27,7 +27,7 @@ _PERSON = b"holdfast-fprint2"
 
 Attention: TypeAlias = Literal["full", "window", "chunk", "recurrent"]
 
-Representation: TypeAlias = PortableLayout | ExactLayout
+Representation: TypeAlias = PortableLayout | QuantisedLayout | ExactLayout
 
 
 @prepared
@@ -153,6 +153,20 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ),
             layout,
         )
+
+    def quantised(self, codec: str, version: int) -> Fingerprint:
+        """Return the fingerprint of the same blocks after a lossy codec.
+
+        Raises BlockError if they are not portable, or were quantised before.
+        """
+        layout = self.representation
+        if not isinstance(layout, PortableLayout) or isinstance(layout, QuantisedLayout):
+            raise BlockError(
+                f"fingerprint: a {layout.__struct_config__.tag} block cannot be quantised, only a "
+                "portable one"
+            )
+        changed = QuantisedLayout(layout.dtype, layout.block_tokens, layout.layers, codec, version)
+        return Fingerprint(self.meaning, changed)
 
     def digest(self) -> bytes:
         """Return the 16 bytes: BLAKE2b-128 of the fields as canonical JSON."""

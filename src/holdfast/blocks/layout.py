@@ -112,7 +112,7 @@ LayerState: TypeAlias = HeadState | LatentState
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
     """The arrangement of one block's payload; every field is part of the fingerprint.
 
-    A layout is a `PortableLayout` or an `ExactLayout`.
+    A layout is a `PortableLayout`, a `QuantisedLayout` or an `ExactLayout`.
     """
 
     dtype: str
@@ -225,6 +225,23 @@ class PortableLayout(Layout, frozen=True, forbid_unknown_fields=True, tag="porta
             if all_heads:
                 chosen[layer], written[layer] = _rank_heads(layer, len(all_heads), tp_rank, tp_size)
         return LayoutSlice(self, tuple(chosen), tuple(written))
+
+
+@prepared
+class QuantisedLayout(PortableLayout, frozen=True, forbid_unknown_fields=True, tag="quantised"):
+    """The portable layout of blocks that a lossy codec has changed, before any engine read them.
+
+    Payloads are arranged as in the portable layout. `codec` and its version say which values they
+    have, so such a block is never taken for an exact one.
+    """
+
+    codec: str
+    codec_version: int
+
+    @property
+    def exact(self) -> PortableLayout:
+        """The layout of the blocks before the codec."""
+        return PortableLayout(self.dtype, self.block_tokens, self.layers)
 
 
 class LayoutSlice(NamedTuple):

@@ -7,6 +7,7 @@ the client have both mapped.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -62,6 +63,7 @@ RETRY_S = 1.0
 """Minimum interval between attempts to connect."""
 _OUTCOMES = {str(outcome): outcome for outcome in Outcome}
 """Outcomes by name; a newer node may send a name that is not among them."""
+_log = logging.getLogger(__name__)
 _PEER = f"python {__version__}"
 _SHORTEST_CONNECT_S = 0.5
 """Minimum timeout of connecting to a node, for a fetch with a shorter deadline."""
@@ -143,24 +145,17 @@ class RemoteSession:
         domain: str,
         layout_slice: LayoutSlice | None = None,
     ) -> None:
-        layout = fingerprint.representation
-        digest = fingerprint.digest()
-        self.slice_copy = SliceCopy(layout.payload_bytes, layout_slice)
-        self._connection = _Connection(
-            address,
-            m.Hello(
-                protocol=m.PROTOCOL,
-                peer=_PEER,
-                fingerprint=digest,
-                raw_bytes=layout.payload_bytes,
-                block_tokens=layout.block_tokens,
-                domain=domain,
-                description=msgspec.json.encode(fingerprint).decode(),
-                part=self.slice_copy.part,
-            ),
-        )
+        self.slice_copy = SliceCopy(fingerprint.representation.payload_bytes, layout_slice)
+        hello = m.Hello(m.PROTOCOL, _PEER, domain=domain, part=self.slice_copy.part)
+        self._connection, welcome = _connected(address, hello, fingerprint)
+        if welcome.exact_because:
+            _log.warning("node %s: %s", address, welcome.exact_because)
+        if welcome.codec:  # every reconnection keeps what is chosen here
+            self._connection.close()
+            fingerprint = fingerprint.quantised(welcome.codec, welcome.codec_version)
+            self._connection, welcome = _connected(address, hello, fingerprint)
         weakref.finalize(self, self._connection.close)
-        welcome = self._connection.client(CONNECT_S).welcome
+        layout, digest = fingerprint.representation, fingerprint.digest()
         self.domain_key = welcome.domain_key
         self.segment_blocks = welcome.segment_blocks
         self.namespace = Namespace(
@@ -345,6 +340,22 @@ class _Connection:
         self._closed = True
         if self._pid == os.getpid():
             self._client.close()
+
+
+def _connected(
+    address: str, hello: m.Hello, fingerprint: Fingerprint
+) -> tuple[_Connection, m.Welcome]:
+    """Connect a session for blocks with this fingerprint."""
+    layout = fingerprint.representation
+    named = msgspec.structs.replace(
+        hello,
+        fingerprint=fingerprint.digest(),
+        raw_bytes=layout.payload_bytes,
+        block_tokens=layout.block_tokens,
+        description=msgspec.json.encode(fingerprint).decode(),
+    )
+    connection = _Connection(address, named)
+    return connection, connection.client(CONNECT_S).welcome
 
 
 def _arena(client: Client) -> SharedMapping:

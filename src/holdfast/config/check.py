@@ -163,6 +163,11 @@ def _check_domains(config: Config) -> None:
                 f"{at}.publish_file: {domain.publish_file!r} has no effect, because the "
                 "domain is not public; remove it, or set public"
             )
+        if domain.quantise != "none" and not config.gates_folder:
+            raise ConfigError(
+                f"{at}.quantise: {domain.quantise}, but there is no folder of gate records, which "
+                "permit it; set gates, or add a disk tier"
+            )
         if not (domain.public and config.shares):
             continue
         # Readers of a public domain have its secret, which names its blocks. On shared tiers they

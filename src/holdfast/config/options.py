@@ -83,6 +83,8 @@ class DomainOptions(_Section, frozen=True):
     seals the domain's blocks below the host tier if that is possible. `public`: all other domains
     may read it, and only an engine with the secret of `publish_file` may write it.
 
+    `quantise`: store portable blocks with a lossy codec, where a gate record permits it.
+
     `quota_bytes`: maximum bytes held, by tier. `reserved_bytes`: memory that other domains cannot
     take from it, by tier. `share`: its weight relative to other domains for unreserved memory, tier
     bandwidth and the node's threads; None is 1, and has no effect unless a domain has a share, a
@@ -97,6 +99,7 @@ class DomainOptions(_Section, frozen=True):
     seal: bool | None = None
     public: bool = False
     publish_file: str = ""
+    quantise: Literal["none", "int8"] = "none"
     quota_bytes: dict[str, Size] = {}
     reserved_bytes: dict[str, Size] = {}
     write_budget_bytes_per_day: Size | None = None

@@ -28,6 +28,7 @@ from holdfast.store.partial_blocks import PartialBlocks
 from holdfast.store.pending_hints import PendingHints
 from holdfast.store.plan_log import PlanLog
 from holdfast.store.promote import BlockMover
+from holdfast.store.quantise import Quantise
 from holdfast.store.recover import Recovery
 from holdfast.store.rewrite import resume, rewrite_lost
 from holdfast.store.sealing import Sealing
@@ -97,6 +98,7 @@ class StoreParts:
             credit=credit,
         )
         self.plan_log = PlanLog(self.clock, self.activity)
+        self.quantise = Quantise({name: domains[name] for name in options.quantise}, options.gates)
         self.table = self._block_table(lower, usage)
         self.mover = BlockMover(self.table, self.estimates, readers)
         self.recovery = Recovery(self.table)
@@ -142,7 +144,7 @@ class StoreParts:
             foreign=foreign,
             lower=list(lower),
             codecs=[
-                TierCodec(tier.name, each.codec, self.clock)
+                TierCodec(tier.name, each.codec, self.clock, lossy_codec=self.quantise.codec_of)
                 for tier, each in zip(lower, by_tier, strict=True)
             ],
             eviction=eviction,

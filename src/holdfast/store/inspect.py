@@ -51,6 +51,7 @@ def status(store: StoreParts) -> NodeStatus:
             blocks=len(table.index),
             tiers=tiers,
             codecs=[codec.status() for codec in table.codecs],
+            quantise=store.quantise.status(),
             admission=[
                 AdmissionStatus(table.tier_name(tier), figures)
                 for tier, rule in enumerate(table.rules.of, start=1)

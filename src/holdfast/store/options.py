@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -49,8 +49,9 @@ class StoreOptions:
     is unknown here. `writes_behind`: saved blocks are written to lower tiers before they are
     evicted. `estimates_file`: where speeds are saved between runs. `drops_file`: names the drops
     that the tiers may not have recorded. `credentials`: those of the node, whose expiry the status
-    reports. `lock_bytes`: memory that engines of one domain may page-lock; None: no limit but the
-    reservations of other domains.
+    reports. `quantise`: names of the domains that ask for the codec `int8`; `gates`: the folder of
+    gate records. `lock_bytes`: memory that engines of one domain may page-lock; None: no limit but
+    the reservations of other domains.
     """
 
     planner: Planner = field(default_factory=BestCut)
@@ -61,6 +62,8 @@ class StoreOptions:
     audit: AuditLog = field(default_factory=AuditLog)
     public_domain: str = ""
     publish_token: bytes = b""
+    quantise: Collection[str] = ()
+    gates: Path | None = None
     serves_peers: bool = False
     writes_behind: bool = True
     lease_s: float = LEASE_S

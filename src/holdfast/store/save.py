@@ -16,7 +16,7 @@ from holdfast.blocks.envelope import Header
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace
 from holdfast.blocks.payload_part import WHOLE
-from holdfast.codec.pack import pack
+from holdfast.codec.pack import pack, payload
 from holdfast.errors import Outcome
 from holdfast.failpoints import reach
 from holdfast.policy.base import NEVER
@@ -155,7 +155,7 @@ def commit(store: StoreParts, number: int, retention: Retention = Retention.SESS
                 raw_bytes=namespace.raw_bytes,
                 segment=segment[:SEGMENT_BYTES].ljust(SEGMENT_BYTES, b"\0"),
             )
-            pack(host.view(place, namespace.slot_bytes), header)
+            _pack(store, host.view(place, namespace.slot_bytes), namespace, header)
     reach("commit_packed")
     taken: dict[int, Place] = {}
     with table.lock:
@@ -198,6 +198,12 @@ def commit(store: StoreParts, number: int, retention: Retention = Retention.SESS
         store.mover.wake()
     store.activity.call("save", Outcome.OK, store.clock.now() - began_s, published)
     return published
+
+
+def _pack(store: StoreParts, record: memoryview, namespace: Namespace, header: Header) -> None:
+    """Quantise the payload in a slot, if its namespace has a lossy codec, and pack it."""
+    store.quantise.apply(namespace, payload(record, namespace.raw_bytes))
+    pack(record, header)
 
 
 def abort(store: StoreParts, number: int, *, rest_s: float = 0.0) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias, TypeVar
 
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.key import Chain
-from holdfast.blocks.layout import LayoutSlice
+from holdfast.blocks.layout import LayoutSlice, QuantisedLayout
 from holdfast.blocks.namespace import Namespace
 from holdfast.blocks.payload_part import SliceCopy
 from holdfast.codec.pack import payload
-from holdfast.errors import Outcome, StoreClosedError
+from holdfast.errors import Outcome, RefusedError, StoreClosedError
 from holdfast.policy.retention import Retention
 from holdfast.session import (
     RECOVERING,
@@ -29,6 +30,8 @@ from holdfast.store.lookup import LookupResult
 from holdfast.store.save import SaveSlots
 
 T = TypeVar("T")
+
+_log = logging.getLogger("holdfast.store")
 
 _Fetched: TypeAlias = tuple[LookupResult, FetchResult]
 
@@ -47,10 +50,17 @@ class EmbeddedSession:
         self.slice_copy = SliceCopy(fingerprint.representation.payload_bytes, layout_slice)
         self.domain_key, domain_id = store.domain(domain)
         self.segment_blocks = store.options.segment_blocks
+        choice = store.quantise.choose(domain, fingerprint)
+        if choice.why and isinstance(fingerprint.representation, QuantisedLayout):
+            raise RefusedError(f"quantised blocks: {choice.why}; or name exact ones")
+        if choice.why:
+            _log.warning("%s", choice.why)
+        fingerprint = choice.fingerprint
         layout = fingerprint.representation
         self.namespace = Namespace(
             fingerprint.digest(), domain_id, layout.payload_bytes, layout.block_tokens
         )
+        store.quantise.enter(self.namespace, fingerprint)
 
     def cover(self, keys: Sequence[bytes], deadline_s: float) -> int:
         return self._run(partial(self._ask, keys, deadline_s)).blocks

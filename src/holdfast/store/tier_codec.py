@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 
 from holdfast.blocks.envelope import header_of_record
 from holdfast.blocks.namespace import Namespace
 from holdfast.clock import Clock
-from holdfast.codec.codec import codec_named
+from holdfast.codec.codec import Codec, codec_named
 from holdfast.codec.coded import MISMATCH, NOT_SHORTER, decode_record, encode_record
 from holdfast.errors import Outcome
 from holdfast.plan.codec_choice import (
@@ -38,11 +39,20 @@ _NAMESPACES_MAX = 1_024
 class TierCodec:
     """Encodes and decodes the records of one lower tier. Thread-safe.
 
-    `mode`: the tier's option. `threads`: those that decode; by default as many as this process's
-    cores suggest.
+    `mode`: the tier's option. `threads`: those that decode; by default as many as this
+    process's cores suggest. `lossy_codec` returns the codec of namespaces whose blocks are
+    quantised, which is used in any mode; it loses nothing of such a block.
     """
 
-    def __init__(self, tier: str, mode: CodecMode, clock: Clock, threads: int = 0) -> None:
+    def __init__(
+        self,
+        tier: str,
+        mode: CodecMode,
+        clock: Clock,
+        threads: int = 0,
+        lossy_codec: Callable[[Namespace], Codec | None] = lambda _: None,
+    ) -> None:
+        self._lossy_codec = lossy_codec
         self._tier = tier
         self._mode = mode
         self._clock = clock
@@ -54,10 +64,12 @@ class TierCodec:
         self._encodes = mode == "planes"
         self._raw_in_a_row: dict[Namespace, int] = {}
         self._encoded = self._decoded = self._kept_raw = self._mismatches = self._undecodable = 0
-        self._raw_bytes = self._stored_bytes = 0
+        self._raw_bytes = self._stored_bytes = self._quantised = 0
 
     def wants(self, namespace: Namespace) -> bool:
         """Return whether the next record of a namespace should be encoded."""
+        if self._lossy_codec(namespace) is not None:
+            return True
         with self._lock:
             if self._mode == "off" or not self._choose():
                 return False
@@ -71,9 +83,18 @@ class TierCodec:
     def encode(
         self, record: memoryview, namespace: Namespace, into: memoryview, element_bytes: int
     ) -> int:
-        """Encode a packed raw record into `into`; see `codec.coded.encode_record`."""
-        stored = encode_record(record, self._codec, into, element_bytes)
+        """Encode a packed raw record into `into`; see `codec.coded.encode_record`.
+
+        A block that the lossy codec of its namespace left exact is encoded as the mode says.
+        """
+        lossy, stored = self._lossy_codec(namespace), NOT_SHORTER
+        if lossy is not None:
+            stored = encode_record(record, lossy, into, element_bytes)
+        if stored == NOT_SHORTER and (lossy is None or self._encodes_now()):
+            stored = encode_record(record, self._codec, into, element_bytes)
+            lossy = None
         with self._lock:
+            self._quantised += lossy is not None and stored > NOT_SHORTER
             if stored > NOT_SHORTER:
                 self._encoded += 1
                 self._raw_bytes += len(record)
@@ -122,6 +143,7 @@ class TierCodec:
                 encodes=self._mode != "off" and self._choose(),
                 encoded=self._encoded,
                 decoded=self._decoded,
+                quantised=self._quantised,
                 kept_raw=self._kept_raw,
                 mismatches=self._mismatches,
                 undecodable=self._undecodable,
@@ -131,6 +153,10 @@ class TierCodec:
                 decode_bytes_per_s=rates.decoded,
                 threads=self.threads,
             )
+
+    def _encodes_now(self) -> bool:
+        with self._lock:
+            return self._mode != "off" and self._choose()
 
     def _choose(self) -> bool:
         if self._mode == "auto":

@@ -34,7 +34,7 @@ from holdfast.engines.vllm.describe import (
     step_blocks_of,
 )
 from holdfast.engines.vllm.options import ConnectorSettings, failure_policy_advice, read_options
-from holdfast.engines.vllm.portable import block_form
+from holdfast.engines.vllm.portable import BlockForm, block_form
 from holdfast.engines.vllm.scheduler import SchedulerSide
 from holdfast.engines.vllm.work import Handshake, StepWork, WorkerReport
 from holdfast.engines.vllm.worker import WorkerSide
@@ -114,20 +114,14 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             geometry = geometry_of(group, kv_caches, self._kv_cache_config.num_blocks)
             rank = get_tensor_model_parallel_rank()
             form = block_form(self._vllm_config, group, geometry, self._setting, rank)
-            fingerprint, layout = form.fingerprint, form.fingerprint.representation
+            layout = form.fingerprint.representation
             tensors = [kv_caches[name] for name in group.layers]
-            handshake = Handshake(
-                fingerprint=fingerprint.digest(),
-                raw_bytes=layout.payload_bytes,
-                block_tokens=layout.block_tokens,
-                page_tokens=group.page_tokens,
-            )
             pages = geometry.pages_of(layout.block_tokens // group.page_tokens)
             step_blocks = step_blocks_of(self._vllm_config, layout.block_tokens)
             options = DeviceOptions(step_blocks, form.portable)
             device = open_device(tensors[0].device.type, pages, tensors, options)
             try:
-                node = self._connect(handshake, fingerprint, form.part)
+                node, handshake = self._connect_worker(form, group.page_tokens)
             except BaseException:
                 device.close()
                 raise
@@ -280,6 +274,36 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         return True
 
     # Private methods
+
+    def _connect_worker(
+        self, form: BlockForm, page_tokens: int
+    ) -> tuple[ReconnectingClient, Handshake]:
+        """Open the session of a worker: for quantised blocks, if the node offers them."""
+        fingerprint = form.fingerprint
+
+        def handshake_of(named: Fingerprint) -> Handshake:
+            layout = named.representation
+            return Handshake(
+                fingerprint=named.digest(),
+                raw_bytes=layout.payload_bytes,
+                block_tokens=layout.block_tokens,
+                page_tokens=page_tokens,
+            )
+
+        handshake = handshake_of(fingerprint)
+        node = self._connect(handshake, fingerprint, form.part)
+        client = node.client()
+        if client is None:
+            return node, handshake
+        welcome = client.welcome
+        if welcome.exact_because:
+            _log.warning("Holdfast at %s: %s", node.address, welcome.exact_because)
+        if not welcome.codec:
+            return node, handshake
+        node.close()
+        quantised = fingerprint.quantised(welcome.codec, welcome.codec_version)
+        handshake = handshake_of(quantised)
+        return self._connect(handshake, quantised, form.part), handshake
 
     def _connect(
         self, namespace: Handshake, fingerprint: Fingerprint | None = None, part: bytes = b""

@@ -35,10 +35,12 @@ from holdfast.limits import (
     RESERVED_BLOCKS_MAX,
 )
 from holdfast.node.local.page_locks import SessionLocks
+from holdfast.node.local.quantised import offer_codec
 from holdfast.node.local.recorder import RequestRecorder, recorded
 from holdfast.node.local.threads import OPERATOR, NodeThreads, run_fair
 from holdfast.node.local.users import PermittedUsers
 from holdfast.node.recent import RecentRequests
+from holdfast.node.refusals import RefusalLog
 from holdfast.node.traces import RequestTraces
 from holdfast.node.validation import (
     BLOCK_TOKENS_MAX,
@@ -83,6 +85,8 @@ class NodeContext(NamedTuple):
     status: Callable[[], NodeStatus] | None = None
     """Returns the status of the node; default: that of its store."""
     recent: RecentRequests | None = None
+    exact: RefusalLog = RefusalLog(_log)
+    """Warnings about sessions whose blocks stay exact although their domain asks for a codec."""
 
 
 class PeerProcess:
@@ -191,6 +195,9 @@ class NodeSession:
                     f"quota of domain {hello.domain!r} on {tier} is {most}; raise "
                     f"domains.{hello.domain}.quota_bytes.{tier}"
                 )
+        offer = offer_codec(store, hello, namespace)
+        if offer.why:
+            self._context.exact.report(f"domain {hello.domain}", offer.why, offer.why)
         self._namespace = namespace
         self._part = hello.part
         self._engine = self._engine._replace(domain=domain.hex())
@@ -202,6 +209,9 @@ class NodeSession:
             arena_bytes=arena.nbytes,
             common_key=common_key,
             segment_blocks=store.options.segment_blocks,
+            codec=offer.codec,
+            codec_version=offer.version,
+            exact_because=offer.why,
             chunk_bytes=page_locks.chunk_bytes(store),
             lockable_bytes=page_locks.lockable_bytes(store, namespace),
         )

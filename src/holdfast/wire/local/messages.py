@@ -46,6 +46,7 @@ class Hello(_Message, frozen=True, tag="hello"):
     block_tokens: Integer = 0
     domain: Text = "default"
     description: Text = ""
+    """The fingerprint as JSON, as in docs/reference/format.md; empty: not known."""
     part: PackedBytes = b""
     """Ranges of each payload that this session writes, a u32 offset and a u32 length each.
 
@@ -66,6 +67,15 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     """Key of the public domain; empty if there is none, or if the session is in it."""
     segment_blocks: Integer = SEGMENT_BLOCKS
     """Number of blocks of a chain that are placed together."""
+    codec: Text = ""
+    """A lossy codec that the domain asks for and a gate record permits; empty: none.
+
+    The blocks of this session are exact. To have quantised ones, the client connects again with the
+    fingerprint that names this codec and `codec_version`.
+    """
+    codec_version: Integer = 0
+    exact_because: Text = ""
+    """Why blocks stay exact although the domain asks for a codec; empty if it does not."""
     chunk_bytes: Integer = 0
     """Bytes of a chunk of the arena, the unit of page-locking; 0: this node grants no locks."""
     lockable_bytes: Integer = 0

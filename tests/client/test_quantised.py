@@ -1,0 +1,173 @@
+"""A node whose domain quantises: sessions of Python get its codec with a record, or stay exact."""
+
+import contextlib
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast.codec.int8 import Int8
+from holdfast.errors import NodeGoneError, RefusedError
+from holdfast.testing.embedded import fingerprint_for
+from holdfast.testing.gates import permit
+from holdfast.wire.local import messages as m
+from holdfast.wire.local.client import Client
+from holdfast_bench.harness.process import ChildProcess, wait_until
+
+LAYOUT = holdfast.Layout.portable(
+    layers=2, kv_heads=2, head_size=32, dtype="float16", block_tokens=64
+)
+MODEL = fingerprint_for(LAYOUT)
+SECRET = bytes(range(32))
+BLOCKS = 3
+TOKENS = list(range(BLOCKS * 64))
+KV = np.random.default_rng(1).standard_normal((BLOCKS, LAYOUT.payload_bytes // 2))
+KV = KV.astype(np.float16)
+
+
+class Node:
+    """A real node with the domain `acme`, which asks for int8."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        self.gates, self.log = folder / "gates", folder / "node.log"
+        self.address = f"unix://{folder}/node.sock"
+        (folder / "acme.key").touch(mode=0o600)
+        (folder / "acme.key").write_bytes(SECRET)
+        self.configure("int8")
+        self.process = None
+
+    def configure(self, quantise):
+        (self._folder / "node.yaml").write_text(
+            f"listen: {self.address}\n"
+            "tiers:\n"
+            "  - {kind: host, capacity: 64 MiB}\n"
+            f"  - {{kind: disk, path: {self._folder}/disk, capacity: 64 MiB}}\n"
+            "domains:\n"
+            f"  acme: {{key_file: acme.key, seal: false, quantise: {quantise}}}\n"
+            "gates: gates\n"
+        )
+
+    def start(self):
+        argv = [sys.executable, "-m", "holdfast", "serve", "--config", f"{self._folder}/node.yaml"]
+        self.process = ChildProcess("node", argv, self.log, {})
+        wait_until(self.process, self._serves, 60)
+
+    def _serves(self):
+        with contextlib.suppress(NodeGoneError):
+            holdfast.open(self.address, domain="acme").close()
+            return True
+        return False
+
+
+@pytest.fixture
+def node(tmp_path_factory):
+    one = Node(tmp_path_factory.mktemp("n"))
+    one.start()
+    yield one
+    one.process.kill()
+
+
+def kept():
+    found = KV.copy()
+    for block in found:
+        assert Int8(LAYOUT).quantised(memoryview(block.view(np.uint8)))
+    return found
+
+
+def fetch(session):
+    found = np.zeros_like(KV)
+    assert session.fetch(TOKENS, into=found).blocks == BLOCKS
+    return found
+
+
+def test_a_session_is_exact_until_a_record_permits_the_codec(node, caplog):
+    with holdfast.open(node.address, domain="acme") as store:
+        exact = store.session(MODEL)
+        assert "no gate record permits int8" in caplog.text
+        assert "holdfast judge int8 --model FOLDER" in caplog.text
+        assert "no gate record permits int8" in node.log.read_text()
+        assert exact.namespace.fingerprint == MODEL.digest()
+        exact.save(TOKENS, KV)
+        assert (fetch(exact) == KV).all()
+        permit(node.gates, SECRET, MODEL)
+        session = store.session(MODEL)
+        assert session.namespace.fingerprint == MODEL.quantised("int8", 1).digest()
+        assert session.cover(TOKENS) == 0
+        session.save(TOKENS, KV)
+        assert (fetch(session) == kept()).all()
+        assert (fetch(exact) == KV).all()
+        status = store.status().quantise
+        assert (status.domains, status.quantised, status.refusals) == (["acme"], BLOCKS, 1)
+
+
+def test_a_session_reconnects_with_the_blocks_that_it_began_with(node):
+    permit(node.gates, SECRET, MODEL)
+    with holdfast.open(node.address, domain="acme") as store:
+        session = store.session(MODEL)
+        session.save(TOKENS, KV)
+        node.process.kill()
+        node.start()
+
+        def found():
+            with contextlib.suppress(NodeGoneError):
+                return session.cover(TOKENS) or session.save(TOKENS, KV)
+            return 0
+
+        wait_until(node.process, found, 60)
+        assert (fetch(session) == kept()).all()
+        node.process.kill()
+        node.configure("none")
+        node.start()
+
+        def refusal():
+            try:
+                session.cover(TOKENS)
+            except NodeGoneError:
+                return ""
+            except RefusedError as error:
+                return str(error)
+            return ""
+
+        wait_until(node.process, refusal, 60)
+        assert "domain 'acme' stores exact blocks only" in refusal()
+
+
+def hello(fingerprint, **changes):
+    layout = fingerprint.representation
+    fields = {
+        "fingerprint": fingerprint.digest(),
+        "raw_bytes": layout.payload_bytes,
+        "block_tokens": layout.block_tokens,
+        "description": msgspec.json.encode(fingerprint).decode(),
+    }
+    return m.Hello(m.PROTOCOL, "test", domain="acme", **{**fields, **changes})
+
+
+def welcome(node, sent):
+    client = Client(node.address, sent, 10)
+    client.close()
+    return client.welcome
+
+
+def test_a_client_that_does_not_describe_its_blocks_stays_exact(node):
+    permit(node.gates, SECRET, MODEL)
+    for description in ("a model", "{}", hello(MODEL.quantised("int8", 1)).description):
+        answer = welcome(node, hello(MODEL, description=description))
+        assert answer.codec == ""
+        assert "this client does not describe them" in answer.exact_because
+    assert welcome(node, hello(MODEL, description="")).exact_because == ""
+    offered = welcome(node, hello(MODEL))
+    assert (offered.codec, offered.codec_version, offered.exact_because) == ("int8", 1, "")
+
+
+def test_quantised_blocks_of_other_sizes_than_described_are_refused(node):
+    permit(node.gates, SECRET, MODEL)
+    quantised = MODEL.quantised("int8", 1)
+    assert welcome(node, hello(quantised)).codec == ""
+    with pytest.raises(
+        RefusedError, match=r"hello\.raw_bytes is 7 and block_tokens 64; the layout"
+    ):
+        welcome(node, hello(quantised, raw_bytes=7))
