@@ -1,4 +1,4 @@
-"""Phase 6: correctness: a real model's cache, and the project's tests on a GPU."""
+"""Phase 6: correctness: a real model's cache, the tests on a GPU, engines that share a node."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from holdfast.errors import HoldfastError
 from holdfast.report import Row, not_measured
 from holdfast_bench.harness.process import TAIL_LINES
+from holdfast_bench.measure.gpu import shared_node
 from holdfast_bench.measure.gpu.gpu_tests import TESTS_FOLDER, tests_on_gpu
 from holdfast_bench.measure.gpu.model_cache import same_generation
 from holdfast_bench.measure.gpu.setting import Setting
@@ -33,6 +34,7 @@ def rows(setting: Setting) -> Iterator[Row]:
         same = same_generation(setting.gpu, shape, blocks)
         yield Row(name, same, "tokens", {"blocks": blocks, "gpu": setting.gpu.name()})
     yield tests_row(setting, TESTS_FOLDER)
+    yield from shared_node.rows(setting)
 
 
 def tests_row(setting: Setting, folder: Path) -> Row:

@@ -31,13 +31,20 @@ class PagedEngine:
     """
 
     def __init__(
-        self, address: str, gpu: HostAccelerator, shape: PageShape, tensors: list[Tensor]
+        self,
+        address: str,
+        gpu: HostAccelerator,
+        shape: PageShape,
+        tensors: list[Tensor],
+        domain: str = "default",
     ) -> None:
-        hello = m.Hello(m.PROTOCOL, "gpu bench", FINGERPRINT, shape.block_bytes, BLOCK_TOKENS)
+        sizes = shape.block_bytes, BLOCK_TOKENS
+        hello = m.Hello(m.PROTOCOL, "gpu bench", FINGERPRINT, *sizes, domain)
         self.client = Client(address, hello, ANSWER_S)
         if self.client.arena is None:
             raise HoldfastError("the node opened no arena for the session")
         self.arena: SharedMapping = self.client.arena
+        self.tensors = tensors
         self.device = gpu.device(shape.pages(tensors), tensors)
         self._locks: LockedMemory | None = None
         if isinstance(self.device, StagingDevice):
@@ -64,7 +71,8 @@ class PagedEngine:
                 for number, place in enumerate(reserved.places)
                 if place >= 0
             ]
-            save(self.device, self.arena, moves, self._locks)
+            if moves:
+                save(self.device, self.arena, moves, self._locks)
             new += call(self.client, m.Commit(reserved.ticket), m.Committed).blocks
         return new
 
@@ -73,17 +81,25 @@ class PagedEngine:
 
         Raises HoldfastError if one is missing.
         """
+        fetched = self.fetch_held(keys)
+        if len(fetched.places) != len(keys):
+            raise HoldfastError(
+                f"{len(fetched.places)} of {len(keys)} blocks fetched: {fetched.reason}"
+            )
+        return dict(fetched.sources)
+
+    def fetch_held(self, keys: Sequence[bytes]) -> m.Fetched:
+        """Fetch the leading blocks that are held into their pages.
+
+        Raises HoldfastError if the lease was not valid after the copy.
+        """
         after = self.device.mark()
         fetched = call(self.client, m.Fetch(b"".join(keys), ANSWER_S), m.Fetched)
         moves = [self._move(place, number) for number, place in enumerate(fetched.places)]
         check_copied(copied=self.device.scatter(self.arena, moves, after, self._locks).result())
-        valid = call(self.client, m.Release(fetched.lease), m.Released).valid
-        if not valid or len(fetched.places) != len(keys):
-            raise HoldfastError(
-                f"{len(fetched.places)} of {len(keys)} blocks fetched, lease valid: {valid}; "
-                f"{fetched.reason}"
-            )
-        return dict(fetched.sources)
+        if not call(self.client, m.Release(fetched.lease), m.Released).valid:
+            raise HoldfastError("the lease ended before the copy did")
+        return fetched
 
     def await_locks(self, nbytes: int, within_s: float) -> int:
         """Return how much of the arena is locked, when it is `nbytes` or no more gets locked.
