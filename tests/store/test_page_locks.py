@@ -269,3 +269,37 @@ def test_memory_that_is_wanted_is_asked_for_ahead_of_its_use():
     machine.look_ahead()
     assert engine.asked - first or machine.hosts[0].lock_usage().runs >= 2
     machine.teardown()
+
+
+def ranks_of(machine, ranks):
+    """Return namespaces of one domain and size, as the ranks of a model have them."""
+    digest = machine.store.domain_ids["default"]
+    return [
+        Namespace(FINGERPRINT[:15] + bytes([9 + rank]), digest, SIZES[0], BLOCK_TOKENS)
+        for rank in range(ranks)
+    ]
+
+
+def chunks_of(machine, namespace):
+    table = machine.table
+    places = table.index.places[0]
+    rows = [row for row in table.index.rows() if table.index.namespace(row) == namespace]
+    return {places[row] // CHUNK for row in rows if places[row] >= 0}
+
+
+def test_ranks_that_lock_memory_have_runs_of_their_own_also_when_blocks_replace_others():
+    machine = LockMachine()
+    ranks = ranks_of(machine, 3)
+    machine.save(0, 0, 0, CHAIN_BLOCKS)
+    machine.lock(0, 0, 1)
+    for turn in range(12):
+        for namespace in ranks:
+            keys = [bytes([turn, n]) * 8 for n in range(20)]
+            reserved = machine.store.reserve(namespace, keys, namespace.fingerprint, 0)
+            assert machine.store.commit(reserved.ticket) == 20, turn
+    assert machine.table.evictions[0] > 100
+    used = [chunks_of(machine, namespace) for namespace in ranks]
+    assert all(used)
+    shared = sum(len(mine & other) for at, mine in enumerate(used) for other in used[:at])
+    assert shared <= 2, used
+    machine.teardown()

@@ -201,3 +201,18 @@ def test_a_run_opened_after_an_erasure_keeps_its_bytes_when_it_closes(pair):
     one.free(places)
     one.clear_erased()
     assert bytes(one.view(Place(0), 8)) == b"x" * 8, "nothing was erased since"
+
+
+def test_slots_of_an_owner_are_in_runs_of_its_own_until_memory_is_full(pair):
+    one, _ = pair
+    places = {1: [], 2: []}
+    for _ in range(16):
+        for owner, mine in places.items():
+            mine.extend(one.reserve([RECORD], owner).places)
+    chunks = [{place // CHUNK for place in mine} for mine in places.values()]
+    assert not chunks[0] & chunks[1]
+    shared = fill(one)
+    assert len(shared) == 64 - 32
+    one.free(places[2][:1])
+    assert one.reserve([RECORD], 1).places == places[2][:1], "a slot of another owner, not none"
+    assert one.reserve([RECORD], 1).places == [NOWHERE]

@@ -36,13 +36,16 @@ from holdfast.store.tier_codec import TierCodec
 from holdfast.store.usage import DomainUsage
 from holdfast.store.write_queues import WriteQueues
 from holdfast.tiers.base import NOWHERE, DroppedBlock, LocalTier, Place, SharedTier, Tier, Volatile
-from holdfast.tiers.host import NAMELESS, HostTier
+from holdfast.tiers.host import NAMELESS, NOBODY, HostTier
 from holdfast.tiers.unverified_records import UnverifiedRecords
 
 HOST = 0
 QUARANTINE_NOTES = 256
 PUBLIC_SHARE = 0.25
 """Maximum share of memory for the public domain; blocks beyond it are not published."""
+
+OWNERS_MAX = 16
+"""Maximum namespaces of a domain with runs of their own, each of which may have free slots."""
 
 ROWS_AT_ONCE = 4_096
 """Rows handled per acquisition of the lock, so that each hold is short."""
@@ -139,6 +142,8 @@ class BlockTable:
         self.erasures = Counter[bytes]()
         self.drops = Drops()
         self.recalls = Recalls()
+        self._owners: dict[bytes, dict[Namespace, int]] = {}
+        """By domain, the owners of runs."""
         self.leases = LeaseTable(self.pin, self.unpin)
         self.reads: dict[int, InflightRead] = {}
         """By row, the reads from lower tiers that are queued or running; each row is pinned."""
@@ -195,6 +200,19 @@ class BlockTable:
                 "its key under `domains`, or such an address"
             )
         return host
+
+    def owner(self, namespace: Namespace) -> int:
+        """Return the owner of a namespace's runs in its arena: itself if engines lock memory there.
+
+        Ranks of one model share slot size and domain; each should lock its own blocks only. Further
+        namespaces than `OWNERS_MAX` of a domain share runs.
+        """
+        if not self.host(namespace).has_locks:
+            return NOBODY
+        owners = self._owners.setdefault(namespace.domain, {})
+        if namespace not in owners and len(owners) < OWNERS_MAX:
+            owners[namespace] = len(owners) + 1
+        return owners.get(namespace, NOBODY)
 
     def all_hosts(self) -> list[HostTier]:
         """Return every host tier."""

@@ -19,7 +19,7 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.policy.per_domain import PerDomainEviction
 from holdfast.store.block_table import HOST, PUBLIC_SHARE, BlockTable
 from holdfast.tiers.base import NOWHERE, Place
-from holdfast.tiers.host import HostTier
+from holdfast.tiers.host import NOBODY, HostTier
 
 ANY_DOMAIN = b""
 """Victim domain if memory is not divided: the least valuable block of any domain leaves."""
@@ -32,6 +32,9 @@ _MAX_LEASED_SKIPPED = 2 * _MAX_EXAMINED
 
 _MAX_RUNS_COMPARED = 8
 """Runs of adjacent slots compared before the emptiest is evicted."""
+
+_MAX_PASSED = 256
+"""Maximum blocks of other namespaces that are passed by in a search for one of a namespace."""
 
 _UNLOCKED_RUNS = 2
 """Runs without locks, or asked back, below which more are asked for ahead."""
@@ -51,7 +54,8 @@ def reserve_slots(table: BlockTable, namespace: Namespace, count: int) -> list[P
     """
     size, host, places = namespace.slot_bytes, table.host(namespace), list[Place]()
     if not table.usage.divided and namespace.domain != table.public:
-        places = [place for place in host.reserve([size] * count).places if place != NOWHERE]
+        found = host.reserve([size] * count, table.owner(namespace)).places
+        places = [place for place in found if place != NOWHERE]
         if missing := count - len(places):
             with closing(_victims_of_size(table, namespace)) as rows:
                 places += table.evict_for(host, islice(rows, missing))
@@ -70,7 +74,7 @@ def _evict_one(table: BlockTable, namespace: Namespace) -> Place:
     if domain == table.public and _public_is_full(table, size):
         return NOWHERE
     if table.usage.fits(HOST, domain, size):
-        place = table.host(namespace).reserve([size]).places[0]
+        place = _free_slot(table, namespace)
     if place == NOWHERE:
         _recall_kept(table, namespace)
     victim_domains = (
@@ -79,24 +83,39 @@ def _evict_one(table: BlockTable, namespace: Namespace) -> Place:
     for victim_domain in victim_domains:
         while place == NOWHERE and _evict_from(table, namespace, victim_domain):
             if table.usage.fits(HOST, domain, size):
-                place = table.host(namespace).reserve([size]).places[0]
+                place = _free_slot(table, namespace)
     if place != NOWHERE:
         table.usage.add(HOST, domain, size)
     return place
 
 
+def _free_slot(table: BlockTable, namespace: Namespace) -> Place:
+    """Reserve a host slot that is free; NOWHERE if none is."""
+    owner = table.owner(namespace)
+    return table.host(namespace).reserve([namespace.slot_bytes], owner).places[0]
+
+
 def _victims_of_size(table: BlockTable, namespace: Namespace) -> Generator[int, None, None]:
-    """Yield evictable rows whose slots fit a namespace exactly, up to the first that does not."""
+    """Yield evictable rows whose slots fit a namespace exactly, up to the first that does not.
+
+    If namespaces have runs of their own, rows of the namespace come before up to `_MAX_PASSED` less
+    valuable ones of others.
+    """
     host, size, like = table.host(namespace), namespace.slot_bytes, namespace
+    own, passed = table.owner(namespace) != NOBODY, list[int]()
     with closing(_victims(table, ANY_DOMAIN)) as rows:
         for row in rows:
             other = table.index.namespace(row)
             if other is not like and (table.host(other) is not host or other.slot_bytes != size):
-                return
+                break
             if host.has_locks and host.is_recalled(Place(table.index.places[HOST][row])):
-                return
+                break
             like = other
-            yield row
+            if own and other != namespace and len(passed) < _MAX_PASSED:
+                passed.append(row)
+            else:
+                yield row
+    yield from (row for row in passed if table.is_on(row, HOST) and table.evictable(row))
 
 
 def evict_below(table: BlockTable, namespace: Namespace, tier: int, nbytes: int) -> bool:
@@ -136,6 +155,7 @@ def _evict_from(table: BlockTable, namespace: Namespace, victim_domain: bytes) -
     seen: set[int] = set()
     locked: dict[HostTier, Place] = {}
     """By arena, the place of the least valuable block that was passed by."""
+    own, passed = table.owner(namespace) != NOBODY, list[int]()
     with closing(_victims(table, victim_domain)) as rows:
         for row in rows:
             other, place = table.index.namespace(row), Place(table.index.places[HOST][row])
@@ -148,9 +168,10 @@ def _evict_from(table: BlockTable, namespace: Namespace, victim_domain: bytes) -
                 foreign = other.domain != domain
                 if foreign and table.usage.evictable_bytes(HOST, other.domain) < size:
                     continue
-                table.remove_copy(row, HOST)
-                table.evictions[HOST] += 1
-                return True
+                if own and other != namespace and len(passed) < _MAX_PASSED:
+                    passed.append(row)
+                    continue
+                return _evict_rows(table, [row])
             if row in seen:
                 continue
             run = holder.beside(place)
@@ -163,16 +184,22 @@ def _evict_from(table: BlockTable, namespace: Namespace, victim_domain: bytes) -
                 runs.append(run)
             if len(runs) == _MAX_RUNS_COMPARED:
                 break
+    if passed:
+        return _evict_rows(table, passed[:1])
     if locked:
         runs = runs or _unlocked_runs(table, locked, domain)
         table.recalls.want(host, host.run_chunks(size), table.clock.now())
         if not runs:
             _recall(table, namespace, next(iter(locked.items())))
-    emptiest = min(runs, key=len, default=[])
-    for row in emptiest:
+    return _evict_rows(table, min(runs, key=len, default=[]))
+
+
+def _evict_rows(table: BlockTable, rows: Sequence[int]) -> bool:
+    """Evict rows from memory; return whether there are any."""
+    for row in rows:
         table.remove_copy(row, HOST)
-    table.evictions[HOST] += len(emptiest)
-    return bool(runs)
+    table.evictions[HOST] += len(rows)
+    return bool(rows)
 
 
 def _unlocked_runs(

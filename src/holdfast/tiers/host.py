@@ -38,6 +38,9 @@ from holdfast.tiers.chunks import (
     HostBudget,
 )
 
+NOBODY = 0
+"""Owner of runs whose slots are for all."""
+
 NAMELESS = -1
 """Name of a slot without a name: it is free, being written, or still being read."""
 
@@ -61,7 +64,8 @@ class _Run:
     """Consecutive whole chunks, divided into slots of one size; slots in use may have a name."""
 
     __slots__ = (
-        "base", "chunks", "first", "free", "named", "names", "registration", "slot_bytes", "used",
+        "base", "chunks", "first", "free", "named", "names", "owner", "registration", "slot_bytes",
+        "used",
     )  # fmt: skip
 
     def __init__(self, first: int, chunks: int, slot_bytes: int, chunk_bytes: int) -> None:
@@ -76,6 +80,12 @@ class _Run:
         self.named = 0
         self.names = array("i", [NAMELESS]) * slots
         self.registration: object = None
+        self.owner = NOBODY
+
+    @property
+    def kind(self) -> tuple[int, int]:
+        """The slot size and the owner of the run."""
+        return self.slot_bytes, self.owner
 
     @property
     def span(self) -> range:
@@ -122,8 +132,8 @@ class HostTier:
         self._locks = self._chunks.locks
         self._erased: set[int] = set()
         """First chunks of the runs that were open when the domain was erased."""
-        self._with_free: dict[int, OrderedDict[int, _Run]] = {}
-        """Runs with free slots, by slot size; the run of the slot freed last comes last."""
+        self._with_free: dict[tuple[int, int], OrderedDict[int, _Run]] = {}
+        """Runs with free slots, by slot size and owner; the run of the slot freed last is last."""
         self._live: set[int] = set()
         self._used_bytes = 0
         self._registering = threading.Lock()
@@ -149,12 +159,16 @@ class HostTier:
                     self.arena.populate(run.base, nbytes)  # pinned pages cannot become huge later
                     run.registration = agent.register(self.view(Place(run.base), nbytes))
 
-    def reserve(self, sizes: Sequence[int]) -> ReservedPlaces:
-        """Allocate a slot for each size; evicts no block, which is up to the store."""
+    def reserve(self, sizes: Sequence[int], owner: int = NOBODY) -> ReservedPlaces:
+        """Allocate a slot for each size; evicts no block, which is up to the store.
+
+        Slots of an owner are in runs of its own if possible, so that an engine that locks the runs
+        of its blocks locks few of others.
+        """
         places, none_of = list[Place](), 0
         with self._lock:
             for size in sizes:
-                place = NOWHERE if size == none_of else self._take(size)
+                place = NOWHERE if size == none_of else self._take(size, owner)
                 none_of = size if place == NOWHERE else none_of
                 places.append(place)
         return ReservedPlaces(places, [])
@@ -309,7 +323,7 @@ class HostTier:
             run = self._run_of(place)
             asked = len(self._locks.recall(run.span))
             if asked:
-                self._with_free[run.slot_bytes].pop(run.first, None)
+                self._with_free[run.kind].pop(run.first, None)
             return asked
 
     def recall_kept(self, most: int) -> int:
@@ -419,10 +433,10 @@ class HostTier:
             counted = self._budget.chunks - self._chunks.states.count(FREE)
             return max(0, self.arena.resident_bytes() - counted * self._budget.chunk_bytes)
 
-    def _take(self, size: int) -> Place:
+    def _take(self, size: int, owner: int) -> Place:
         slot_bytes = align_up(size)
-        with_free = self._with_free.setdefault(slot_bytes, OrderedDict())
-        if not with_free and not self._open_run(slot_bytes):
+        with_free = self._runs_with_free(slot_bytes, owner)
+        if not with_free:
             return NOWHERE
         run = with_free[next(reversed(with_free))]
         place = run.free.pop()
@@ -432,6 +446,17 @@ class HostTier:
         self._live.add(place)
         self._used_bytes += slot_bytes
         return Place(place)
+
+    def _runs_with_free(self, slot_bytes: int, owner: int) -> OrderedDict[int, _Run]:
+        """Return runs with a free slot: of the owner, of nobody, a new one, or of another owner."""
+        for each in (owner, NOBODY):
+            if with_free := self._with_free.setdefault((slot_bytes, each), OrderedDict()):
+                return with_free
+        if not self._open_run(slot_bytes, owner):
+            for (size, _), others in self._with_free.items():
+                if size == slot_bytes and others:
+                    return others
+        return self._with_free[slot_bytes, owner]
 
     def _run_of(self, place: int) -> _Run:
         chunk = place // self._budget.chunk_bytes
@@ -448,19 +473,20 @@ class HostTier:
         smallest, preferred = -(-slot_bytes // size), -(-slot_bytes * _SLOTS_PER_RUN // size)
         return range(preferred, max(smallest, 1) - 1, -1)
 
-    def _open_run(self, slot_bytes: int) -> bool:
+    def _open_run(self, slot_bytes: int, owner: int) -> bool:
         for chunks in self._run_lengths(slot_bytes):
             first = self._chunks.open(chunks)
             if first >= 0:
                 run = _Run(first, chunks, slot_bytes, self._budget.chunk_bytes)
-                self._runs[first] = self._with_free[slot_bytes][first] = run
+                run.owner = owner
+                self._runs[first] = self._with_free[run.kind][first] = run
                 return True
         return False
 
     def _offer(self, run: _Run) -> None:
         """Let new blocks use a run's free slots, these first; not while the run is asked back."""
         if run.free and not self._locks.any_recalled(run.span):
-            with_free = self._with_free[run.slot_bytes]
+            with_free = self._with_free[run.kind]
             with_free[run.first] = run
             with_free.move_to_end(run.first)
 
@@ -493,7 +519,7 @@ class HostTier:
         if not self._deregister(run):
             return
         del self._runs[run.first]
-        self._with_free[run.slot_bytes].pop(run.first, None)
+        self._with_free[run.kind].pop(run.first, None)
         erased = run.first in self._erased
         self._erased.discard(run.first)
         self._chunks.close(run.span, erased=erased)
