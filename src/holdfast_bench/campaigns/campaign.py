@@ -195,6 +195,12 @@ CAMPAIGNS = (
         ),
     ),
     Campaign(
+        "locks",
+        "two domains that take page-locked memory from each other",
+        2_000_000,
+        "blocks",
+    ),
+    Campaign(
         "chaos",
         "targets of a pool killed, stopped, late, mute, cut off, lying",
         900,

@@ -26,6 +26,7 @@ SLICES = {
     "forged": 20_000,
     "timing": 10_000,
     "fuzz": 2_000,
+    "locks": 2_000,
     "chaos": len(chaos.FAULTS),
 }
 """How much of each; the longest comes first."""
