@@ -125,6 +125,14 @@ METRICS: Mapping[str, Metric] = {
     ),
     "audit_events_total": Metric(("action",), "Events of the audit log."),
     "audit_lost_lines_total": Metric((), "Lines of the audit log that could not be written."),
+    "quantised_blocks_total": Metric((), "Saved blocks that the lossy codec has quantised."),
+    "quantised_bytes_total": Metric((), "Decoded size of the blocks that were quantised."),
+    "quantise_exact_blocks_total": Metric(
+        (), "Saved blocks of quantised sessions that stayed exact: a value is out of range."
+    ),
+    "quantise_refusals_total": Metric(
+        (), "Sessions that stayed exact, because no gate record permits the codec."
+    ),
     "scrubbed_copies_total": Metric((), "Copies that the scrub has checked."),
     "member_breaker_open": Metric(
         ("tier", "member"), "1 if the member's circuit breaker is open or half open."
@@ -256,6 +264,11 @@ def node_samples(status: NodeStatus) -> Iterator[Sample]:
             yield Sample("certificate_begin_seconds", (state.setting,), state.begins_s)
         else:
             yield Sample("token_expiry_seconds", (), state.expires_s)
+    quantise = status.quantise
+    yield Sample("quantised_blocks_total", (), quantise.quantised)
+    yield Sample("quantised_bytes_total", (), quantise.raw_bytes)
+    yield Sample("quantise_exact_blocks_total", (), quantise.left_exact)
+    yield Sample("quantise_refusals_total", (), quantise.refusals)
     yield Sample("scrubbed_copies_total", (), status.scrub.checked)
     if status.target is not None:
         yield from _target_samples(status.target)

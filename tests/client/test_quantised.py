@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import holdfast
+from holdfast.cli import main
 from holdfast.codec.int8 import Int8
 from holdfast.errors import NodeGoneError, RefusedError
+from holdfast.metrics import node_samples
 from holdfast.testing.embedded import fingerprint_for
 from holdfast.testing.gates import permit
 from holdfast.wire.local import messages as m
@@ -83,7 +85,7 @@ def fetch(session):
     return found
 
 
-def test_a_session_is_exact_until_a_record_permits_the_codec(node, caplog):
+def test_a_session_is_exact_until_a_record_permits_the_codec(node, caplog, capsys):
     with holdfast.open(node.address, domain="acme") as store:
         exact = store.session(MODEL)
         assert "no gate record permits int8" in caplog.text
@@ -101,6 +103,16 @@ def test_a_session_is_exact_until_a_record_permits_the_codec(node, caplog):
         assert (fetch(exact) == KV).all()
         status = store.status().quantise
         assert (status.domains, status.quantised, status.refusals) == (["acme"], BLOCKS, 1)
+        figures = {each.name: each.value for each in node_samples(store.status())}
+    assert figures["quantised_blocks_total"] == BLOCKS
+    assert figures["quantised_bytes_total"] == BLOCKS * LAYOUT.payload_bytes
+    assert figures["quantise_exact_blocks_total"] == 0
+    assert figures["quantise_refusals_total"] == 1
+    assert main(["inspect", "--node", node.address]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "int8    acme: 3 blocks quantised (96 KiB), 0 left exact; 1 session exact without" in shown
+    )
 
 
 def test_a_session_reconnects_with_the_blocks_that_it_began_with(node):

@@ -26,6 +26,7 @@ from holdfast.keys.audit import check
 from holdfast.status import (
     NodeStatus,
     PlansStatus,
+    QuantiseStatus,
     SharedTierReport,
     read_plans,
     read_shared,
@@ -238,6 +239,7 @@ def _status_lines(status: NodeStatus) -> list[str]:
     if recalls := status.page_locks.recalls:
         ends = ", ".join(f"{number:,} {outcome}" for outcome, number in recalls.items())
         lines.append(f"  recalls {ends}")
+    lines += _quantise(status.quantise)
     hints, scrub = status.hints, status.scrub
     lines.append(
         f"  hints   {many(hints.sessions, 'session')} followed, "
@@ -249,6 +251,19 @@ def _status_lines(status: NodeStatus) -> list[str]:
     )
     lines += [f"  fault   {fault.tier} {fault.key}: {fault.outcome}" for fault in status.faults]
     return lines
+
+
+def _quantise(quantise: QuantiseStatus) -> list[str]:
+    """Return a line on the lossy codec, if a domain asks for it."""
+    if not quantise.domains:
+        return []
+    line = (
+        f"  int8    {', '.join(quantise.domains)}: {many(quantise.quantised, 'block')} quantised "
+        f"({Size(quantise.raw_bytes)}), {quantise.left_exact:,} left exact"
+    )
+    if quantise.refusals:
+        line += f"; {many(quantise.refusals, 'session')} exact without a gate record"
+    return [line]
 
 
 def _figure(name: str, value: float) -> str:

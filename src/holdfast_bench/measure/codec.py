@@ -16,18 +16,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from holdfast.blocks.envelope import HEADER_BYTES, TAG_BYTES, Header
+from holdfast.blocks.layout import Layout
 from holdfast.buffers import align_up, aligned_buffer
 from holdfast.codec.codec import codec_named
 from holdfast.codec.coded import decode_record, encode_record
+from holdfast.codec.int8 import Int8
 from holdfast.codec.pack import pack, payload
 from holdfast.errors import Outcome
-from holdfast.report import Row, at_least, not_measured
+from holdfast.report import Row, at_least, at_most, not_measured
 from holdfast_bench.harness.hardware_limits import GB
 
 SAMPLE_SHAPE = (3, 2, 2, 256, 64)
 """Shape of the sample: layer, keys and values, KV head, token, dimension; bf16."""
 
 BLOCK_BYTES = 8 << 20
+
+INT8_LAYOUT = Layout.portable(
+    layers=16, kv_heads=8, head_size=128, dtype="bfloat16", block_tokens=128
+)
+"""A block of 8 MiB, as half of Llama-3.1-8B's."""
+
+INT8_STORED_GOAL = 0.53
 RATIO_GOAL, ENCODE_GOAL, DECODE_GOAL = 1.45, 1.0, 2.5
 """Least ratio on keys and on values, and least GB/s of a core."""
 
@@ -93,6 +102,32 @@ def codec_rows(rounds: int) -> Iterator[Row]:
     _, encode, decode = _speeds(record_pipeline(len(raw)), raw, rounds)
     yield Row(what="codec.record.encode", value=encode, unit="GB/s")
     yield Row(what="codec.record.decode", value=decode, unit="GB/s")
+    yield from int8_rows(rounds, copy_gb_per_s)
+
+
+def int8_rows(rounds: int, copy_gb_per_s: float) -> Iterator[Row]:
+    """Yield the stored share and the speeds of `int8`.
+
+    `quantise` changes the values of a new block, with the proof; `encode` codes such a block on its
+    way to a tier, with the proof; `decode` is its way back.
+    """
+    codec, raw = Int8(INT8_LAYOUT), aligned_buffer(INT8_LAYOUT.payload_bytes)
+    raw[:] = block(len(raw))
+    stored, back = aligned_buffer(len(raw)), aligned_buffer(len(raw))
+    quantise = _gb_per_cpu_s(len(raw), lambda: codec.quantised(raw), rounds)
+    size = codec.encode(raw, stored, 2)
+    yield at_most("codec.int8.stored", size / len(raw), "of raw", INT8_STORED_GOAL)
+    speeds = {
+        "quantise": quantise,
+        "encode": _gb_per_cpu_s(len(raw), lambda: codec.encode(raw, stored, 2), rounds),
+        "decode": _gb_per_cpu_s(len(raw), lambda: codec.decode(stored[:size], back), rounds),
+    }
+    if bytes(back) != bytes(raw):
+        raise RuntimeError("a quantised block does not decode to the same bytes")
+    for name, value in speeds.items():
+        more: dict[str, object] = {"limit_is": "a copy"}
+        what = f"codec.int8.{name}"
+        yield Row(what=what, value=value, unit="GB/s", limit=copy_gb_per_s, more=more)
 
 
 def other_rows(rounds: int) -> Iterator[Row]:

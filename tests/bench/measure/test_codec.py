@@ -31,7 +31,12 @@ def test_a_compressor_that_is_not_installed_has_a_row_that_says_so(monkeypatch):
         "codec.decode",
         "codec.record.encode",
         "codec.record.decode",
+        "codec.int8.stored",
+        "codec.int8.quantise",
+        "codec.int8.encode",
+        "codec.int8.decode",
         "codec.zipper",
     ]
     assert rows["codec.zipper"].more["why"] == "zipper is not installed here"
     assert rows["codec.ratio.keys"].ok
+    assert rows["codec.int8.stored"].ok
