@@ -69,6 +69,31 @@ class PageCopy(NamedTuple):
     """Layers to copy from `first_layer` on; the stage has only these."""
 
 
+class PageConversion(NamedTuple):
+    """One launch: pages of some layers, to or from a stage `[block][layer][head][token][byte]`.
+
+    It copies one state, keys or values: a layer of `table` begins with its first element, and the
+    layers of a block are `matrix_bytes` apart in the stage. For the other fields see `PageCopy`.
+    """
+
+    table: PageTable
+    rows: int
+    entries: int
+    stage: int
+    block_bytes: int
+    pages_per_block: int
+    to_pages: bool
+    matrix_bytes: int
+    heads: int
+    tokens: int
+    head_bytes: int
+    """Bytes of one token of one head."""
+    head_stride_bytes: int
+    token_stride_bytes: int
+    first_layer: int = 0
+    layers: int = 0
+
+
 class Driver(Registrar, Protocol):
     """The calls of one GPU's driver.
 
@@ -115,8 +140,8 @@ class Driver(Registrar, Protocol):
         """
 
     @abstractmethod
-    def launch(self, work: PageCopy, stream: Stream) -> None:
-        """Queue a kernel that copies pages."""
+    def launch(self, work: PageCopy | PageConversion, stream: Stream) -> None:
+        """Queue a kernel that copies or converts pages."""
 
     @abstractmethod
     def pause(self, stream: Stream) -> None:

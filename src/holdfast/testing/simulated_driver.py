@@ -9,6 +9,7 @@ this process, so "GPU memory" is memory of the host that only this driver should
 from __future__ import annotations
 
 import ctypes
+import itertools
 import random
 import threading
 from collections import Counter, deque
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from holdfast.devices.driver import Copies, DriverError, PageCopy
+from holdfast.devices.driver import Copies, DriverError, PageConversion, PageCopy
 
 ENGINE = 0
 """The stream on which the engine queues its work."""
@@ -136,9 +137,12 @@ class SimulatedDriver:
             self._record(ended, stream)
             self._run_until(ended)
 
-    def launch(self, work: PageCopy, stream: int) -> None:
+    def launch(self, work: PageCopy | PageConversion, stream: int) -> None:
         with self._call("launch"):
-            self._queue(stream, _Operation(self._copied_pages(work)))
+            if isinstance(work, PageCopy):
+                self._queue(stream, _Operation(self._copied(work)))
+            else:
+                self._queue(stream, _Operation(self._converted(work)))
 
     def pause(self, stream: int) -> None:
         with self._call("pause"):
@@ -254,7 +258,7 @@ class SimulatedDriver:
                     return
                 at = ends[0]
 
-    def _copied_pages(self, work: PageCopy) -> Iterator[None]:
+    def _copied(self, work: PageCopy) -> Iterator[None]:
         """Copy one page of one layer at each step, in any order."""
         table = work.table
         layers = work.layers or table.layers
@@ -270,6 +274,29 @@ class SimulatedDriver:
             staged = work.stage + block * work.block_bytes + in_stage
             to, source = (paged, staged) if work.to_pages else (staged, paged)
             ctypes.memmove(to, source, table.page_bytes)
+            yield
+
+    def _converted(self, work: PageConversion) -> Iterator[None]:
+        """Copy one head of one page of one layer at each step, in any order."""
+        table = work.table
+        layers = work.layers or table.layers
+        bases = self._bytes(table.bases, 8 * table.layers).view(np.int64)
+        rows = self._bytes(work.rows, 8 * work.entries).view(np.int32).reshape(-1, 2)
+        jobs = list(itertools.product(range(work.entries), range(layers), range(work.heads)))
+        self._random.shuffle(jobs)
+        for item, layer, head in jobs:
+            page, slot = (int(number) for number in rows[item])
+            block, in_block = divmod(slot, work.pages_per_block)
+            paged = int(bases[work.first_layer + layer]) + page * table.stride_bytes
+            paged += head * work.head_stride_bytes
+            row = (head * work.pages_per_block + in_block) * work.tokens
+            staged = work.stage + block * work.block_bytes + layer * work.matrix_bytes
+            staged += row * work.head_bytes
+            for token in range(work.tokens):
+                one = paged + token * work.token_stride_bytes
+                other = staged + token * work.head_bytes
+                to, source = (one, other) if work.to_pages else (other, one)
+                ctypes.memmove(to, source, work.head_bytes)
             yield
 
     def _run_until(self, event: _Event) -> None:

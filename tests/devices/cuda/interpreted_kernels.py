@@ -4,11 +4,10 @@ import math
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 
 from holdfast.devices.base import Move, Pages
-from holdfast.devices.cuda.kernels import LAYERS_PER_JOB, convert_pages, copy_pages, pause
+from holdfast.devices.cuda.compiled import arguments_of, variant_of
+from holdfast.devices.cuda.kernels import pause
 from holdfast.devices.cuda.torch_device import (
     TorchCopies,
     TritonCopies,
@@ -16,8 +15,8 @@ from holdfast.devices.cuda.torch_device import (
     page_words,
     word_of,
 )
+from holdfast.devices.driver import PageConversion, PageCopy, PageTable
 
-WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.uint8}
 TENSORS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
@@ -40,18 +39,19 @@ def aligned(align, *shape):
     return room[start : start + math.prod(shape)].view(shape)
 
 
-def run_copy(layers, stage, entries, sizes, *, to_pages, programs=5):
+def launch(work, bases, entries, stage):
+    """Launch a kernel as the driver does: with the numbers and constants of its variant."""
+    kernel, constants, _ = variant_of(work).kernel()
+    numbers = arguments_of(work)
+    words = stage.view(-1).view(TENSORS[min(work.table.aligned_bytes, 8)])
+    kernel[(min(numbers[0], 5),)](bases, pairs(entries), words, *numbers, **constants)
+
+
+def run_copy(layers, stage, entries, sizes, *, to_pages):
     page_bytes, stride, per_block, align = sizes
-    word = min(align, 8)
-    jobs_per_page = -(-len(layers) // LAYERS_PER_JOB)
-    jobs = len(entries) * jobs_per_page
-    copy_pages[(min(jobs, programs),)](
-        addresses(layers), pairs(entries), stage.view(-1).view(TENSORS[word]), jobs, len(layers),
-        jobs_per_page, per_block, stage[0].numel() // word, stride // word,
-        PAGE_WORDS=page_bytes // word, WORD=WORDS[word], ALIGN=align,
-        CHUNK=min(256, triton.next_power_of_2(page_bytes // word)),
-        JOB_LAYERS=LAYERS_PER_JOB, TO_PAGES=to_pages,
-    )  # fmt: skip
+    table = PageTable(0, len(layers), stride, page_bytes, align)
+    work = PageCopy(table, 0, len(entries), 0, stage[0].numel(), per_block, to_pages)
+    launch(work, addresses(layers), entries, stage)
 
 
 @pytest.mark.parametrize(
@@ -150,20 +150,17 @@ def run_convert(views, stage, entries, per_block, first_head=0, *, to_pages):
     matrices = [matrix for layer in views for matrix in layer]
     _, tokens, heads, size = matrices[0].shape
     item = matrices[0].element_size()
-    strides = [stride * item for stride in matrices[0].stride()[:3]]
-    align = math.gcd(16, size * item, *strides, *(matrix.data_ptr() for matrix in matrices))
-    word = min(align, 8)
-    page_stride, token_stride, head_stride = (stride // word for stride in strides)
-    token_units = token_stride * word // align
-    jobs = len(entries) * len(matrices) * heads
-    convert_pages[(min(jobs, 5),)](
-        addresses(matrices), pairs(entries), stage.view(-1).view(TENSORS[word]), jobs,
-        len(matrices), heads, per_block, page_stride, token_units, head_stride,
-        stage[0].numel() * item // word, stage[0, 0, 0].numel() * item // word, first_head,
-        WORD=WORDS[word], ALIGN=align, ALIGN_WORDS=align // word, TOKENS=tokens,
-        TOKENS_POW2=triton.next_power_of_2(tokens), HEAD_WORDS=size * item // word,
-        HEAD_POW2=triton.next_power_of_2(size * item // word), TO_PAGES=to_pages,
+    page, token, head = (stride * item for stride in matrices[0].stride()[:3])
+    head_bytes = size * item
+    starts = [matrix.data_ptr() for matrix in matrices]
+    align = math.gcd(16, head_bytes, page, token, head, *starts)
+    work = PageConversion(
+        PageTable(0, len(matrices), page, 0, align), 0, len(entries), 0,
+        stage[0].numel() * item, per_block, to_pages, stage[0, 0, 0].numel() * item, heads, tokens,
+        head_bytes, head, token,
     )  # fmt: skip
+    first = first_head * per_block * tokens * size  # as if the stage began with these heads
+    launch(work, addresses(matrices), entries, stage.view(-1)[first:])
 
 
 def same(one, other):

@@ -192,8 +192,8 @@ def test_a_launch_passes_every_number_in_its_type_and_scratch_memory_as_zero(
     )
     numbers = (200, 3, 1, 8, 5000, 600)
     made = SimpleNamespace(
-        CopyVariant=lambda *given, to_pages: (*given, to_pages),
-        copy_arguments=lambda work: numbers,
+        variant_of=lambda work: (work.table.page_bytes, work.to_pages),
+        arguments_of=lambda work: numbers,
         for_nvidia=lambda variant, major, minor: code,
     )
     monkeypatch.setitem(sys.modules, "holdfast.devices.cuda.compiled", made)

@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from holdfast.devices.cuda.kernels import LAYERS_PER_JOB, convert_pages, copy_pages, pause
-from holdfast.devices.driver import PageCopy
+from holdfast.devices.driver import PageConversion, PageCopy
 
 WARPS = 4
 """Warps of 32 threads in one program."""
@@ -90,6 +90,38 @@ def copy_arguments(work: PageCopy) -> tuple[int, ...]:
     sizes = (work.block_bytes // word, work.table.stride_bytes // word)
     jobs = work.entries * jobs_per_page
     return jobs, layers, jobs_per_page, work.pages_per_block, *sizes
+
+
+def convert_arguments(work: PageConversion) -> tuple[int, ...]:
+    """Return the numbers of a launch of `convert_pages`, after its three addresses."""
+    matrices = work.layers or work.table.layers
+    aligned = work.table.aligned_bytes
+    word = min(8, aligned)
+    return (
+        work.entries * matrices * work.heads,
+        matrices,
+        work.heads,
+        work.pages_per_block,
+        work.table.stride_bytes // word,
+        work.token_stride_bytes // aligned,
+        work.head_stride_bytes // word,
+        work.block_bytes // word,
+        work.matrix_bytes // word,
+        0,
+    )
+
+
+def variant_of(work: PageCopy | PageConversion) -> CopyVariant | ConvertVariant:
+    """Return the kernel for a launch."""
+    aligned = work.table.aligned_bytes
+    if isinstance(work, PageCopy):
+        return CopyVariant(work.table.page_bytes, aligned, work.to_pages)
+    return ConvertVariant(work.tokens, work.head_bytes, aligned, work.to_pages)
+
+
+def arguments_of(work: PageCopy | PageConversion) -> tuple[int, ...]:
+    """Return the numbers of a launch, after its three addresses."""
+    return copy_arguments(work) if isinstance(work, PageCopy) else convert_arguments(work)
 
 
 COPY_ARGUMENTS = ("*i64", "*i32", "*i64", "i32", "i32", "i32", "i32", "i64", "i64")

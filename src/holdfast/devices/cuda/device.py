@@ -18,16 +18,16 @@ import os
 import time
 import weakref
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from math import gcd
 from typing import Any, NamedTuple
 
 from holdfast.buffers import Registrar, SharedMapping
-from holdfast.devices.base import DeviceError, LockedRanges, Move, Pages, check, check_pages
+from holdfast.devices.base import DeviceError, LockedRanges, Move, Pages, check_pages
 from holdfast.devices.cuda.arena_use import ArenaCopy, ArenaUse
+from holdfast.devices.cuda.block_stage import Piece, opaque_stage, pieces, portable_stage
 from holdfast.devices.cuda.stage_ring import StageRing
-from holdfast.devices.driver import Copies, Driver, DriverError, Event, PageCopy, PageTable, Stream
+from holdfast.devices.driver import Copies, Driver, DriverError, Event, Stream
 from holdfast.devices.registry import DeviceOptions
 from holdfast.errors import BlockError
 from holdfast.limits import GIB, MIB, RECLAIM_S
@@ -52,27 +52,6 @@ ROW_BYTES = 8
 _log = logging.getLogger("vllm.holdfast")  # shown by vLLM, with its time and level
 
 _devices: weakref.WeakSet[CudaDevice] = weakref.WeakSet()
-
-
-class PagePart(NamedTuple):
-    """Layers of one page size, or some of them, in a stage: where they begin in a payload."""
-
-    table: PageTable
-    first_layer: int
-    layers: int
-    offset: int
-    nbytes: int
-
-
-class Piece(NamedTuple):
-    """What one stage of a load holds: whole blocks, or a part of one block."""
-
-    first_block: int
-    blocks: int
-    parts: Sequence[PagePart]
-    offset: int
-    nbytes: int
-    """Bytes of each block in the stage, from `offset` in its payload."""
 
 
 class QueuedCopies:
@@ -197,20 +176,22 @@ class CudaDevice:
         self.driver = driver
         self.registrar: Registrar = driver
         self._keep = keep
-        self._payload_bytes = pages.payload_bytes
         self._failed = ""
         self._process = os.getpid()
         self._unfinished: set[QueuedCopies] = set()
         self._retiring: list[StagedSave] = []
         """Saves that ended early: their memory is used again when what was queued has ended."""
         self._saver: ThreadPoolExecutor | None = None
-        self._parts = _parts_of(driver, pages)
-        largest = max(pages.pages_per_block * group.page_bytes for group in pages.groups)
-        self._piece_bytes = max(PIECE_BYTES, largest)
+        if options.portable is None:
+            self._block = opaque_stage(driver, pages)
+        else:
+            self._block = portable_stage(driver, pages, options.portable)
+        self._payload_bytes = self._block.payload_bytes
+        self._piece_bytes = max(PIECE_BYTES, self._block.largest_layer_bytes)
         self._load_stages = [driver.allocate(self._piece_bytes) for _ in range(PIECES)]
-        step = 2 * options.step_blocks * self._payload_bytes or SAVE_STAGE_BYTES_MAX
-        most = max(1, min(step, SAVE_STAGE_BYTES_MAX) // self._payload_bytes)
-        self._save_stage, blocks = _most_memory(driver, most, self._payload_bytes)
+        step = 2 * options.step_blocks * self._block.nbytes or SAVE_STAGE_BYTES_MAX
+        most = max(1, min(step, SAVE_STAGE_BYTES_MAX) // self._block.nbytes)
+        self._save_stage, blocks = _most_memory(driver, most, self._block.nbytes)
         self._ring = StageRing(blocks)
         self._copied = [driver.create_event() for _ in range(PIECES)]
         self._unpacked = [driver.create_event() for _ in range(PIECES)]
@@ -247,7 +228,9 @@ class CudaDevice:
         locks: LockedRanges | None = None,
     ) -> QueuedCopies:
         self._check_alive()
-        check(self.pages, arena, moves)
+        for move in moves:
+            check_pages(self.pages, move)
+            self.check_payload(arena, move.payload)
         if (named := sum(len(move.pages) for move in moves)) > self.pages.pages:
             raise BlockError(f"{named} pages to fill, the engine has {self.pages.pages}")
         if self._last_load is not None:
@@ -304,12 +287,9 @@ class CudaDevice:
         size = self.pages.pages_per_block
         stream = self.driver.engine_stream()
         try:
-            for part in self._parts:
-                rows = self._save_rows_at + start * size * ROW_BYTES
-                stage = self._save_stage + part.offset
-                self.driver.launch(
-                    self._launch(part, rows, count * size, stage, to_pages=False), stream
-                )
+            rows, stage = self._save_rows_at + start * size * ROW_BYTES, self._save_stage
+            for work in self._block.launches(None, rows, count * size, stage, to_pages=False):
+                self.driver.launch(work, stream)
             packed = self.driver.create_event()
             self.driver.record(packed, stream)
         except DriverError:
@@ -327,9 +307,10 @@ class CudaDevice:
         marked = list(zip(placed, use.locked, strict=True))
         bounced = [each for each, is_locked in marked if not is_locked]
         copies = [
-            ArenaCopy(self._save_slot(slot), payload, self._payload_bytes)
+            ArenaCopy(self._save_slot(slot) + run.stage, payload + run.payload, run.nbytes)
             for (slot, payload), is_locked in marked
             if is_locked
+            for run in self._block.saves
         ]
         try:
             if copies:
@@ -344,6 +325,8 @@ class CudaDevice:
             self.rest()
             use.end()
             raise
+        if not copies:
+            use.end()
         use.want()
         return queued
 
@@ -392,24 +375,13 @@ class CudaDevice:
 
     def _warm_up(self) -> None:
         """Launch every kernel once, without work: a first launch waits for the GPU to be idle."""
-        for part in self._parts:
-            for to_pages in (False, True):
-                work = self._launch(
-                    part, self._save_rows_at, 0, self._save_stage, to_pages=to_pages
-                )
+        rows, stage = self._save_rows_at, self._save_stage
+        for to_pages in (False, True):
+            for work in self._block.launches(None, rows, 0, stage, to_pages=to_pages):
                 self.driver.launch(work, self._unpack_stream)
         self.driver.pause(self._copy_stream)
         self.rest()
         self._check_alive()
-
-    def _launch(
-        self, part: PagePart, rows: int, entries: int, stage: int, *, to_pages: bool
-    ) -> PageCopy:
-        per_block = self.pages.pages_per_block
-        return PageCopy(
-            part.table, rows, entries, stage, self._payload_bytes, per_block, to_pages,
-            part.first_layer, part.layers,
-        )  # fmt: skip
 
     def _recorded(self, stream: Stream, use: ArenaUse) -> QueuedCopies:
         event = self.driver.create_event()
@@ -428,7 +400,7 @@ class CudaDevice:
         self._retiring = still
 
     def _save_slot(self, slot: int) -> int:
-        return self._save_stage + slot * self._payload_bytes
+        return self._save_stage + slot * self._block.nbytes
 
     def _queue_load(
         self, arena: SharedMapping, moves: Sequence[Move], after: Event, use: ArenaUse
@@ -437,9 +409,9 @@ class CudaDevice:
         driver = self.driver
         if after is not None:
             driver.wait(self._unpack_stream, after)
-        per_piece = max(1, self._piece_bytes // self._payload_bytes)
+        per_piece = max(1, self._piece_bytes // self._block.nbytes)
         firsts = self._write_rows(moves, per_piece)
-        for number, piece in enumerate(self._pieces(len(moves), per_piece)):
+        for number, piece in enumerate(pieces(self._block, len(moves), self._piece_bytes)):
             ring = number % PIECES
             stage = self._load_stages[ring]
             driver.wait(self._copy_stream, self._unpacked[ring])
@@ -449,9 +421,8 @@ class CudaDevice:
             driver.wait(self._unpack_stream, self._copied[ring])
             first, last = firsts[piece.first_block], firsts[piece.first_block + piece.blocks]
             rows = self._load_rows_at + first * ROW_BYTES
-            for part in piece.parts:
-                at = stage + part.offset - piece.offset
-                work = self._launch(part, rows, last - first, at, to_pages=True)
+            named = last - first
+            for work in self._block.launches(piece.some, rows, named, stage, to_pages=True):
                 driver.launch(work, self._unpack_stream)
             driver.record(self._unpacked[ring], self._unpack_stream)
 
@@ -467,38 +438,23 @@ class CudaDevice:
         self._load_rows[1 : 2 * len(pages) : 2] = slots
         return firsts
 
-    def _pieces(self, blocks: int, per_piece: int) -> Iterator[Piece]:
-        """Divide a load: into whole blocks, or blocks that are too large into layers."""
-        if self._payload_bytes <= self._piece_bytes:
-            for first in range(0, blocks, per_piece):
-                count = min(per_piece, blocks - first)
-                yield Piece(first, count, self._parts, 0, self._payload_bytes)
-            return
-        for block in range(blocks):
-            for part in self._parts:
-                layer_bytes = part.nbytes // part.layers
-                per_part = self._piece_bytes // layer_bytes
-                for first in range(0, part.layers, per_part):
-                    layers = min(per_part, part.layers - first)
-                    offset, nbytes = part.offset + first * layer_bytes, layers * layer_bytes
-                    some = PagePart(part.table, first, layers, offset, nbytes)
-                    yield Piece(block, 1, [some], offset, nbytes)
-
     def _fill_stage(
         self, arena: SharedMapping, moves: Sequence[Move], use: ArenaUse, piece: Piece, stage: int
     ) -> None:
         """Queue the copies of one piece from the arena."""
         copies: list[ArenaCopy] = []
         bounced = Copies([], [], [])
+        runs = list(piece.runs(self._block.loads))
         for number in range(piece.blocks):
             block = piece.first_block + number
-            to, start = stage + number * piece.nbytes, moves[block].payload + piece.offset
-            if use.locked[block]:
-                copies.append(ArenaCopy(to, start, piece.nbytes))
-            else:
-                bounced.to.append(to)
-                bounced.source.append(arena.address + start)
-                bounced.nbytes.append(piece.nbytes)
+            to, start = stage + number * piece.nbytes, moves[block].payload
+            for run in runs:
+                if use.locked[block]:
+                    copies.append(ArenaCopy(to + run.stage, start + run.payload, run.nbytes))
+                else:
+                    bounced.to.append(to + run.stage)
+                    bounced.source.append(arena.address + start + run.payload)
+                    bounced.nbytes.append(run.nbytes)
         if copies:
             self.driver.copy(use.to_gpu(copies), self._copy_stream, source_complete=True)
         if bounced.to:
@@ -513,29 +469,18 @@ class CudaDevice:
                 if time.monotonic() > until_s:
                     _log.warning("blocks not saved: the GPU did not copy them in %g s", SAVE_S)
                     return False
-                to = [arena.address + payload]
-                copies = Copies(to, [self._save_slot(slot)], [self._payload_bytes])
-                self.driver.bounce(copies, self._bounce_stream)
+                stage, runs = self._save_slot(slot), self._block.saves
+                copies = Copies(
+                    [arena.address + payload + run.payload for run in runs],
+                    [stage + run.stage for run in runs],
+                    [run.nbytes for run in runs],
+                )
+                if runs:
+                    self.driver.bounce(copies, self._bounce_stream)
             return True
         except Exception:  # noqa: BLE001  # e.g. a device error: the engine continues
             _log.exception("blocks not saved")
             return False
-
-
-def _parts_of(driver: Driver, pages: Pages) -> list[PagePart]:
-    """Return the layers of each page size as kernels find them, and where they are in a payload."""
-    parts: list[PagePart] = []
-    offset = 0
-    for bases, stride_bytes, page_bytes in pages.groups:
-        sizes = (page_bytes, stride_bytes, offset, pages.payload_bytes)
-        aligned = gcd(16, *sizes, *bases)
-        address = driver.allocate(8 * len(bases))
-        driver.write(address, array("q", bases).tobytes())
-        table = PageTable(address, len(bases), stride_bytes, page_bytes, aligned)
-        nbytes = len(bases) * pages.pages_per_block * page_bytes
-        parts.append(PagePart(table, 0, len(bases), offset, nbytes))
-        offset += nbytes
-    return parts
 
 
 def _most_memory(driver: Driver, blocks: int, payload_bytes: int) -> tuple[int, int]:

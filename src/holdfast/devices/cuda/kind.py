@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from holdfast.devices.base import DirectDevice, Pages, StagingDevice
+from holdfast.devices.base import DeviceError, DirectDevice, Pages, StagingDevice
 from holdfast.devices.registry import DeviceKind, DeviceOptions
 
 if TYPE_CHECKING:
@@ -29,6 +29,10 @@ def _open(
             return _on_nvidia(pages, tensors, options)
         except Exception as error:  # noqa: BLE001  # the driver's, or those of Triton's compiler
             _log.warning("blocks are copied through PyTorch, several times slower: %s", error)
+    if options.portable is not None:
+        raise DeviceError(
+            "portable blocks need Triton and a GPU of NVIDIA; choose the layout `exact`"
+        )
     return TorchDevice(tensors, pages)
 
 
@@ -49,4 +53,4 @@ def _on_nvidia(pages: Pages, tensors: Sequence[Any], options: DeviceOptions) -> 
             raise
 
 
-KIND = DeviceKind(_open)
+KIND = DeviceKind(_open, converts=True)

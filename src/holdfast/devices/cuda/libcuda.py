@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.devices.driver import Copies, DriverError, PageCopy
+from holdfast.devices.driver import Copies, DriverError, PageConversion, PageCopy
 
 LIBRARY = "libcuda.so.1"
 
@@ -176,14 +176,12 @@ class CudaDriver:
         # A copy from the GPU to memory that is not locked may still be on its way.
         self._wait("cuStreamSynchronize", stream)
 
-    def launch(self, work: PageCopy, stream: int) -> None:
-        from holdfast.devices.cuda.compiled import CopyVariant, copy_arguments
+    def launch(self, work: PageCopy | PageConversion, stream: int) -> None:
+        from holdfast.devices.cuda.compiled import arguments_of, variant_of
 
         self._enter()
-        table = work.table
-        variant = CopyVariant(table.page_bytes, table.aligned_bytes, to_pages=work.to_pages)
-        addresses = (table.bases + 8 * work.first_layer, work.rows, work.stage)
-        self._launch(variant, (*addresses, *copy_arguments(work)), stream)
+        addresses = (work.table.bases + 8 * work.first_layer, work.rows, work.stage)
+        self._launch(variant_of(work), (*addresses, *arguments_of(work)), stream)
 
     def pause(self, stream: int) -> None:
         from holdfast.devices.cuda.compiled import PauseVariant
