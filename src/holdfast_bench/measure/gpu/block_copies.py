@@ -27,6 +27,9 @@ SEED = 20_26
 POOL = 3
 """Slots of the arena, in times of the largest batch: no cache of the processor holds a batch."""
 
+SPIN_S = 0.001
+"""Time for which the end of a kernel is looked for without a rest: a rest gives up the GIL."""
+
 _POLL_S = 50e-6
 
 
@@ -130,5 +133,7 @@ class BlockCopies:
 
 
 def _wait_ready(staged: StagedBlocks) -> None:
+    until_s = time.perf_counter() + SPIN_S
     while not staged.ready():
-        time.sleep(_POLL_S)
+        if time.perf_counter() > until_s:
+            time.sleep(_POLL_S)

@@ -33,7 +33,7 @@ SMALL_BYTES = 4 * KIB
 BLOCKS, TOY_BLOCKS = 64, 4
 HALF_GOAL, LINE_GOAL = 0.97, 0.94
 SMALL_COPY_GOAL_MS = 1.2
-SLICE_S, TOY_SLICE_S = 1.5, 0.05
+SLICE_S, TOY_SLICE_S = 1.0, 0.05
 """Length of a measurement; those alone and beside copies take turns."""
 
 ROUNDS_PER_PAIR = 3

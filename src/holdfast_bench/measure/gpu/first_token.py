@@ -10,8 +10,10 @@ just started, so its memory is new, and not locked before the fetch.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -27,14 +29,19 @@ from holdfast_bench.measure.gpu.paged_engine import PagedEngine
 from holdfast_bench.measure.gpu.setting import Setting
 from holdfast_bench.measure.gpu.shapes import BLOCK_TOKENS, DECODERS, TOY_DECODER, DecoderShape
 
-TOKENS = (4_096, 32_768, 131_072)
-TOY_TOKENS = (128, 256)
-LONG_ROUNDS = 1
-"""Rounds of the longest prompt, which takes seconds."""
+LENGTHS = ((4_096, 32_768), (131_072,))
+"""Tokens of the prompts: those of all models in the first group come before the second group."""
 
+TOY_LENGTHS = ((128, 256),)
 ROUNDS = 3
-SLOWER_THAN_COMPUTING = 3.0
-"""Time for which a longer prompt is expected to take, as a multiple of the ratio of lengths."""
+LONG_TOKENS = 65_536
+"""Prompts from this length on are measured once: they take seconds."""
+
+TOKENS_PER_S = 5_000
+"""Least tokens a second of all the work for a prompt; it is left out without that time left."""
+
+WARM_TOKENS = 2_048
+"""Tokens that are computed before, so that kernels are chosen and loaded."""
 
 LOCK_S = 6.0
 """Longest wait until the memory of the saved blocks is locked; 16 GiB take about 3 s."""
@@ -44,63 +51,60 @@ TOY_SPARE_BYTES = 64 * MIB
 
 
 class _Prompt(NamedTuple):
-    """The longest prompt, and its length in tokens for each row."""
+    """The longest prompt, its length in tokens for each row, and the logits of each last token."""
 
     tokens: Tensor
     lengths: Sequence[int]
+    last: Mapping[int, Tensor]
 
 
 def rows(setting: Setting) -> Iterator[Row]:
     """Yield the times of each model, length and source; what has no time left is a row without."""
-    lengths = TOY_TOKENS if setting.rehearse else TOKENS
-    for shape in (TOY_DECODER,) if setting.rehearse else DECODERS:
-        decoder = Decoder(shape, lengths[-1] // BLOCK_TOKENS + 1, setting.gpu.kind)
-        prompt = _Prompt(decoder.tokens(lengths[-1] + 1), lengths)
-        recomputed_s: dict[int, float] = {}
-        for length in lengths:
-            if setting.left_s() < _expected_s(recomputed_s, length):
-                yield not_measured(_name(shape, length, "recomputed"), "no time was left")
+    shapes = (TOY_DECODER,) if setting.rehearse else DECODERS
+    for lengths in TOY_LENGTHS if setting.rehearse else LENGTHS:
+        for shape in shapes:
+            if setting.left_s() < lengths[-1] / TOKENS_PER_S:
+                for length in lengths:
+                    yield not_measured(_name(shape, length, "recomputed"), "no time was left")
                 continue
-            recomputed_s[length] = _recomputed_s(setting, decoder, prompt, length)
-            yield Row(_name(shape, length, "recomputed"), recomputed_s[length], "s")
-        if recomputed_s:
-            prompt = prompt._replace(lengths=list(recomputed_s))
-            for row in _fetched_rows(setting, decoder, prompt):
-                took_s = recomputed_s[int(str(row.more["tokens"]))]
-                gain = took_s / row.value if row.value else None
-                yield Row(row.what, row.value, row.unit, {**row.more, "gain": gain})
-        del decoder
+            yield from _model_rows(setting, shape, lengths)
 
 
-def _expected_s(known: dict[int, float], length: int) -> float:
-    """Return about how long a longer prompt takes, with its rounds: attention grows faster."""
-    if not known:
-        return 0.0
-    last = max(known)
-    return SLOWER_THAN_COMPUTING * known[last] * length / last
+def _model_rows(setting: Setting, shape: DecoderShape, lengths: Sequence[int]) -> Iterator[Row]:
+    """Yield the rows of one model: prompts recomputed, and fetched with their gain."""
+    decoder = Decoder(shape, lengths[-1] // BLOCK_TOKENS + 1, setting.gpu.kind)
+    prompt = _Prompt(decoder.tokens(lengths[-1] + 1), lengths, {})
+    decoder.logits(prompt.tokens[:WARM_TOKENS])
+    recomputed_s = dict[int, float]()
+    for length in lengths:
+        whole = prompt.tokens[: length + 1]
+        times = [
+            setting.gpu.seconds(lambda whole=whole: decoder.logits(whole))  # type: ignore[misc]
+            for _ in range(_rounds(length))
+        ]
+        recomputed_s[length] = statistics.median(times)
+        yield Row(_name(shape, length, "recomputed"), recomputed_s[length], "s")
+    for row in _fetched_rows(setting, decoder, prompt):
+        took_s = recomputed_s[int(str(row.more["tokens"]))]
+        gain = took_s / row.value if row.value else None
+        yield Row(row.what, row.value, row.unit, {**row.more, "gain": gain})
 
 
 def _name(shape: DecoderShape, length: int, source: str) -> str:
     return f"gpu.first_token.{shape.model}.{length}.{source}"
 
 
-def _rounds(prompt: _Prompt, length: int) -> int:
-    return LONG_ROUNDS if length == prompt.lengths[-1] and len(prompt.lengths) > 1 else ROUNDS
-
-
-def _recomputed_s(setting: Setting, decoder: Decoder, prompt: _Prompt, length: int) -> float:
-    """Return the time to compute a whole prompt and its first token."""
-    whole = prompt.tokens[: length + 1]
-    if length == prompt.lengths[0]:
-        decoder.logits(whole)  # kernels are chosen and loaded
-    times = [
-        setting.gpu.seconds(lambda: decoder.logits(whole)) for _ in range(_rounds(prompt, length))
-    ]
-    return statistics.median(times)
+def _rounds(length: int) -> int:
+    return 1 if length >= LONG_TOKENS else ROUNDS
 
 
 def _fetched_rows(setting: Setting, decoder: Decoder, prompt: _Prompt) -> Iterator[Row]:
-    """Save the prompt on a node; yield a row for each source and length."""
+    """Save the prompt on nodes; yield a row for each source and length.
+
+    The pages hold the whole prompt, and do so again after the last fetch from each node.
+    """
+    last = {length: decoder.logits(*_last(prompt, length)) for length in prompt.lengths}
+    prompt = prompt._replace(last=last)
     sealing: list[tuple[str, bool]] = [("disk", False)]
     if not missing():
         sealing.append(("disk.sealed", True))
@@ -124,25 +128,20 @@ def _on_node(
     blocks = prompt.lengths[-1] // BLOCK_TOKENS
     spare = TOY_SPARE_BYTES if setting.rehearse else SPARE_BYTES
     room = int(1.2 * blocks * shape.block_bytes) + spare
-    folder = setting.folder / f"{decoder.shape.model}.{source}"
-    folder.mkdir(parents=True)
-    key = folder / "domain.key"
-    key.write_text("5a" * 32)
-    key.chmod(0o600)
-    settings = {"domains": {"default": {"key_file": str(key), "seal": seal}}}
-    with NodeUnderTest(folder, room, room, settings=settings) as node:
+    with (
+        tempfile.TemporaryDirectory(dir=setting.folder) as scratch,
+        NodeUnderTest(
+            folder := Path(scratch), room, room, settings=_settings(folder, seal=seal)
+        ) as node,
+    ):
         with closing(PagedEngine(node.address, gpu, shape, decoder.pages)) as engine:
-            decoder.logits(prompt.tokens[: prompt.lengths[-1]])
-            expected = {length: decoder.logits(*_last(prompt, length)) for length in prompt.lengths}
             saved = engine.save(engine.chain(prompt.tokens.tolist()))
             if saved != blocks:
                 raise HoldfastError(f"{saved} of {blocks} blocks saved")
             locked = engine.await_locks(blocks * shape.block_bytes, LOCK_S) if not seal else 0
             for length in prompt.lengths if not seal else []:
-                rounds = _rounds(prompt, length)
-                timed = [
-                    _timed(gpu, (decoder, engine), prompt, expected, length) for _ in range(rounds)
-                ]
+                rounds = _rounds(length)
+                timed = [_timed(gpu, (decoder, engine), prompt, length) for _ in range(rounds)]
                 yield _row(decoder, length, "host", timed, locked)
         node.wait_on_disk(blocks, max(1.0, setting.left_s()))
         for length in prompt.lengths:
@@ -151,7 +150,7 @@ def _on_node(
             node.restart()
             node.wait_recovered()
             with closing(PagedEngine(node.address, gpu, shape, decoder.pages)) as engine:
-                timed = [_timed(gpu, (decoder, engine), prompt, expected, length)]
+                timed = [_timed(gpu, (decoder, engine), prompt, length)]
                 yield _row(decoder, length, source, timed)
 
 
@@ -166,7 +165,6 @@ def _timed(
     gpu: HostAccelerator,
     sides: tuple[Decoder, PagedEngine],
     prompt: _Prompt,
-    expected: dict[int, Tensor],
     length: int,
 ) -> _FirstToken:
     """Fetch a prompt and compute its last token; raise HoldfastError for other logits."""
@@ -181,7 +179,7 @@ def _timed(
 
     logits: list[Tensor] = []
     seconds = gpu.seconds(lambda: logits.append(first_token()))
-    if not torch.equal(logits[0], expected[length]):
+    if not torch.equal(logits[0], prompt.last[length]):
         raise HoldfastError(f"{length} fetched tokens gave other logits than computed ones")
     return _FirstToken(seconds, tiers)
 
@@ -196,6 +194,14 @@ def _row(
     more: dict[str, object] = {"tokens": length, "source": source, "locked_gib": locked / GIB}
     median_s = statistics.median(each.seconds for each in timed)
     return Row(_name(decoder.shape, length, source), median_s, "s", more)
+
+
+def _settings(folder: Path, *, seal: bool) -> dict[str, object]:
+    """Return a node's settings: one domain, sealed or not."""
+    key = folder / "domain.key"
+    key.write_text("5a" * 32)
+    key.chmod(0o600)
+    return {"domains": {"default": {"key_file": str(key), "seal": seal}}}
 
 
 def _last(prompt: _Prompt, length: int) -> tuple[Tensor, int]:

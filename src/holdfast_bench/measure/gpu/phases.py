@@ -37,12 +37,12 @@ PHASES = (
     Phase("bus", "holdfast_bench.measure.gpu.bus", 16, "page-locked copies: the bus's limit"),
     Phase("locking", "holdfast_bench.measure.gpu.locking", 35, "locking memory, and its stalls"),
     Phase("kernels", "holdfast_bench.measure.gpu.kernels", 35, "kernels between pages and a stage"),
-    Phase("copies", "holdfast_bench.measure.gpu.copies", 62, "loads and saves of blocks"),
-    Phase("decode", "holdfast_bench.measure.gpu.decode", 45, "decoding beside loads and saves"),
+    Phase("copies", "holdfast_bench.measure.gpu.copies", 55, "loads and saves of blocks"),
+    Phase("decode", "holdfast_bench.measure.gpu.decode", 40, "decoding beside loads and saves"),
     Phase(
         "correctness", "holdfast_bench.measure.gpu.correctness", 45, "a real model's cache; tests"
     ),
-    Phase("first_token", "holdfast_bench.measure.gpu.first_token", 80, "the first token"),
+    Phase("first_token", "holdfast_bench.measure.gpu.first_token", 92, "the first token"),
 )
 """At most 330 seconds in all."""
 

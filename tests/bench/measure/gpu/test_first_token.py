@@ -72,7 +72,17 @@ def test_other_logits_after_a_fetch_are_an_error(measured, monkeypatch):
 
 def test_lengths_for_which_no_time_is_left_are_named(measured):
     found = measured(first_token, until_s=0.0)
-    assert {what: row.more["why"] for what, row in found.items() if row.value is None} == {
+    assert {what: row.more["why"] for what, row in found.items()} == {
         "gpu.first_token.toy.128.recomputed": "no time was left",
         "gpu.first_token.toy.256.recomputed": "no time was left",
     }
+
+
+def test_short_prompts_of_all_models_come_before_the_longest(measured):
+    order = list(measured(first_token, until_s=0.0, rehearse=False))
+    assert order == [
+        f"gpu.first_token.{shape.model}.{tokens}.recomputed"
+        for group in first_token.LENGTHS
+        for shape in DECODERS
+        for tokens in group
+    ]
