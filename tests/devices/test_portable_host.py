@@ -123,13 +123,18 @@ def sizes(request, monkeypatch):
         monkeypatch.setattr(host, "batched_copy_works", lambda: False)
 
 
-@pytest.mark.parametrize("in_place", [1, 1 << 40], ids=["in place", "copied together"])
+@pytest.mark.parametrize(
+    "in_place",
+    [(1, 1), (1, 1 << 40), (1 << 40, 1 << 40)],
+    ids=["direct", "blocks in place", "all copied"],
+)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("per_block", "gap"), [(1, 0), (3, 0), (3, 4096)])
 def test_blocks_are_saved_portable_and_loaded_into_other_pages(
     sizes, order, per_block, gap, in_place, monkeypatch
 ):
-    monkeypatch.setattr(portable_host, "IN_PLACE_BYTES_MIN", in_place)
+    monkeypatch.setattr(portable_host, "IN_PLACE_BYTES_MIN", in_place[0])
+    monkeypatch.setattr(portable_host, "DIRECT_BYTES_MIN", in_place[1])
     model = Model(per_block)
     form = cpu_format("amx", HEADS, TOKENS, SIZE, 2)
     whole = model.layout.whole()

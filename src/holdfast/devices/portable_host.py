@@ -1,15 +1,16 @@
 """A device for pages in host memory that keeps portable blocks: it converts while it copies.
 
-A batch is converted in parts small enough for a processor's cache. If blocks and pages of a part
-are at equal distances, numpy converts from one to the other. Otherwise it converts between the
-arena and a stage in the pages' order, which one system call copies to or from the pages. Both
-release the GIL, and take it again a few times for each part, however many pages it has. Two threads
-share a batch: the caller's and one of the device.
+Runs of blocks and pages at equal distances are converted where they are. If they are short, numpy
+converts between the arena and a stage in the pages' order, in parts small enough for a processor's
+cache, and one system call copies a stage to or from its pages. Both release the GIL, and take it
+again a few times for each run or part, however many pages it has. Two threads share a batch: the
+caller's and one of the device.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -36,26 +37,37 @@ from holdfast.limits import KIB, MIB
 from holdfast.workers import workers
 
 STAGE_BYTES = 4 * MIB
-"""Bytes that a thread converts at once, at least one layer of a block: they stay in its cache."""
+"""Bytes that a thread converts at once through a stage, at least one layer of a block.
+
+They stay in the processor's cache.
+"""
+
+DIRECT_BYTES_MIN = 1 * MIB
+"""Bytes of blocks and pages at equal distances below which a batch is converted through a stage.
+
+Each run takes the GIL twice; a busy engine lends it after some time only.
+"""
 
 IN_PLACE_BYTES_MIN = 256 * KIB
-"""Bytes of blocks at equal distances below which a part's blocks are first copied together.
-
-A conversion takes the GIL; a copy of one system call for all blocks costs less than many of them.
-"""
+"""Bytes of blocks at equal distances below which a part's blocks are first copied together."""
 
 
 class ConversionPart(NamedTuple):
-    """Blocks and layers that one thread converts at once; the layers are at equal distances."""
+    """Some layers of some blocks, which one thread converts at once."""
 
     moves: Sequence[Move]
     layers: range
 
-    def page_step(self, per_block: int) -> int | None:
-        """Return the distance between pages of each block; None if it differs, or pages lack."""
-        steps = {after - before for move in self.moves for before, after in pairwise(move.pages)}
-        is_whole = all(len(move.pages) == per_block for move in self.moves)
-        return (steps or {1}).pop() if is_whole and len(steps) <= 1 else None
+    def of(self, span: range) -> ConversionPart:
+        """Return the part of some of the blocks."""
+        return ConversionPart(self.moves[span.start : span.stop], self.layers)
+
+
+class Direction(NamedTuple):
+    """How blocks are converted in one direction: where they are, or a part through a stage."""
+
+    direct: Callable[[Bytes, Bytes], None]
+    staged: Callable[[SharedMapping, ConversionPart, Bytes], bool]
 
 
 class ConvertingTransfer:
@@ -113,7 +125,7 @@ class PortableHostDevice:
         """Copy blocks from the arena into pages, converted; see `base.Device`."""
         del after, locks
         self._check(arena, moves)
-        return self._share(arena, moves, self._load)
+        return self._share(arena, moves, Direction(self._in_block.to_pages, self._load))
 
     def gather(self, arena: SharedMapping, moves: Sequence[Move]) -> ConvertingTransfer:
         """Copy whole blocks into the arena, converted; see `base.DirectDevice`.
@@ -127,7 +139,10 @@ class PortableHostDevice:
                     f"{len(move.pages)} pages of a block to save, which has "
                     f"{self.pages.pages_per_block}"
                 )
-        transfer = self._share(arena, moves if self._writes else [], self._save)
+        direction = Direction(
+            lambda blocks, pages: self._in_block.to_blocks(pages, blocks), self._save
+        )
+        transfer = self._share(arena, moves if self._writes else [], direction)
         transfer.result()  # the caller may overwrite these pages after this call
         return transfer
 
@@ -146,52 +161,65 @@ class PortableHostDevice:
                 )
 
     def _share(
-        self,
-        arena: SharedMapping,
-        moves: Sequence[Move],
-        convert: Callable[[SharedMapping, ConversionPart, Bytes], bool],
+        self, arena: SharedMapping, moves: Sequence[Move], direction: Direction
     ) -> ConvertingTransfer:
-        """Convert a batch in parts, on this thread and the helper."""
+        """Convert a batch on this thread and the helper."""
 
-        def run(some: Sequence[ConversionPart]) -> bool:
-            most = max((len(part.moves) * len(part.layers) for part in some), default=0)
-            stage = np.empty(most * per_layer, np.uint8)
-            return all(convert(arena, part, stage) for part in some)
+        def run(some: Sequence[Move]) -> bool:
+            direct = self._direct(arena, some)
+            if direct is not None:
+                for blocks, pages in direct:
+                    direction.direct(blocks, pages)
+                return True
+            parts = list(self._parts(some))
+            most = max((len(part.moves) * len(part.layers) for part in parts), default=0)
+            stage = np.empty(most * self._apart.layer_bytes, np.uint8)
+            return all(direction.staged(arena, part, stage) for part in parts)
 
-        per_layer = self.pages.pages_per_block * self._layers.page_bytes
-        parts = list(self._parts(moves))
         is_small = len(moves) * self.pages.payload_bytes < SPLIT_BYTES_MIN
-        own = len(parts) if is_small else round(len(parts) * OWN_SHARE)
-        rest = self._helper.submit(run, parts[own:]) if parts[own:] else None
+        own = len(moves) if is_small else math.ceil(len(moves) * OWN_SHARE)
+        rest = self._helper.submit(run, moves[own:]) if moves[own:] else None
         try:
-            return ConvertingTransfer(run(parts[:own]), rest)
+            return ConvertingTransfer(run(moves[:own]), rest)
         except BaseException:
             ConvertingTransfer(own=False, rest=rest).result()
             raise
 
+    def _direct(
+        self, arena: SharedMapping, moves: Sequence[Move]
+    ) -> list[tuple[Bytes, Bytes]] | None:
+        """Return blocks and pages where they are, in few runs; None if they are in many."""
+        step = page_step(moves, self.pages.pages_per_block)
+        if step is None:
+            return None
+        spans = equal_distances([(move.payload, move.pages[0]) for move in moves])
+        runs = len(spans) * len(self._layer_runs)
+        if runs * DIRECT_BYTES_MIN > len(moves) * self.pages.payload_bytes:
+            return None
+        parts = [
+            ConversionPart(moves[span.start : span.stop], layers)
+            for span in spans
+            for layers in self._layer_runs
+        ]
+        return [(self._in_arena(arena, part), self._in_pages(part, step)) for part in parts]
+
     def _parts(self, moves: Sequence[Move]) -> Iterator[ConversionPart]:
         """Yield all blocks and layers in parts of about `STAGE_BYTES`."""
-        layer_bytes = self.pages.pages_per_block * self._layers.page_bytes
-        for run in self._layer_runs:
-            layers = min(len(run), max(1, STAGE_BYTES // layer_bytes))
-            blocks = max(1, STAGE_BYTES // (layer_bytes * layers))
-            for at in range(0, len(moves), blocks):
-                for first in range(0, len(run), layers):
-                    yield ConversionPart(moves[at : at + blocks], run[first : first + layers])
+        count, layer_bytes = len(self._layers.bases), self._apart.layer_bytes
+        layers = min(count, max(1, STAGE_BYTES // layer_bytes))
+        blocks = max(1, STAGE_BYTES // (layer_bytes * layers))
+        for at in range(0, len(moves), blocks):
+            for first in range(0, count, layers):
+                chosen = range(first, min(count, first + layers))
+                yield ConversionPart(moves[at : at + blocks], chosen)
 
     def _load(self, arena: SharedMapping, part: ConversionPart, memory: Bytes) -> bool:
-        direct = self._direct(arena, part)
-        if direct is not None:
-            for blocks, pages in direct:
-                self._in_block.to_pages(blocks, pages)
-            return True
         stage = self._stage(part, memory)
-        spans = equal_distances([(move.payload,) for move in part.moves])
-        if len(spans) * IN_PLACE_BYTES_MIN <= stage.nbytes:
+        spans = self._spans(part)
+        if spans is not None:
             for span in spans:
-                self._in_block.to_pages(
-                    self._in_arena(arena, part, span), stage[span.start : span.stop]
-                )
+                own = stage[span.start : span.stop]
+                self._in_block.to_pages(self._in_arena(arena, part.of(span)), own)
         else:
             apart = np.empty((*stage.shape[:2], self._apart.layer_bytes), np.uint8)
             rows = self._block_rows(arena, part, apart)
@@ -201,40 +229,25 @@ class PortableHostDevice:
         return self._copy(self._page_rows(part, stage))
 
     def _save(self, arena: SharedMapping, part: ConversionPart, memory: Bytes) -> bool:
-        direct = self._direct(arena, part)
-        if direct is not None:
-            for blocks, pages in direct:
-                self._in_block.to_blocks(pages, blocks)
-            return True
         stage = self._stage(part, memory)
         page_rows = self._page_rows(part, stage)
         if not self._copy((staged, page, size) for page, staged, size in page_rows):
             return False
-        spans = equal_distances([(move.payload,) for move in part.moves])
-        if len(spans) * IN_PLACE_BYTES_MIN <= stage.nbytes:
+        spans = self._spans(part)
+        if spans is not None:
             for span in spans:
-                self._in_block.to_blocks(
-                    stage[span.start : span.stop], self._in_arena(arena, part, span)
-                )
+                own = stage[span.start : span.stop]
+                self._in_block.to_blocks(own, self._in_arena(arena, part.of(span)))
             return True
         apart = np.empty((*stage.shape[:2], self._apart.layer_bytes), np.uint8)
         self._apart.to_blocks(stage, apart)
         return self._copy(self._block_rows(arena, part, apart))
 
-    def _direct(
-        self, arena: SharedMapping, part: ConversionPart
-    ) -> list[tuple[Bytes, Bytes]] | None:
-        """Return the part as blocks and pages where they are, in few runs; None if in many."""
-        step = part.page_step(self.pages.pages_per_block)
-        if step is None:
-            return None
-        spans = equal_distances([(move.payload, move.pages[0]) for move in part.moves])
+    def _spans(self, part: ConversionPart) -> list[range] | None:
+        """Return the runs of blocks at equal distances in the arena; None if they are small."""
+        spans = equal_distances([(move.payload,) for move in part.moves])
         nbytes = len(part.moves) * len(part.layers) * self._apart.layer_bytes
-        if len(spans) * IN_PLACE_BYTES_MIN > nbytes:
-            return None
-        return [
-            (self._in_arena(arena, part, span), self._in_pages(part, span, step)) for span in spans
-        ]
+        return spans if len(spans) * IN_PLACE_BYTES_MIN <= nbytes else None
 
     def _stage(self, part: ConversionPart, memory: Bytes) -> Bytes:
         """Return memory for the pages of a part: [block, layer, page of the block, byte]."""
@@ -242,21 +255,21 @@ class PortableHostDevice:
         shape = (blocks, layers, self.pages.pages_per_block, self._layers.page_bytes)
         return memory[: blocks * layers * shape[2] * shape[3]].reshape(shape)
 
-    def _in_arena(self, arena: SharedMapping, part: ConversionPart, span: range) -> Bytes:
+    def _in_arena(self, arena: SharedMapping, part: ConversionPart) -> Bytes:
         """Return blocks at equal distances as they are in the arena: [block, layer, byte]."""
-        moves = part.moves[span.start : span.stop]
-        first = moves[0].payload + part.layers.start * self._layer_bytes
-        distance = moves[1].payload - moves[0].payload if len(moves) > 1 else 0
-        shape = (len(span), len(part.layers), self._layer_bytes)
+        moves, layers = part
+        first = moves[0].payload + layers.start * self._layer_bytes
+        by_block = moves[1].payload - moves[0].payload if len(moves) > 1 else 0
+        shape = (len(moves), len(layers), self._layer_bytes)
         memory = np.frombuffer(arena.view, np.uint8)[first:]
-        return as_strided(memory, shape, (distance, self._layer_bytes, 1))
+        return as_strided(memory, shape, (by_block, self._layer_bytes, 1))
 
-    def _in_pages(self, part: ConversionPart, span: range, step: int) -> Bytes:
+    def _in_pages(self, part: ConversionPart, step: int) -> Bytes:
         """Return pages at equal distances where they are: [block, layer, page, byte]."""
         bases, stride, size = self._layers
-        moves, layers = part.moves[span.start : span.stop], part.layers
+        moves, layers = part
         first = bases[layers.start] + moves[0].pages[0] * stride
-        shape = (len(span), len(layers), self.pages.pages_per_block, size)
+        shape = (len(moves), len(layers), self.pages.pages_per_block, size)
         by_block = moves[1].pages[0] - moves[0].pages[0] if len(moves) > 1 else 0
         by_layer = bases[layers.start + 1] - bases[layers.start] if len(layers) > 1 else 0
         page = np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(first)), np.uint8)
@@ -327,6 +340,13 @@ def check_portable(pages: Pages, portable: PortablePages) -> None:
             f"a layer of {form.name} pages has states of {sizes} bytes, of the layout "
             f"{[nbytes for _, nbytes in by_layer[0]]}"
         )
+
+
+def page_step(moves: Sequence[Move], per_block: int) -> int | None:
+    """Return the distance between the pages of each block; None if it differs, or pages lack."""
+    steps = {after - before for move in moves for before, after in pairwise(move.pages)}
+    is_whole = all(len(move.pages) == per_block for move in moves)
+    return (steps or {1}).pop() if is_whole and len(steps) <= 1 else None
 
 
 def equal_distances(positions: Sequence[tuple[int, ...]]) -> list[range]:

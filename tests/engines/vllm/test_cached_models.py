@@ -59,7 +59,7 @@ class Harness:
         writing.join()
         assert writing.exitcode == 0
 
-    def start(self, name, **options):
+    def start(self, name, layout="exact", **options):
         self.count += 1
         transfer = {
             "kv_connector": "HoldfastConnector",
@@ -67,7 +67,7 @@ class Harness:
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {
-                "holdfast": self.node.address, "cover_deadline_ms": 5000,
+                "holdfast": self.node.address, "cover_deadline_ms": 5000, "layout": layout,
             },
         }  # fmt: skip
         return self.real.Engine(
@@ -123,10 +123,12 @@ def test_a_kind_that_needs_the_flag_answers_equally_after_a_restart(harness, nam
     again.close()
 
 
-def test_latent_pages_are_loaded_as_they_were_computed(harness):
+@pytest.mark.parametrize("layout", ["exact", "portable"])
+def test_latent_pages_are_loaded_as_they_were_computed(harness, layout):
     # Answers say nothing here: vLLM's kernels for CPUs without AMX give other log-probabilities in
     # prefill than in decode, without a connector, too.
-    engine = harness.start("mla").wait_ready()
+    engine = harness.start("mla", layout).wait_ready()
+    assert f"{layout} blocks of {BLOCK} tokens" in engine.log.read_text()
     cold, computed = ask(engine, "mla"), engine.digests(count=HELD // MLA_PAGE)
     loaded, found = ask(engine, "mla"), engine.digests(count=HELD // MLA_PAGE)
     assert (cold["cached"], loaded["cached"]) == (0, HELD)

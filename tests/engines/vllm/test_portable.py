@@ -108,6 +108,22 @@ def test_of_ranks_with_copies_of_a_head_or_of_latents_one_writes():
     assert forms[0].portable.part.layout.payload_bytes == 2 * 128 * 576 * 2
 
 
+def test_pages_whose_tensor_has_axes_of_length_1_elsewhere_are_portable():
+    """As vLLM's tensor of latents: a view of [page, token, 1, element]."""
+    group = PagedGroup(NAMES, TOKENS, latent())
+    whole = torch.zeros((PAGES, TOKENS, 1, 576), dtype=torch.bfloat16)
+    geometry = geometry_of(group, dict.fromkeys(NAMES, whole.transpose(1, 2)), PAGES)
+    assert geometry.order.endswith(":213")
+    assert block_form(config_of(backend="CPU_MLA"), group, geometry, SETTING, 0).portable
+
+
+def test_pages_with_tokens_before_heads_are_not_portable():
+    group = PagedGroup(NAMES, TOKENS, full())
+    whole = torch.zeros((PAGES, TOKENS, HEADS, 2 * SIZE), dtype=torch.bfloat16)
+    geometry = geometry_of(group, dict.fromkeys(NAMES, whole.transpose(1, 2)), PAGES)
+    assert block_form(config_of(), group, geometry, SETTING, 0).portable is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -120,7 +136,7 @@ def test_of_ranks_with_copies_of_a_head_or_of_latents_one_writes():
         ({"spec": latent(), "config": config_of(backend="AMX_MLA")}, "pages of AMX_MLA are not"),
         ({"spec": full(), "names": NAMES[::-1]}, r"in the order \[1, 0\]"),
         ({"spec": full(), "shape": (2 * PAGES, HEADS, TOKENS // 2, 2 * SIZE)},
-         "pages have the order 2x4.16.128:123; known is 1x4.32.128:123"),
+         r"pages have the order 2x4.16.128:123; known is \[4, 32, 128\]"),
         ({"spec": full(heads=3), "config": config_of(ranks=3)}, "tp_size 3 and the 4 heads"),
     ],
 )  # fmt: skip

@@ -120,7 +120,7 @@ def _format_of(vllm_config: Any, group: PagedGroup, geometry: CacheGeometry) -> 
             raise UnsupportedError(
                 f"pages of {'+'.join(sorted(named))} are not converted, only of {_LATENT_BACKEND}"
             )
-        orders = [f"1x1.{tokens}.{size}:123", f"1x{tokens}.{size}:12"]
+        shape = [tokens, size]
         form = latent_format(tokens, size, spec.dtype.itemsize)
     else:
         if spec.head_size_v != size:
@@ -130,14 +130,29 @@ def _format_of(vllm_config: Any, group: PagedGroup, geometry: CacheGeometry) -> 
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
         isa = _get_attn_isa(spec.dtype, tokens, size, vllm_config.cache_config.cache_dtype)
-        orders = [f"1x{spec.num_kv_heads}.{tokens}.{2 * size}:123"]
+        shape = [spec.num_kv_heads, tokens, 2 * size]
         form = cpu_format(isa, spec.num_kv_heads, tokens, size, spec.dtype.itemsize)
         check_kernel(form, isa, spec.dtype)
-    if geometry.order not in orders:
+    if not _is_plain(geometry.order, shape):
         raise UnsupportedError(
-            f"vLLM's pages have the order {geometry.order}; known is {' or '.join(orders)}"
+            f"vLLM's pages have the order {geometry.order}; known is {shape} in this order"
         )
     return form
+
+
+def _is_plain(order: str, shape: list[int]) -> bool:
+    """Whether a page is one row of the kernel, and has this shape in the order of its axes.
+
+    `order` is that of `CacheGeometry`. Axes of length 1 have no place in the order.
+    """
+    rows, _, rest = order.partition("x")
+    lengths, _, axes = rest.partition(":")
+    found = {str(axis): int(length) for axis, length in enumerate(lengths.split("."), 1)}
+    in_memory = [axis for axis in axes if found[axis] > 1]
+    is_ordered = in_memory == sorted(in_memory)
+    return (
+        rows == "1" and is_ordered and [found[a] for a in in_memory] == [n for n in shape if n > 1]
+    )
 
 
 def _layout_of(
