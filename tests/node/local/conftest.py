@@ -98,6 +98,16 @@ def node_here(tmp_path):
 
 
 @pytest.fixture
+def impatient_node(node_here, monkeypatch):
+    """As `node_here`, for a node and an engine that wait for less than a second."""
+    monkeypatch.setattr("holdfast.node.local.page_locks.LOCK_RECALL_S", 0.5)
+    monkeypatch.setattr("holdfast.node.local.sessions.RECLAIM_S", 0.5)
+    monkeypatch.setattr("holdfast.node.local.sessions._GONE_WITHIN_S", 0.1)
+    monkeypatch.setattr("holdfast.wire.local.locked_memory.END_S", 0.1)
+    return node_here
+
+
+@pytest.fixture
 def registrar():
     """Call to get a device that notes what it locks."""
     return Registrar

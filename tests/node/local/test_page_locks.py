@@ -7,9 +7,11 @@ from functools import partial
 import pytest
 
 from holdfast.blocks.envelope import HEADER_BYTES
+from holdfast.client.engine_locks import EngineLocks
 from holdfast.errors import NodeGoneError, RefusedError
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
+from holdfast.wire.local.locked_memory import LockedMemory
 
 BLOCKS = 64
 NBYTES = 20_000
@@ -92,12 +94,13 @@ def test_a_lost_node_ends_all_locks(saved, locked, registrar, until):
     assert not memory.use(ranges)
 
 
-@pytest.mark.parametrize("fails_from", [1, 2])
+@pytest.mark.parametrize("fails_from", [1, 2, 3])
 def test_a_registration_that_fails_leaves_what_is_locked_and_says_why(
     saved, locked, registrar, caplog, fails_from
 ):
     node, one, ranges = saved()
-    one.save([bytes([n]) * 16 for n in range(255)])
+    for more in range(2):  # three chunks in all
+        one.save([bytes([n, more]) * 8 for n in range(200)])
     device = registrar(fails_from)
     memory = locked(one.client, device)
     memory.lock_at_start(30.0)
@@ -299,3 +302,42 @@ def test_locks_of_a_session_do_not_outlive_it_for_the_next_one(
     again.client.send(m.AwaitRecall())
     with pytest.raises(RefusedError, match="one recall at a time"):
         again.call(m.AwaitRecall())
+
+
+def test_a_device_that_cannot_unlock_keeps_its_memory_and_loses_its_session(
+    impatient_node, engine, names, registrar, until, caplog
+):
+    node, one, two = two_domains(impatient_node, engine)
+    fill(one, names)
+    device = registrar()
+    memory = LockedMemory(one.client, device)
+    memory.lock_at_start(30.0)
+    before = dict(device.locked)
+
+    def fail(address):
+        raise OSError(5, "device lost")
+
+    device.unregister = fail
+    memory.start()
+    two.save(names("grow", 40))
+    assert "did not unlock" in until(lambda: why_ended(one))
+    assert "memory stays page-locked" in caplog.text
+    assert device.locked == before
+    view = one.client.arena.view
+    one.client.arena = None
+    memory.close()
+    assert view[0] in range(256), "what the device may still use stays mapped"
+    until(lambda: not node.host("default").has_locks)
+
+
+def test_a_connection_has_its_own_locked_memory_and_a_device_without_locks_none(
+    node_here, engine, registrar
+):
+    node = node_here()
+    one, again = engine(node.address), engine(node.address)
+    locks = EngineLocks(registrar())
+    first = locks.of(one.client)
+    assert locks.of(one.client) is first
+    assert locks.of(again.client) is not first
+    locks.close()
+    assert EngineLocks(None).of(one.client) is None

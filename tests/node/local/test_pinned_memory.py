@@ -166,6 +166,23 @@ def test_blocks_saved_through_pinned_memory_survive_that_their_runs_close_and_op
     assert one.counts["locked"] > 3 * CONTEXT, one.counts
 
 
+@pytest.mark.parametrize("collapse", [25, 9_999], ids=["huge", "small"])
+def test_memory_is_locked_on_huge_pages_and_where_the_kernel_gives_none(
+    node_here, locking, monkeypatch, collapse
+):
+    monkeypatch.setattr("holdfast.buffers._MADV_COLLAPSE", collapse)
+    node = node_here(host_bytes=64 * MIB)  # chunks of 4 MiB
+    one = locking(node.address)
+    keys = contexts(1, 4)
+    for context in keys:
+        one.save(context)
+    assert one.memory.lock_at_start(30.0) == 4 * MIB
+    for context in keys:
+        assert one.load(context) == CONTEXT
+    assert one.counts["wrong"] == 0
+    assert one.counts["locked"] == 4 * CONTEXT
+
+
 def test_a_missed_recall_ends_the_session_and_what_its_device_copies_reaches_no_other_domain(
     node_here, locking, until, monkeypatch
 ):
