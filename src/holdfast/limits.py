@@ -88,5 +88,8 @@ RECLAIM_S = 10.0
 LOCK_RECALL_S = 5.0
 """Time in which an engine gives page-locked memory back when asked; longer than a step."""
 
+LOCK_START_S = 600.0
+"""The same before an engine waits for recalls: it may load its model and capture graphs."""
+
 LOCK_CHUNKS_MAX = 4_096
 """Maximum chunks in one message about page-locked memory: 256 GiB."""

@@ -23,7 +23,8 @@ class EngineLocks:
         if self._registrar is None or client.arena is None:
             return None
         if self._present is None or self._present[0] is not client:
-            # That of a lost connection ends by itself, once no copy uses it.
+            if self._present is not None:
+                self._present[1].start()  # it ends by itself, once no copy uses it
             self._present = client, LockedMemory(client, self._registrar)
         return self._present[1]
 

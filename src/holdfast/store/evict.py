@@ -242,7 +242,7 @@ def _recall_least_valuable(table: BlockTable, requester: HostTier) -> None:
 
 def _recall_kept(table: BlockTable, namespace: Namespace) -> None:
     """Ask for kept chunks for a namespace's next run: of other domains, then of its own."""
-    if any(host.has_locks for host in table.hosts.values()):
+    if any(host.has_kept for host in table.hosts.values()):
         _recall(table, namespace, None)
 
 
@@ -254,7 +254,7 @@ def _recall(table: BlockTable, namespace: Namespace, run: tuple[HostTier, Place]
     own = table.host(namespace)
     needed = own.run_chunks(namespace.slot_bytes)
     holders = [host for host in (*table.all_hosts(), own) if host.has_locks]
-    needed -= sum(host.lock_usage().recalled for host in {*holders})
+    needed -= sum(host.recalled_chunks for host in {*holders})
     for host in sorted(holders, key=lambda host: host is own):
         if needed > 0:
             needed -= host.recall_kept(needed)

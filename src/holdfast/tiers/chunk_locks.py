@@ -56,12 +56,11 @@ class ChunkLocks:
         """Return whether any of these chunks is asked back."""
         return bool(self.recalled) and not self.recalled.isdisjoint(chunks)
 
-    def may_lock(self, chunk: int, now_s: float) -> bool:
-        """Return whether a chunk may be locked now: it is not asked back, and was not lately."""
-        if self._resting.get(chunk, now_s) > now_s:
+    def may_lock(self, chunks: range, now_s: float) -> bool:
+        """Return whether chunks of a run may be locked: none is asked back, or was lately."""
+        if self._resting and any(self._resting.get(each, now_s) > now_s for each in chunks):
             return False
-        self._resting.pop(chunk, None)
-        return chunk not in self.recalled
+        return not self.any_recalled(chunks)
 
     def add(self, chunk: int, holder: LockHolder) -> None:
         """Count a holder's lock of a chunk; a holder has one lock of a chunk at most."""

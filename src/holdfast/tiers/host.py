@@ -31,6 +31,7 @@ from holdfast.tiers.chunk_locks import LockHolder
 from holdfast.tiers.chunks import (
     AHEAD_CHUNKS,
     FREE,
+    KEPT,
     PREFAULTED,
     TAKEN,
     TAKEN_FAULTED,
@@ -255,7 +256,7 @@ class HostTier:
                     continue
                 run = self._run_of(chunk * self._budget.chunk_bytes)
                 more = 0 if self._locks.any_locked(run.span) else run.chunks
-                if bound + more <= most and self._locks.may_lock(chunk, now_s):
+                if bound + more <= most and self._locks.may_lock(run.span, now_s):
                     self._locks.add(chunk, holder)
                     granted.append(chunk)
                     bound += more
@@ -343,6 +344,16 @@ class HostTier:
         """Return the number of chunks that each holder has locked."""
         with self._lock:
             return self._locks.holders()
+
+    @property
+    def recalled_chunks(self) -> int:
+        """Locked chunks that are asked back."""
+        return len(self._locks.recalled)
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether a chunk is kept that is not asked back."""
+        return KEPT in self._chunks.states
 
     @property
     def has_locks(self) -> bool:

@@ -28,6 +28,7 @@ from holdfast.store.store import Store
 from holdfast.testing.locking_engine import LockingEngine
 from holdfast.testing.payloads import key_of
 from holdfast.testing.pinned_device import PinnedDevice
+from holdfast.wire.local.messages import AwaitRecall
 from holdfast_bench.campaigns.campaign import CampaignBudget, CampaignResult
 
 DOMAINS = ("default", "other")
@@ -135,7 +136,9 @@ def _engine(node: LocalNode, domain: str, seed: float, result: CampaignResult, n
     hangs = rng.random() < _HANGS
     try:
         engine.memory.lock_at_start()
-        if not hangs:  # one that hangs answers no recall
+        if hangs:  # it waits for recalls, and answers none
+            engine.client.send(AwaitRecall())
+        else:
             engine.memory.start()
         with contextlib.suppress(NodeGoneError):  # a session that missed a recall
             for _ in range(STEPS):

@@ -209,6 +209,7 @@ def test_an_engine_that_does_not_answer_a_recall_loses_its_session_then_its_lock
     node, one, two = two_domains(node_here, engine)
     fill(one, names)
     granted = one.call(m.Lock(most=64)).chunks
+    one.client.send(m.AwaitRecall())
     reserved = one.reserve(names("under way", 1))
     two.save(names("grow", 40))
     assert "did not unlock" in until(lambda: why_ended(one))
@@ -240,6 +241,7 @@ def test_a_peer_that_misses_two_recalls_gets_no_more_locks(
     for turn in range(2):
         fill(one, names)
         assert one.call(m.Lock(most=64)).chunks
+        one.client.send(m.AwaitRecall())
         two.save(names(f"grow/{turn}", 40))
         until(partial(why_ended, one))
         until(lambda: not node.host("default").has_locks)
@@ -341,3 +343,18 @@ def test_a_connection_has_its_own_locked_memory_and_a_device_without_locks_none(
     assert locks.of(again.client) is not first
     locks.close()
     assert EngineLocks(None).of(one.client) is None
+
+
+def test_an_engine_that_starts_is_asked_for_memory_when_it_waits_for_recalls(
+    impatient_node, engine, names, until
+):
+    node, one, two = two_domains(impatient_node, engine)
+    fill(one, names)
+    assert one.call(m.Lock(most=64)).chunks
+    two.save(names("grow", 40))
+    until(lambda: node.host("default").recalled_chunks)
+    time.sleep(1.0)
+    assert not why_ended(one), "it loads its model, and its deadline is longer"
+    recall = one.call(m.AwaitRecall())
+    assert recall.chunks
+    assert "did not unlock" in until(lambda: why_ended(one))

@@ -15,6 +15,7 @@ from holdfast.errors import NodeGoneError
 from holdfast.testing.locking_engine import LockingEngine
 from holdfast.testing.payloads import key_of
 from holdfast.testing.pinned_device import PinnedDevice
+from holdfast.wire.local import messages as m
 
 MIB = 1 << 20
 NBYTES = 20_000
@@ -194,7 +195,8 @@ def test_a_missed_recall_ends_the_session_and_what_its_device_copies_reaches_no_
     keys = contexts(1, 12)
     for context in keys:
         one.save(context)
-    one.memory.lock_at_start(30.0)  # and its thread is not started, so it answers no recall
+    one.memory.lock_at_start(30.0)
+    one.client.send(m.AwaitRecall())  # its thread is not started, so it answers no recall
     address = next(iter(one.device._pinned))
     others = contexts(2, 4)
     until(lambda: two.save(others[0]) == 0 or two.load(others[0]) == CONTEXT)

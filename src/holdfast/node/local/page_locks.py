@@ -4,6 +4,7 @@ The node answers a `Lock` when the memory is populated, and the engine locks it 
 wants memory back, it answers the waiting `AwaitRecall`. An engine that has not unlocked it within
 `LOCK_RECALL_S` loses its session: then its leases and reservations are void, so nothing that its
 GPU copies is used. The locks count until the process is gone, or `RECLAIM_S` after the session.
+An engine that has sent no `AwaitRecall` yet is starting, and has `LOCK_START_S`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import partial
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import RefusedError, printable
 from holdfast.fairness.fair_queue import WorkItem
-from holdfast.limits import LOCK_CHUNKS_MAX, LOCK_RECALL_S
+from holdfast.limits import LOCK_CHUNKS_MAX, LOCK_RECALL_S, LOCK_START_S
 from holdfast.node.local.threads import NodeThreads, run_fair
 from holdfast.store import page_locks
 from holdfast.store.store import Store
@@ -58,6 +59,7 @@ class SessionLocks:
         self._open: dict[int, tuple[set[int], asyncio.TimerHandle]] = {}
         """Recalls by number: the chunks that the engine has not returned, and the deadline."""
         self._recalls = 0
+        self._recall_s = LOCK_START_S
         self._waiting: asyncio.Future[m.Recall] | None = None
         self._ended = False
 
@@ -105,6 +107,11 @@ class SessionLocks:
         """Return the next recall, when there is one."""
         if self._waiting is not None and not self._waiting.done():
             raise RefusedError("a session waits for one recall at a time; wait for its answer")
+        if self._recall_s != LOCK_RECALL_S:
+            self._recall_s = LOCK_RECALL_S
+            for number, (left, deadline) in self._open.items():
+                deadline.cancel()
+                self._open[number] = left, self._deadline(number)
         self._waiting = self._loop.create_future()
         self._answer()
         return self._waiting
@@ -147,10 +154,12 @@ class SessionLocks:
         if not held:
             return
         self._recalls += 1
-        deadline = self._loop.call_later(LOCK_RECALL_S, self._missed, self._recalls)
-        self._open[self._recalls] = held, deadline
+        self._open[self._recalls] = held, self._deadline(self._recalls)
         self._asked += sorted(held)
         self._answer()
+
+    def _deadline(self, number: int) -> asyncio.TimerHandle:
+        return self._loop.call_later(self._recall_s, self._missed, number)
 
     def _answer(self) -> None:
         """Answer the request that waits for a recall, if there is one and chunks are asked back."""
@@ -164,6 +173,6 @@ class SessionLocks:
         nbytes = len(left) * page_locks.chunk_bytes(self._store)
         self._store.table.recalls.missed(self._peer, self._store.clock.now())
         self._end(
-            f"the engine did not unlock {nbytes} bytes of memory within {LOCK_RECALL_S:g} s; it "
+            f"the engine did not unlock {nbytes} bytes of memory within {self._recall_s:g} s; it "
             "copies without page-locked memory after two such failures in an hour"
         )
