@@ -166,7 +166,7 @@ def test_a_close_writes_queued_blocks_for_a_bounded_time(harness, caplog) -> Non
     assert "no time to write blocks=" in caplog.text
 
 
-@pytest.mark.parametrize("fingerprint", [None, "m", b"f" * 16, FINGERPRINT.layout])
+@pytest.mark.parametrize("fingerprint", [None, "m", b"f" * 16, FINGERPRINT.representation])
 def test_a_fingerprint_of_a_wrong_type_is_refused_by_name(fingerprint) -> None:
     with holdfast.open(host="16 MiB") as store:
         name = type(fingerprint).__name__

@@ -19,7 +19,7 @@ def test_the_listing_counts_blocks_and_bytes_by_tier(harness) -> None:
     assert entry["domain"] == "default"
     assert entry["blocks"] == 7
     size = 7 * one.namespace.slot_bytes
-    held = {"blocks": 7, "bytes": size}
+    held = {"blocks": 7, "bytes": size, "raw_bytes": size}
     assert entry["tiers"] == {"host": held, "memory": held}
 
 
@@ -47,7 +47,7 @@ def test_the_listing_looks_at_each_copy_once_however_many_namespaces_there_are(
             entries = one.store.listing()
         assert len(entries) == namespaces
         assert all(entry["tiers"]["host"]["blocks"] == 1 for entry in entries)
-        assert len(looked_at) == 2 * namespaces
+        assert len(looked_at) == 3 * namespaces
 
 
 def test_status_reports_fill_recovery_and_faults(harness) -> None:

@@ -113,9 +113,10 @@ class Target:
         if trouble := self._trouble(deadline_s):
             return ReceivedRecords(0, trouble)
         for number, (key, buffer) in enumerate(zip(keys, into, strict=True)):
-            if len(self.records.get((namespace, key), b"")) != len(buffer):
+            record = self.records.get((namespace, key), b"")
+            if not 0 < len(record) <= len(buffer):
                 return ReceivedRecords(number, Outcome.MISS)
-            buffer[:] = self.records[namespace, key]
+            buffer[: len(record)] = record
         return ReceivedRecords(len(keys), Outcome.OK)
 
     def exist(self, namespace, keys, deadline_s):

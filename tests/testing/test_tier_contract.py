@@ -33,9 +33,16 @@ class CopyingHost(HostTier):
 
     def read(self, batch):
         outcomes = [self._outcome(get.place, absent=Outcome.MISS) for get in batch]
-        for get, outcome in zip(batch, outcomes, strict=True):
-            if outcome is Outcome.OK:
-                get.into[:] = self.view(get.place, len(get.into))
+        for number, get in enumerate(batch):
+            if outcomes[number] is not Outcome.OK:
+                continue
+            with self._lock:
+                live = get.place in self._live
+                nbytes = self._run_of(get.place).slot_bytes if live else 0
+            if not live or nbytes > len(get.into):
+                outcomes[number] = Outcome.MISS
+                continue
+            get.into[:nbytes] = self.view(get.place, nbytes)
         return outcomes
 
     def survivors(self):

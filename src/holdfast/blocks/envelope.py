@@ -40,6 +40,8 @@ _HEADER = struct.Struct("<4sIQHBBIII16s16s16s16sII8s12s4s")
 _MARK = struct.Struct("<4sIQ")
 _SEAL_AT, _EPOCH_AT, _NONCE_AT = 19, 28, 112
 _EPOCH = struct.Struct("<I")
+_LENGTH_AT = 96
+_LENGTH = struct.Struct("<I")
 
 
 class Header(NamedTuple):
@@ -78,6 +80,15 @@ class Header(NamedTuple):
 def stored_bytes(payload_bytes: int) -> int:
     """Return the size of a record with this payload: header, payload, tag, padding to 4 KiB."""
     return align_up(HEADER_BYTES + payload_bytes + TAG_BYTES)
+
+
+def record_length(record: memoryview) -> int:
+    """Return the bytes of the record at the start of a buffer, as its header says.
+
+    The header is not checked; the result is at most the length of the buffer.
+    """
+    (payload_bytes,) = _LENGTH.unpack_from(record, _LENGTH_AT)
+    return min(stored_bytes(payload_bytes), len(record))
 
 
 def write_header(record: memoryview, header: Header, generation: int = 0) -> None:

@@ -15,8 +15,10 @@ from holdfast.blocks.envelope import (
     TAG_BYTES,
     header_of_record,
 )
+from holdfast.blocks.namespace import Namespace
+from holdfast.buffers import aligned_buffer
 from holdfast.codec.codec import Codec, find_codec
-from holdfast.codec.pack import matches, pack, payload
+from holdfast.codec.pack import check_without_key, matches, pack, payload
 from holdfast.errors import CodecMismatchError, FormatError, Outcome
 
 NOT_SHORTER: Final = 0
@@ -82,3 +84,15 @@ def decode_record(record: memoryview, into: memoryview) -> Outcome:
             return Outcome.UNREADABLE
     pack(into, header._replace(codec=CODEC_NONE, payload_bytes=header.raw_bytes))
     return Outcome.OK
+
+
+def check_reported(record: memoryview, key: bytes, namespace: Namespace) -> Outcome:
+    """Verify a record that a reader has reported, as far as that is possible without a data key.
+
+    Like `pack.check_without_key`, but an unsealed record that does not decode is CORRUPT, too.
+    """
+    outcome, header = check_without_key(record, key, namespace), header_of_record(record)
+    if outcome is not Outcome.OK or header is None or header.codec == CODEC_NONE:
+        return outcome
+    decoded = decode_record(record, aligned_buffer(namespace.slot_bytes))
+    return Outcome.CORRUPT if decoded is Outcome.CORRUPT else Outcome.OK

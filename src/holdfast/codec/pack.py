@@ -46,20 +46,25 @@ def payload(record: memoryview, payload_bytes: int) -> memoryview:
 
 
 def verify(record: memoryview, key: bytes, fingerprint: bytes, raw_bytes: int) -> Outcome:
-    """Verify a plain record that no codec has shortened, as it is in host memory.
+    """Verify a record that is neither sealed nor encoded, as it is in host memory.
 
     Checks header, key, fingerprint, length and tag: OK, or MISS for another block, or CORRUPT.
     """
+    header = header_of_record(record)
+    if header is not None and header.codec != CODEC_NONE:
+        return Outcome.CORRUPT
+    return verify_stored(record, key, fingerprint, raw_bytes)
+
+
+def verify_stored(record: memoryview, key: bytes, fingerprint: bytes, raw_bytes: int) -> Outcome:
+    """Verify a record like `verify`; it may be encoded."""
     header = header_of_record(record)
     if header is None:
         return Outcome.CORRUPT
     if header.key != key or header.fingerprint != fingerprint:
         return Outcome.MISS
-    if header.codec != CODEC_NONE or header.raw_bytes != raw_bytes or not lengths_agree(header):
-        return Outcome.CORRUPT
-    if not matches(record, header):
-        return Outcome.CORRUPT
-    return Outcome.OK
+    whole = header.raw_bytes == raw_bytes and lengths_agree(header) and matches(record, header)
+    return Outcome.OK if whole else Outcome.CORRUPT
 
 
 def lengths_agree(header: Header) -> bool:

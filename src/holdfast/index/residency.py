@@ -15,6 +15,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace, namespace_tag
+from holdfast.buffers import ALIGNMENT
 
 NOT_HERE = -1
 
@@ -50,6 +51,9 @@ class Residency:
         self.depths = array("I")
         self.leases: list[int] = []
         self.places = [column() for _ in range(tiers)]
+        self._sizes = [array("I") for _ in range(tiers)]
+        """By tier: the stored size of each row's copy in units of `ALIGNMENT`, up to the last row
+        with a copy that is shorter than a slot. 0: as long as a slot."""
         self.namespaces: list[Namespace] = []
         """By number. The number of a namespace without blocks is free for another namespace."""
         self.namespaces_named = 0
@@ -150,6 +154,22 @@ class Residency:
     def namespace_number(self, row: int) -> int:
         """Return the index of a row's namespace in `namespaces`."""
         return self._namespace_of[row]
+
+    def stored_bytes(self, row: int, tier: int) -> int:
+        """Return the bytes of the copy of a row that was noted last on a tier."""
+        sizes = self._sizes[tier]
+        units = sizes[row] if row < len(sizes) else 0
+        return units * ALIGNMENT or self.namespace(row).slot_bytes
+
+    def note_stored(self, row: int, tier: int, nbytes: int) -> None:
+        """Record the bytes of the copy of a row on a tier; call it for each copy."""
+        sizes = self._sizes[tier]
+        units = nbytes // ALIGNMENT if nbytes < self.namespace(row).slot_bytes else 0
+        if row >= len(sizes):
+            if not units:
+                return
+            sizes.extend([0] * (row + 1 - len(sizes)))
+        sizes[row] = units
 
     def fastest(self, row: int) -> int:
         """Return the fastest tier that holds a row; -1 if none does."""

@@ -18,6 +18,7 @@ from holdfast.store.scrub import ScrubRequest
 from holdfast.wire.local import messages as m
 
 BLOCK_TOKENS_MAX = 1 << 20
+ELEMENT_BYTES_MAX = 16
 TOKENS_MAX = CHAIN_BLOCKS_MAX * BLOCK_TOKENS_MAX
 VERIFY_S_MAX = 30.0
 

@@ -47,6 +47,9 @@ PUBLIC_SHARE = 0.25
 OWNERS_MAX = 16
 """Maximum namespaces of a domain with runs of their own, each of which may have free slots."""
 
+NAMESPACES_NOTED = 1_024
+"""Namespaces whose width of a number is kept; the width of the others counts as unknown."""
+
 ROWS_AT_ONCE = 4_096
 """Rows handled per acquisition of the lock, so that each hold is short."""
 
@@ -152,6 +155,10 @@ class BlockTable:
         self.queues = WriteQueues(self.index, self.rules, len(self.lower))
         self.remote_lookups = RemoteLookups()
         self.inflight_lookups = InflightLookups()
+        self._element_bytes: dict[Namespace, int] = {}
+        self.encoded: set[int] = set()
+        """Rows whose record in memory is encoded, as another node sent it: in a slot of the decoded
+        size. `store.verify` decodes it before a block is handed out."""
         self.unverified: set[int] = set()
         """Received blocks in memory whose payload this node has not verified."""
         self.unverified_records = UnverifiedRecords()
@@ -214,6 +221,17 @@ class BlockTable:
             owners[namespace] = len(owners) + 1
         return owners.get(namespace, NOBODY)
 
+    def element_bytes(self, namespace: Namespace) -> int:
+        """Return the width of one number in a namespace's payloads in bytes; 1 if unknown."""
+        return self._element_bytes.get(namespace, 1)
+
+    def note_element_bytes(self, namespace: Namespace, nbytes: int) -> None:
+        """Record the width of one number, as an engine has told it; bounded."""
+        self._element_bytes.pop(namespace, None)
+        self._element_bytes[namespace] = nbytes
+        while len(self._element_bytes) > NAMESPACES_NOTED:
+            del self._element_bytes[next(iter(self._element_bytes))]
+
     def all_hosts(self) -> list[HostTier]:
         """Return every host tier."""
         return [*self.hosts.values(), *([self.foreign] if self.foreign else [])]
@@ -263,17 +281,35 @@ class BlockTable:
             column[row] = place
         self.host(namespace).name_slots(list(places.values()), list(places))
 
-    def publish_below(self, row: int, tier: int, place: Place, epoch: int = UNKNOWN_EPOCH) -> None:
+    def replace_here(self, row: int, place: Place) -> None:
+        """Move the copy of a row in memory to another slot, which has it decoded.
+
+        The former slot is freed when the row's last reader ends.
+        """
+        column, namespace = self.index.places[HOST], self.index.namespace(row)
+        former, column[row] = Place(column[row]), place
+        self.host(namespace).name_slots([former, place], [NAMELESS, row])
+        self.encoded.discard(row)
+        self.unverified.discard(row)
+        self._free_slot(row, former)
+
+    def publish_below(
+        self, row: int, tier: int, place: Place, nbytes: int = 0, epoch: int = UNKNOWN_EPOCH
+    ) -> None:
         """Record a complete copy of a row on a lower tier; free an older copy there.
 
-        `epoch` is the epoch of the data key that sealed the copy, if known.
+        `nbytes` is the stored size of the copy, 0 if it is not known: then the size of a slot
+        counts. `epoch` is the epoch of the data key that sealed the copy, if known.
         """
         self.epochs.note(row, tier, epoch)
-        column, namespace = self.index.places[tier], self.index.namespace(row)
+        index, column = self.index, self.index.places[tier]
+        namespace = index.namespace(row)
         known, column[row] = Place(column[row]), place
-        if known == NOWHERE:
-            self.usage.add(tier, namespace.domain, namespace.slot_bytes)
-        elif known != place:
+        before = 0 if known == NOWHERE else index.stored_bytes(row, tier)
+        if nbytes or known != place:
+            index.note_stored(row, tier, nbytes or namespace.slot_bytes)
+        self.usage.add(tier, namespace.domain, index.stored_bytes(row, tier) - before)
+        if known not in (NOWHERE, place):
             self.free_place(tier, known)
         if known != place:
             self.usage.note_write(tier, namespace.domain, row)
@@ -320,11 +356,10 @@ class BlockTable:
             self._left_memory(row)
             if self.index.leases[row]:
                 self.host(namespace).name_slots([place], [NAMELESS])
-                self._pending_free.setdefault(row, []).append(place)
-            else:
-                self.give_back(namespace, [place])
+            self._free_slot(row, place)
         else:
-            self.usage.subtract(tier, namespace.domain, namespace.slot_bytes, row)
+            nbytes = self.index.stored_bytes(row, tier)
+            self.usage.subtract(tier, namespace.domain, nbytes, row)
             self.free_place(tier, place)
         self._drop_if_unused(row)
 
@@ -366,7 +401,8 @@ class BlockTable:
         if row >= 0 and self.index.places[tier][row] == dropped.place:
             namespace = dropped.namespace
             self.rules.gave_up(row, tier)
-            self.usage.subtract(tier, namespace.domain, namespace.slot_bytes, row)
+            nbytes = self.index.stored_bytes(row, tier)
+            self.usage.subtract(tier, namespace.domain, nbytes, row)
             self.index.places[tier][row] = NOWHERE
             self.evictions[tier] += 1
             public = namespace.domain == self.public and tier not in self._volatile
@@ -464,6 +500,20 @@ class BlockTable:
             if not rows:
                 return
 
+    def note_size(self, row: int, tier: int, nbytes: int) -> None:
+        """Record the stored size of a copy on a lower tier, which a read has shown."""
+        before = self.index.stored_bytes(row, tier)
+        self.index.note_stored(row, tier, nbytes)
+        domain = self.index.namespace(row).domain
+        self.usage.add(tier, domain, self.index.stored_bytes(row, tier) - before)
+
+    def _free_slot(self, row: int, place: Place) -> None:
+        """Free a slot that a row had in memory, when the row's last reader ends."""
+        if self.index.leases[row]:
+            self._pending_free.setdefault(row, []).append(place)
+        else:
+            self.give_back(self.index.namespace(row), [place])
+
     def _note_uses(self, rows: Sequence[int], at: Sequence[int]) -> None:
         for row in self.rules.note(rows, at):
             state = self.state(row)
@@ -473,6 +523,7 @@ class BlockTable:
 
     def _left_memory(self, row: int) -> None:
         self.eviction.remove(row)
+        self.encoded.discard(row)
         self.unverified.discard(row)
         self.queues.left_memory(row)
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from holdfast.blocks.envelope import record_length
 from holdfast.blocks.namespace import Namespace, domain_id
 from holdfast.errors import ConfigError
 from holdfast.fairness.fair_queue import WorkItem
@@ -176,6 +177,11 @@ class StoreParts:
             )
         return key, self.domain_ids[name]
 
+    def note_element_bytes(self, namespace: Namespace, nbytes: int) -> None:
+        """Record the width of one number in a namespace's payloads, for its codec."""
+        with self.table.lock:
+            self.table.note_element_bytes(namespace, nbytes)
+
     @property
     def shared_tiers(self) -> list[str]:
         """Names of the tiers that are shared with other nodes."""
@@ -222,10 +228,11 @@ class StoreParts:
         """Return leased records to send to another host, sealed if their domain requires it.
 
         Stops before the first record that cannot be sealed; empty if the lease has ended. The
-        records are valid until the lease ends.
+        records are valid until the lease ends. An encoded one is shorter than its slot.
         """
         view, size = self.table.host(namespace).view, namespace.slot_bytes
-        records = [view(Place(place), size) for place in places]
+        held = [view(Place(place), size) for place in places]
+        records = [record[: record_length(record)] for record in held]
         if not self.table.sealing.seals(namespace.domain):
             return records
         copies = self.table.sealing.sealed_copies(records, namespace.domain)

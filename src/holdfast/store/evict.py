@@ -118,15 +118,15 @@ def _victims_of_size(table: BlockTable, namespace: Namespace) -> Generator[int, 
     yield from (row for row in passed if table.is_on(row, HOST) and table.evictable(row))
 
 
-def evict_below(table: BlockTable, namespace: Namespace, tier: int, nbytes: int) -> bool:
+def evict_below(table: BlockTable, domain: bytes, tier: int, nbytes: int) -> bool:
     """Evict a domain's oldest blocks from a lower tier until `nbytes` more fit in its quota.
 
     Returns False if they cannot fit.
     """
-    if nbytes > table.usage.quota(tier, namespace.domain).most_bytes:
+    if nbytes > table.usage.quota(tier, domain).most_bytes:
         return False
-    while not (fits := table.usage.fits(tier, namespace.domain, nbytes)):
-        row = table.usage.oldest(tier, namespace.domain)
+    while not (fits := table.usage.fits(tier, domain, nbytes)):
+        row = table.usage.oldest(tier, domain)
         if row < 0:
             break
         table.remove_copy(row, tier)

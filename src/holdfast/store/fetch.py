@@ -24,6 +24,7 @@ from holdfast.store.core import StoreParts
 from holdfast.store.evict import slots
 from holdfast.store.lookup import sources
 from holdfast.store.promote import TierRead
+from holdfast.store.record_reader import RecordForm
 from holdfast.store.verify import verify_in_memory
 from holdfast.tiers.base import NOWHERE, Place
 from holdfast.tiers.host import HostTier
@@ -45,6 +46,14 @@ class FetchResult(NamedTuple):
     reads: tuple[TierRead, ...] = ()
 
 
+class _FetchKind(NamedTuple):
+    """What a fetch is for: its priority, the form of the records, and who verifies them."""
+
+    priority: Priority
+    form: RecordForm
+    verifies: bool
+
+
 def fetch(
     store: StoreParts, namespace: Namespace, keys: Sequence[bytes], deadline_s: float
 ) -> FetchResult:
@@ -55,7 +64,8 @@ def fetch(
     another fetch waits for them.
     """
     began_s = store.clock.now()
-    fetched = _fetch(store, namespace, keys, deadline_s, Priority.DEMAND, verifies=True)
+    kind = _FetchKind(Priority.DEMAND, RecordForm.RAW, verifies=True)
+    fetched = _fetch(store, namespace, keys, deadline_s, kind)
     took_s = store.clock.now() - began_s
     store.activity.call("fetch", fetched.outcome, took_s, len(fetched.places))
     return fetched
@@ -67,11 +77,13 @@ def fetch_unverified(
     keys: Sequence[bytes],
     deadline_s: float,
     priority: Priority = Priority.DEMAND,
+    form: RecordForm = RecordForm.RAW,
 ) -> FetchResult:
     """Fetch like `fetch`, without verifying blocks that are already in the arena.
 
     The reader of the records verifies them and reports corrupt ones. The lease does not expire,
     because a peer may read slowly: the caller must release it. A prefetch does not count as a use.
+    Records in memory stay in the form that they have there, which may be encoded.
     """
     table, began_s = store.table, store.clock.now()
     fetched: FetchResult | None = None
@@ -90,7 +102,7 @@ def fetch_unverified(
                 at_hand = {HostTier.name: len(rows)}
                 fetched = FetchResult(lease, places, at_hand, Outcome.OK, "all is at hand")
     if fetched is None:
-        fetched = _fetch(store, namespace, keys, deadline_s, priority, verifies=False)
+        fetched = _fetch(store, namespace, keys, deadline_s, _FetchKind(priority, form, False))
         with table.lock:
             if not table.leases.extend(fetched.lease, math.inf):
                 fetched = fetched._replace(places=[], outcome=Outcome.LATE)
@@ -104,9 +116,7 @@ def _fetch(
     namespace: Namespace,
     keys: Sequence[bytes],
     deadline_s: float,
-    priority: Priority,
-    *,
-    verifies: bool,
+    kind: _FetchKind,
 ) -> FetchResult:
     table, mover, column = store.table, store.mover, store.table.index.places[HOST]
     late_at = store.clock.now() + deadline_s
@@ -117,16 +127,16 @@ def _fetch(
         planned = blocks_within(coverage.tiers, namespace.slot_bytes, estimates, deadline_s)
         rows = coverage.rows[: min(planned, slots(table, namespace))]
         lease = table.leases.lease(rows, late_at + store.options.lease_s)
-        if priority is Priority.DEMAND:
+        if kind.priority is Priority.DEMAND:
             table.touch(rows)
             mover.raise_priority(rows)
         loading = [table.reads[row] for row in rows if row in table.reads]
         for each in loading:
             each.waiting += 1
         promotions = mover.reserve(namespace, rows)
-    read_batches = mover.start_reads(namespace, promotions, priority)
+    read_batches = mover.start_reads(namespace, promotions, kind.priority, kind.form)
     # Blocks that are read now are verified by the thread that reads them.
-    if verifies:
+    if kind.verifies:
         started = store.clock.now()
         in_memory = [row for row, tier in zip(rows, coverage.tiers, strict=False) if tier == HOST]
         trusted = {row: verify_in_memory(table, row) for row in in_memory}
@@ -148,6 +158,9 @@ def _fetch(
             reads.append(reading.result())
     for each in loading:
         each.over.wait(max(0.0, late_at - store.clock.now()))
+    if kind.verifies and table.encoded:  # read for another node, while this fetch waited
+        late_rows = [row for row in rows if row in table.encoded]
+        trusted |= {row: verify_in_memory(table, row) for row in late_rows}
     places: list[int] = []
     with table.lock:
         for each in loading:
@@ -156,12 +169,13 @@ def _fetch(
             # This node packed or verified what arrived after the coverage was taken, unless a peer
             # sent it. Only the block at the trusted place counts, not one that replaced it.
             to_verify = tier == HOST or row in table.unverified
+            to_verify |= kind.verifies and row in table.encoded
             if column[row] < 0 or (to_verify and trusted.get(row) != column[row]):
                 break
             places.append(column[row])
         outcome = _outcome(store, coverage, planned, len(places), late_at)
         # To a peer, LATE is a failure of this target, so what would be late for it is a miss.
-        if verifies and coverage.blocks and outcome is Outcome.MISS:
+        if kind.verifies and coverage.blocks and outcome is Outcome.MISS:
             outcome = Outcome.LATE
         table.leases.shorten(lease, len(places))
     reason = f"fetch all {planned} blocks held"

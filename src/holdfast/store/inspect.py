@@ -100,15 +100,22 @@ def _locked(store: StoreParts, domain: bytes) -> dict[str, int]:
 
 
 def listing(store: StoreParts) -> list[dict[str, Any]]:
-    """Return one entry per namespace, with blocks and bytes per tier; requests go on."""
+    """Return one entry per namespace, with blocks and bytes per tier; requests go on.
+
+    `bytes` are those that the copies take on the tier, `raw_bytes` those of the same blocks in
+    memory.
+    """
     table = store.table
     blocks: Counter[Namespace] = Counter()
     copies: defaultdict[Namespace, Counter[int]] = defaultdict(Counter)
+    stored: defaultdict[Namespace, Counter[int]] = defaultdict(Counter)
 
     def count(row: int) -> None:
         namespace = table.index.namespace(row)
         blocks[namespace] += 1
-        copies[namespace].update(table.index.tiers(row))
+        for tier in table.index.tiers(row):
+            copies[namespace][tier] += 1
+            stored[namespace][tier] += table.index.stored_bytes(row, tier)
 
     table.for_each_row(lambda _: True, count)
     names = {domain: name for name, domain in store.domain_ids.items()}
@@ -120,7 +127,11 @@ def listing(store: StoreParts) -> list[dict[str, Any]]:
             "block_tokens": namespace.block_tokens,
             "blocks": count,
             "tiers": {
-                table.tier_name(tier): {"blocks": held, "bytes": held * namespace.slot_bytes}
+                table.tier_name(tier): {
+                    "blocks": held,
+                    "bytes": stored[namespace][tier],
+                    "raw_bytes": held * namespace.slot_bytes,
+                }
                 for tier, held in sorted(copies[namespace].items())
             },
         }

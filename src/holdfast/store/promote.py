@@ -1,7 +1,8 @@
 """Promotion: read blocks from lower tiers into host slots, and own the write-behind threads.
 
 Decide under the lock, move bytes without it, publish under it again. A promoted block is verified
-in its host slot before it is published. `store/write_behind.py` writes blocks to lower tiers.
+in its host slot before it is published (`store/record_reader.py`). `store/write_behind.py` writes
+blocks to lower tiers.
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import Outcome
-from holdfast.failpoints import reach
 from holdfast.fairness.fair_queue import Priority, WorkItem
 from holdfast.fairness.fair_threads import FairThreads
 from holdfast.limits import MIB
 from holdfast.store.block_table import HOST, BlockTable, InflightRead
 from holdfast.store.estimates import Estimates
 from holdfast.store.evict import reserve_slots
+from holdfast.store.record_reader import ReadRecord, RecordForm, RecordReader, WantedRecord
 from holdfast.store.rewrite import rewrite_misplaced
-from holdfast.store.verify import verify_record
 from holdfast.store.write_behind import WriteBehind
 from holdfast.tiers.base import Place, SharedTier, TierGet
 
@@ -42,6 +42,7 @@ _log = logging.getLogger("holdfast.store")
 class Promotion(NamedTuple):
     """One block being promoted: its row and key, its source, and its host slot.
 
+    `stored_bytes`: the size of the record at its source, that of a slot if it is not known.
     `erase_generation` is its domain's at the start.
     """
 
@@ -50,6 +51,7 @@ class Promotion(NamedTuple):
     tier: int
     source: Place
     slot: Place
+    stored_bytes: int
     erase_generation: int
 
 
@@ -89,6 +91,7 @@ class BlockMover:
         self._estimates = estimates
         self._readers = readers
         self._writers = [WriteBehind(table, number + 1) for number in range(len(table.lower))]
+        self._reader = RecordReader(table)
         self._prefetches: dict[int, ReadBatch] = {}
         """Prefetches that no fetch waits for yet, by row; under the store's lock."""
 
@@ -113,13 +116,12 @@ class BlockMover:
             if key is None or tier <= HOST:
                 break
             below.append((row, key, tier))
-        erase_generation, promotions = table.erase_generation(namespace.domain), list[Promotion]()
+        generation, promotions = table.erase_generation(namespace.domain), list[Promotion]()
         slots = reserve_slots(table, namespace, len(below))
         for (row, key, tier), slot in zip(below, slots, strict=False):
             table.reads[row] = InflightRead()
-            promotions.append(
-                Promotion(row, key, tier, Place(index.places[tier][row]), slot, erase_generation)
-            )
+            source, nbytes = Place(index.places[tier][row]), index.stored_bytes(row, tier)
+            promotions.append(Promotion(row, key, tier, source, slot, nbytes, generation))
         table.pin([promotion.row for promotion in promotions])
         return promotions
 
@@ -128,6 +130,7 @@ class BlockMover:
         namespace: Namespace,
         promotions: Sequence[Promotion],
         priority: Priority = Priority.DEMAND,
+        form: RecordForm = RecordForm.RAW,
     ) -> list[ReadBatch]:
         """Start reading blocks into their slots, in batches that follow chain order.
 
@@ -147,7 +150,7 @@ class BlockMover:
                 nbytes = len(read_batch) * size
                 self._estimates.asked(tier, nbytes, domain)
                 item = WorkItem(domain, nbytes, share, priority, request)
-                work = partial(self._promote, namespace, tier, read_batch)
+                work = partial(self._promote, namespace, tier, read_batch, form)
                 try:
                     reading = readers.submit(item, work)
                 except RuntimeError:  # the store was closed: blocks on lower tiers are misses
@@ -225,69 +228,63 @@ class BlockMover:
         self._end_reads(promotions)
 
     def _promote(
-        self, namespace: Namespace, tier: int, read_batch: Sequence[Promotion]
+        self, namespace: Namespace, tier: int, read_batch: Sequence[Promotion], form: RecordForm
     ) -> TierRead:
-        """Read one batch into its slots, open and verify it, publish it."""
+        """Read one batch into its slots, opened, verified and decoded; publish it."""
         began_ns = time.time_ns()
         table, lower = self._table, self._table.lower[tier - 1]
         host, size = table.host(namespace), namespace.slot_bytes
-        bad: list[TierGet] = []
-        outcomes = [Outcome.GONE] * len(read_batch)
-        batch = [
-            TierGet(promotion.source, promotion.key, host.view(promotion.slot, size), namespace)
-            for promotion in read_batch
+        wanted = [
+            WantedRecord(each.source, each.key, host.view(each.slot, size), each.stored_bytes)
+            for each in read_batch
         ]
+        records = [ReadRecord(Outcome.GONE)] * len(read_batch)
         try:
-            found = lower.read(batch)
-            reach("promotion_read")
-            outcomes = [
-                verify_record(table, get.into, get.key, namespace, tier)
-                if outcome is Outcome.OK
-                else outcome
-                for get, outcome in zip(batch, found, strict=True)
-            ]
-            came = zip(batch, found, outcomes, strict=True)
-            # A record that this host cannot open is not damaged: another host may have the key.
-            bad = [
-                get
-                for get, was, now in came
-                if was is Outcome.OK and now not in (Outcome.OK, Outcome.UNREADABLE)
-            ]
+            records = self._reader.read(namespace, tier, wanted, form)
         except Exception:  # noqa: BLE001  # a tier may be third-party code; no request fails for it
             _log.exception("reading failed tier=%s", lower.name)
-            outcomes = [Outcome.GONE] * len(read_batch)
         finally:
-            arrived = outcomes.count(Outcome.OK) * size
+            arrived = sum(record.outcome is Outcome.OK for record in records) * size
             self._estimates.arrived(tier, arrived, namespace.domain, of=len(read_batch) * size)
-            promoted = self._land(namespace, read_batch, outcomes)
+            promoted = self._land(namespace, read_batch, records)
         ended_ns = time.time_ns()
+        bad = [
+            TierGet(each.place, each.key, each.slot, namespace)
+            for each, record in zip(wanted, records, strict=True)
+            if record.is_damaged
+        ]
         # Before this batch's future is done, so that the next write of these blocks replaces them.
         if bad and isinstance(lower, SharedTier) and not table.sealing.is_away(namespace.domain):
             lower.delete_corrupt(bad)
-        good = [get.key for get, o in zip(batch, outcomes, strict=True) if o is Outcome.OK]
+        good = [e.key for e, r in zip(wanted, records, strict=True) if r.outcome is Outcome.OK]
         if rewrite_misplaced(table, tier, namespace, good) or promoted:
             self.wake()
         asked, nbytes = len(read_batch), len(good) * size
         return TierRead(lower.name, asked, len(good), nbytes, began_ns, ended_ns)
 
     def _land(
-        self, namespace: Namespace, read_batch: Sequence[Promotion], outcomes: Sequence[Outcome]
+        self, namespace: Namespace, read_batch: Sequence[Promotion], records: Sequence[ReadRecord]
     ) -> bool:
         """Publish the blocks that arrived; return whether some are queued for a tier between."""
         table, promoted = self._table, False
         with table.lock:
             landed, away = dict[int, Place](), table.sealing.is_away(namespace.domain)
             erase_generation = table.erase_generation(namespace.domain)
-            for promotion, outcome in zip(read_batch, outcomes, strict=True):
+            for promotion, record in zip(read_batch, records, strict=True):
+                outcome = record.outcome
+                there = table.index.places[promotion.tier][promotion.row]
                 stale = promotion.erase_generation != erase_generation or (
                     table.reads[promotion.row].is_dropped
                 )
                 if outcome is Outcome.OK and not away and not stale:
                     landed[promotion.row] = promotion.slot
+                    if record.is_encoded:
+                        table.encoded.add(promotion.row)
+                    if record.stored_bytes != promotion.stored_bytes and there == promotion.source:
+                        table.note_size(promotion.row, promotion.tier, record.stored_bytes)
                     promoted |= table.promoted_to_host(promotion.row, promotion.tier)
                 else:
                     table.give_back(namespace, [promotion.slot])
-                    there = table.index.places[promotion.tier][promotion.row]
                     late = outcome is Outcome.LATE and promotion.tier not in table.shared
                     failed = outcome is not Outcome.OK and not late
                     if failed and there == promotion.source and not away:

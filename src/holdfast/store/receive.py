@@ -3,7 +3,8 @@
 `receive_slots` reserves a slot for each announced header, the caller receives the bytes into it,
 and `publish_received` publishes the records that begin with the announced header. This node may
 lack the domain's key, so it does not hash payloads: they are unverified until read. Every reader
-verifies, and reports a corrupt record. `discard_received` frees slots that were not filled.
+verifies, and reports a corrupt record. An encoded record stays encoded, in a slot of the decoded
+size, until an engine of this node reads it. `discard_received` frees slots that were not filled.
 docs/decisions gives the reasons.
 """
 
@@ -13,7 +14,13 @@ from collections.abc import Sequence
 from itertools import compress, groupby
 from typing import NamedTuple
 
-from holdfast.blocks.envelope import HEADER_BYTES, SEAL_NONE, Header, header_of_record
+from holdfast.blocks.envelope import (
+    CODEC_NONE,
+    HEADER_BYTES,
+    SEAL_NONE,
+    Header,
+    header_of_record,
+)
 from holdfast.blocks.namespace import Namespace, namespace_of
 from holdfast.errors import Outcome
 from holdfast.store.block_table import HOST, BlockTable
@@ -32,6 +39,11 @@ class ReceiveSlot(NamedTuple):
     generation: Generation
     slot: memoryview | None
     held: bool
+
+    @property
+    def record(self) -> memoryview | None:
+        """The part of the slot for the record: an encoded one is shorter than its slot."""
+        return None if self.slot is None else self.slot[: self.header.stored_bytes]
 
 
 def receive_slots(store: StoreParts, headers: Sequence[Header]) -> list[ReceiveSlot]:
@@ -91,16 +103,17 @@ def publish_received(
     budget turned away has no slots at all; its call counts as FULL.
     """
     table, index, began_s = store.table, store.table.index, store.clock.now()
-    begun = b"".join(each.slot[:HEADER_BYTES] for each in receive_slots if each.slot is not None)
+    records = [each.record for each in receive_slots]
+    begun = b"".join(record[:HEADER_BYTES] for record in records if record is not None)
     headers_match = begun == announced
     outcomes: list[Outcome] = []
-    for each in receive_slots:
-        if each.slot is None:
+    for each, record in zip(receive_slots, records, strict=True):
+        if record is None:
             outcome = Outcome.OK if each.held else Outcome.FULL
-        elif not (headers_match or header_of_record(each.slot) == each.header):
+        elif not (headers_match or header_of_record(record) == each.header):
             outcome = Outcome.CORRUPT
         elif table.sealing.must_open(each.header):
-            landed = table.sealing.check_and_open(each.slot, each.header.key, each.namespace)
+            landed = table.sealing.check_and_open(record, each.header.key, each.namespace)
             outcome = Outcome.OK if landed is Outcome.OK else Outcome.CORRUPT
         else:
             outcome = Outcome.OK
@@ -130,6 +143,7 @@ def publish_received(
             else:
                 row = index.add(namespace, header.key, header.parent, header.depth)
                 here[row] = each.place
+                table.encoded.update([row] if header.codec != CODEC_NONE else ())
                 if not table.sealing.must_open(header):
                     table.unverified.add(row)
         for namespace, here in taken.items():

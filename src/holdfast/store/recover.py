@@ -110,7 +110,7 @@ class Recovery:
                     return
                 table.remove_copy(row, number)
                 row = table.index.add(namespace, header.key, header.parent, header.depth)
-            table.publish_below(row, number, place, header.epoch)
+            table.publish_below(row, number, place, header.stored_bytes, header.epoch)
             if row >= len(self._indexed):
                 self._indexed.extend([0] * (row + 1 - len(self._indexed)))
             self._indexed[row] = hash((header.key, place))

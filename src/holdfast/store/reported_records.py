@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from holdfast.blocks.envelope import header_of_record
 from holdfast.blocks.namespace import Namespace
-from holdfast.codec.pack import check_without_key
+from holdfast.codec.coded import check_reported
 from holdfast.errors import Outcome
 from holdfast.store.core import StoreParts
 from holdfast.store.verify import read_copy
@@ -48,7 +48,7 @@ def _check_copy(store: StoreParts, namespace: Namespace, key: bytes, tier: int) 
     try:
         read, record = read_copy(table, row, tier, place)
         if read is Outcome.OK:
-            outcome = check_without_key(record, key, namespace)
+            outcome = check_reported(record, key, namespace)
         header = header_of_record(record)
     finally:
         with table.lock:

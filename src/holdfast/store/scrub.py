@@ -181,7 +181,7 @@ def _verify_copy(store: StoreParts, row: int, tier: int) -> tuple[Outcome, int]:
         key, place = table.index.keys[row], Place(table.index.places[tier][row])
         if key is None or place < 0:
             return Outcome.MISS, 0
-        namespace = table.index.namespace(row)
+        namespace, nbytes = table.index.namespace(row), table.index.stored_bytes(row, tier)
         if table.sealing.is_away(namespace.domain):
             return Outcome.MISS, 0
         table.pin([row])
@@ -199,4 +199,4 @@ def _verify_copy(store: StoreParts, row: int, tier: int) -> tuple[Outcome, int]:
             if there and outcome is not Outcome.OK and not table.sealing.is_away(namespace.domain):
                 table.quarantine(row, tier, outcome)
             table.unpin([row])
-    return outcome, namespace.slot_bytes
+    return outcome, nbytes

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Container, Sequence
 
 from holdfast.blocks.envelope import (
-    CODEC_NONE,
     NONCE_BYTES,
     SEAL_AES_GCM,
     SEAL_NONE,
@@ -96,8 +95,9 @@ class Sealing:
 
         OK: the requested block, plain if its domain is ours. MISS: another block. UNREADABLE:
         sealed with a key that is not on the ring, plain although its domain is sealed, or of a
-        codec or record format that this build does not know. The first two are counted, and logged
-        at most once in `UNREADABLE_LOG_S` per domain. CORRUPT: anything else.
+        record format that this build does not know. The first two are counted, and logged at most
+        once in `UNREADABLE_LOG_S` per domain. CORRUPT: anything else. The record may be encoded,
+        before and after.
         """
         try:
             header, _ = read_header(record)
@@ -111,12 +111,8 @@ class Sealing:
         if header.raw_bytes != namespace.raw_bytes or not lengths_agree(header):
             return Outcome.CORRUPT
         if header.seal == SEAL_NONE:
-            outcome = self._check_plain(record, header)
-        else:
-            outcome = self._open(record, header)
-        if outcome is Outcome.OK and header.codec != CODEC_NONE and header.domain in self._ours:
-            return Outcome.UNREADABLE
-        return outcome
+            return self._check_plain(record, header)
+        return self._open(record, header)
 
     def _check_plain(self, record: memoryview, header: Header) -> Outcome:
         if not matches(record, header):

@@ -47,6 +47,7 @@ from holdfast.store.plan_log import PlanEnding
 from holdfast.store.prefault import ArenaPrefault
 from holdfast.store.probe_tiers import probe_tier, unmeasured_tiers
 from holdfast.store.receive import ReceiveSlot
+from holdfast.store.record_reader import RecordForm
 from holdfast.store.save import ChainRun, SaveSlots
 from holdfast.store.scrub import Scrubber
 from holdfast.store.session import EmbeddedSession
@@ -185,9 +186,11 @@ class Store(StoreParts):
         deadline_s: float,
         priority: Priority = Priority.DEMAND,
     ) -> FetchResult:
-        """Like `fetch`, for a caller that verifies every record itself."""
-        work = partial(fetch_path.fetch_unverified, self, namespace, keys, deadline_s, priority)
-        return self._fetch(work)
+        """Like `fetch`, for another node: the records may be encoded, and it verifies them."""
+        form = RecordForm.STORED
+        return self._fetch(
+            partial(fetch_path.fetch_unverified, self, namespace, keys, deadline_s, priority, form)
+        )
 
     def reserve(
         self,

@@ -61,7 +61,7 @@ class TierCodec:
         self._lock = threading.Lock()
         self._reads = QueueMeter()
         self._decodes = DecodeMeter()
-        self._encodes = mode == "planes"
+        self._encodes = mode not in ("auto", "off")
         self._raw_in_a_row: dict[Namespace, int] = {}
         self._encoded = self._decoded = self._kept_raw = self._mismatches = self._undecodable = 0
         self._raw_bytes = self._stored_bytes = self._quantised = 0

@@ -48,7 +48,7 @@ class UnreadableCount:
         self.lost += not kept
         for tier in tiers:
             self._copies[tier] += 1
-            self._bytes[tier] += table.index.namespace(row).slot_bytes
+            self._bytes[tier] += table.index.stored_bytes(row, tier)
 
     def tiers(self) -> dict[str, dict[str, int]]:
         """Return copies and bytes by the name of the tier, fastest first."""

@@ -1,9 +1,10 @@
 """Write-behind: copy saved blocks from host memory to one lower tier, in the background.
 
 The writer picks a batch under the store's lock, moves bytes without it, and publishes under it.
-Each tier has its own queue and thread, so that a slow pool does not delay the disk. Blocks of a
-sealed domain are sealed into staging memory in groups. The cipher releases the GIL, so some groups
-are sealed while others are written.
+Each tier has its own queue and thread, so that a slow pool does not delay the disk. A batch is
+encoded into staging memory if the tier's codec pays, and gets places for the size that it has then.
+Blocks of a sealed domain are sealed into staging memory in groups. The cipher releases the GIL, so
+some groups are sealed while others are written.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import NamedTuple
 
-from holdfast.blocks.envelope import read_header
+from holdfast.blocks.envelope import read_header, record_length
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.seal import Sealer
 from holdfast.errors import ConfigError, FormatError, Outcome
@@ -26,9 +27,10 @@ from holdfast.failpoints import reach
 from holdfast.limits import MIB
 from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.evict import evict_below
+from holdfast.store.record_encoder import STAGE_BYTES, RecordEncoder
 from holdfast.store.rewrite import defer_queued
 from holdfast.store.sealing import UNKNOWN_EPOCH
-from holdfast.store.verify import verify_in_memory
+from holdfast.store.verify import is_damaged_in_memory
 from holdfast.tiers.base import (
     NOWHERE,
     LocalTier,
@@ -81,7 +83,8 @@ _log = logging.getLogger("holdfast.store")
 class _Load(NamedTuple):
     """One block to be written from its slot; `erase_generation` is its domain's at the start.
 
-    `sealer`: OK if the block needs no seal, another outcome if it cannot be sealed.
+    `encodes`: it is to be encoded. `held`: a shared tier has it already. `sealer`: OK if the block
+    needs no seal, another outcome if it cannot be sealed.
     """
 
     row: int
@@ -89,6 +92,8 @@ class _Load(NamedTuple):
     put: TierPut
     domain: bytes
     erase_generation: int
+    encodes: bool = False
+    held: bool = False
     sealer: Sealer | Outcome = Outcome.OK
 
 
@@ -107,6 +112,7 @@ class WriteBehind:
         name = f"holdfast-to-{self._tier.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._parallel = SHARED_SEAL if isinstance(self._tier, SharedTier) else LOCAL_SEAL
+        self._encoder = RecordEncoder(table, table.codecs[number - 1])
         self._sealers: ThreadPoolExecutor | None = None
         self._work_slots = threading.BoundedSemaphore(self._parallel.sealed_at_once)
         # One for each sealing thread, and one for the writer, if the pool takes no more work.
@@ -170,13 +176,13 @@ class WriteBehind:
             table.pin(rows)
             table.queues.set_writing(number, len(rows))
         try:
-            batch = self._reserve(picked)
+            batch = self._reserve(self._encode(self._mark_held(picked)))
             try:
                 sent = self._send(batch)
             except Exception:  # noqa: BLE001  # a tier may be third-party code
                 _log.exception("writing failed tier=%s", self._tier.name)
                 sent = [(Outcome.GONE, UNKNOWN_EPOCH)] * len(batch)
-                self._free([load.put.place for load in batch])
+                self._free([load.put.place for load in batch if not load.held])
             self._publish(batch, sent)
         finally:
             with table.lock:
@@ -191,7 +197,7 @@ class WriteBehind:
         damaged = {
             load.row
             for load, (outcome, _) in zip(batch, sent, strict=True)
-            if outcome is Outcome.CORRUPT and verify_in_memory(table, load.row) == NOWHERE
+            if outcome is Outcome.CORRUPT and is_damaged_in_memory(table, load.row)
         }
         away = not takes_writes(self._tier)
         with table.lock:
@@ -213,7 +219,8 @@ class WriteBehind:
                         table.queues.do_not_admit([row])
                     else:
                         table.failed_remote.forget(name)
-                        table.publish_below(row, number, place, epoch)
+                        nbytes = 0 if load.held else len(load.put.record)
+                        table.publish_below(row, number, place, nbytes, epoch)
                 elif away:
                     table.queues.defer(row, number)
                 else:
@@ -225,10 +232,7 @@ class WriteBehind:
         Returns for each block the outcome and the epoch of the data key that sealed it:
         `UNKNOWN_EPOCH` if it is not sealed, or if another node sealed it.
         """
-        known = [False] * len(batch)
-        if batch and isinstance(self._tier, Queryable):
-            known = self._tier.known([load.put for load in batch])
-        new = [load for load, there in zip(batch, known, strict=True) if not there]
+        new = [load for load in batch if not load.held]
         sealing, written = self._table.sealing, list[tuple[Outcome, int]]()
         if any(sealing.seals(load.domain) for load in new):
             if self._sealers is None:
@@ -257,7 +261,7 @@ class WriteBehind:
             outcomes = self._tier.write([load.put for load in new])
             written = [(outcome, UNKNOWN_EPOCH) for outcome in outcomes]
         rest = iter(written)
-        return [(Outcome.OK, UNKNOWN_EPOCH) if there else next(rest) for there in known]
+        return [(Outcome.OK, UNKNOWN_EPOCH) if load.held else next(rest) for load in batch]
 
     def _send_sealed(self, group: Sequence[_Load]) -> list[Outcome]:
         """Seal a group into this thread's staging buffer, then write it.
@@ -291,42 +295,79 @@ class WriteBehind:
     def _pick(self) -> list[_Load]:
         """Dequeue a batch, without places on a local tier. Call under the lock."""
         table, number = self._table, self._number
-        rows: list[int] = []
-        while len(rows) < BATCH_BLOCKS and (row := table.queues.pop(number)) >= 0:
+        batch, to_encode = list[_Load](), 0
+        while (
+            len(batch) < BATCH_BLOCKS
+            and to_encode < STAGE_BYTES
+            and (row := table.queues.pop(number)) >= 0
+        ):
             if not table.is_on(row, HOST) or table.is_on(row, number):
                 continue
             try:
-                read_header(self._record(row))
+                header, _ = read_header(record := self._record(row))
             except FormatError:
                 table.quarantine(row, HOST, Outcome.CORRUPT)
-            else:
-                rows.append(row)
-        # Evict within the domains' quotas on this tier.
-        incoming, batch = Counter[bytes](), list[_Load]()
-        for row in rows:
-            namespace = table.index.namespace(row)
-            domain, nbytes = namespace.domain, incoming[namespace.domain] + namespace.slot_bytes
-            if not evict_below(table, namespace, number, nbytes):
-                table.queues.do_not_admit([row])
                 continue
-            incoming[domain] = nbytes
-            record, slot = self._record(row), table.index.places[HOST][row]
-            place = NOWHERE if self._local else segment_place(read_header(record)[0].segment)
-            put = TierPut(place, record)
-            batch.append(_Load(row, slot, put, domain, table.erase_generation(domain)))
+            namespace, slot = table.index.namespace(row), table.index.places[HOST][row]
+            put = TierPut(NOWHERE if self._local else segment_place(header.segment), record)
+            generation = table.erase_generation(namespace.domain)
+            encodes = row not in table.encoded and self._encoder.wants(namespace)
+            batch.append(_Load(row, slot, put, namespace.domain, generation, encodes))
+            to_encode += len(record) if encodes else 0
         return batch
 
-    def _reserve(self, picked: Sequence[_Load]) -> list[_Load]:
-        """Return the picked blocks for which the tier has a place.
+    def _mark_held(self, picked: Sequence[_Load]) -> list[_Load]:
+        """Note which of the picked blocks a shared tier has already: they need no encoding."""
+        if not picked or not isinstance(self._tier, Queryable):
+            return list(picked)
+        known = self._tier.known([load.put for load in picked])
+        return [
+            load._replace(held=held) if held else load
+            for load, held in zip(picked, known, strict=True)
+        ]
+
+    def _encode(self, picked: Sequence[_Load]) -> list[_Load]:
+        """Encode the blocks that are to be encoded; leave out those that are damaged in memory."""
+        table, index = self._table, self._table.index
+        chosen = [load for load in picked if load.encodes and not load.held]
+        if not chosen:
+            return list(picked)
+        encoded = iter(
+            self._encoder.encode([(load.put.record, index.namespace(load.row)) for load in chosen])
+        )
+        batch = list[_Load]()
+        for load in picked:
+            record = next(encoded) if load.encodes and not load.held else load.put.record
+            if record is not None:
+                batch.append(load._replace(put=load.put._replace(record=record)))
+            elif not is_damaged_in_memory(table, load.row):
+                batch.append(load)
+        return batch
+
+    def _make_room(self, picked: Sequence[_Load]) -> list[_Load]:
+        """Evict within the domains' quotas on this tier; return the blocks that fit them."""
+        table, incoming, batch = self._table, Counter[bytes](), list[_Load]()
+        with table.lock:
+            for load in picked:
+                nbytes = incoming[load.domain] + len(load.put.record)
+                if evict_below(table, load.domain, self._number, nbytes):
+                    incoming[load.domain] = nbytes
+                    batch.append(load)
+                else:
+                    table.queues.do_not_admit([load.row])
+        return batch
+
+    def _reserve(self, encoded: Sequence[_Load]) -> list[_Load]:
+        """Return the blocks that fit the quotas, and for which the tier has a place.
 
         The lock is held until what the tier evicted has left the index: otherwise a drop or an
         eviction beside this frees places that the tier has just reserved for these blocks.
         A tier of another package may be slow, so it is asked before the lock is taken; until then
         `holding_frees` keeps such places.
         """
-        tier = self._local
+        tier, picked = self._local, self._make_room(encoded)
         if tier is None or not picked:
-            return list(picked)
+            return picked
         table, batch = self._table, list[_Load]()
         with tier.holding_frees() if isinstance(tier, CheckedLocalTier) else table.lock:
             reserved = tier.reserve([len(load.put.record) for load in picked])
@@ -342,9 +383,11 @@ class WriteBehind:
         return batch
 
     def _record(self, row: int) -> memoryview:
+        """Return the record of a row in memory; one that another node encoded is shorter."""
         namespace = self._table.index.namespace(row)
         slot = Place(self._table.index.places[HOST][row])
-        return self._table.host(namespace).view(slot, namespace.slot_bytes)
+        record = self._table.host(namespace).view(slot, namespace.slot_bytes)
+        return record[: record_length(record)] if row in self._table.encoded else record
 
     def _free(self, places: Sequence[Place]) -> None:
         """Free places that were not written; nothing is reserved on a shared tier."""

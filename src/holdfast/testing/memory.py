@@ -118,9 +118,9 @@ class MemoryTier:
         if self._closed:
             return Outcome.GONE
         record = self._records.get(get.place)
-        if record is None or len(record) != len(get.into):
+        if record is None or len(record) > len(get.into):
             return Outcome.MISS
-        get.into[:] = record
+        get.into[: len(record)] = record
         header = header_of_record(record)
         return Outcome.OK if header is None or header.key == get.key else Outcome.MISS
 
@@ -191,7 +191,7 @@ class SharedMemoryTier:
         namespace = namespace_of(header)
         _, held = self.records.get((namespace, header.key), (NOWHERE, b""))
         self._counts.add(written_bytes=len(put.record))
-        if len(held) == len(put.record) and not self._unverified.is_replaced_by(namespace, header):
+        if held and not self._unverified.is_replaced_by(namespace, header):
             return Outcome.OK
         self.records[namespace, header.key] = (put.place, bytes(put.record))
         self._unverified.unmark(namespace, header.key)
@@ -202,8 +202,8 @@ class SharedMemoryTier:
             self._counts.add(failures=1)
             return Outcome.GONE
         place, record = self.records.get((get.namespace, get.key), (NOWHERE, b""))
-        if place != get.place or len(record) != len(get.into):
+        if place != get.place or not 0 < len(record) <= len(get.into):
             return Outcome.MISS
-        get.into[:] = record
+        get.into[: len(record)] = record
         self._counts.add(read_bytes=len(record))
         return Outcome.OK

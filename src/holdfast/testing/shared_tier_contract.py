@@ -25,10 +25,11 @@ import msgspec
 import pytest
 
 from holdfast.buffers import aligned_buffer
+from holdfast.codec.codec import Codec
 from holdfast.errors import Outcome
 from holdfast.limits import MIB, SEGMENT_BLOCKS
 from holdfast.testing.chained import ChainedBlocks
-from holdfast.testing.payloads import is_right, key_of, namespace_of
+from holdfast.testing.payloads import key_of, namespace_of, shortened
 from holdfast.testing.stalls import StallWatch
 from holdfast.tiers.base import (
     AnsweringTier,
@@ -79,8 +80,11 @@ class SharedTierContract:
     """The tests; a subclass makes the remote side and the tier.
 
     `deadline_s`: maximum duration of every call, in any state of the remote side. `slack_s`:
-    additional time on a busy machine. Stalls of the machine are not counted.
+    additional time on a busy machine. Stalls of the machine are not counted. `codec`: encodes all
+    records of the tests, so that most are shorter than a slot.
     """
+
+    codec: ClassVar[Codec | None] = None
 
     deadline_s: ClassVar[float] = 2.0
     slack_s: ClassVar[float] = 2.0
@@ -93,6 +97,10 @@ class SharedTierContract:
         """Return a new tier that is a client of this remote side."""
         raise NotImplementedError
 
+    def blocks(self, payload_bytes: int) -> ChainedBlocks:
+        """Return test blocks with payloads of this many bytes."""
+        return ChainedBlocks(payload_bytes, codec=self.codec)
+
     @pytest.fixture
     def remote_side(self, tmp_path: Path) -> Iterator[RemoteSide]:
         """A remote side for one test."""
@@ -104,7 +112,7 @@ class SharedTierContract:
     def tier(self, remote_side: RemoteSide) -> Iterator[SharedTier]:
         """A tier that has written to the remote side; closed at the end."""
         tier = self.make_tier(remote_side)
-        self._await_recovery(tier, ChainedBlocks(4_000))
+        self._await_recovery(tier, self.blocks(4_000))
         yield tier
         tier.close()
 
@@ -116,26 +124,26 @@ class SharedTierContract:
 
     @pytest.mark.parametrize("nbytes", SIZES)
     def test_what_was_written_is_read(self, tier: SharedTier, nbytes: int) -> None:
-        blocks = ChainedBlocks(nbytes)
+        blocks = self.blocks(nbytes)
         assert blocks.save(tier, range(6)) == [Outcome.OK] * 6
         assert blocks.load(tier, range(6)) == [Outcome.OK] * 6
 
     def test_what_one_wrote_another_reads(self, tier: SharedTier, remote_side: RemoteSide) -> None:
-        blocks = ChainedBlocks(65_000)
+        blocks = self.blocks(65_000)
         blocks.save(tier, range(6))
         with closing(self.make_tier(remote_side)) as other:
             assert other.held(blocks.namespace, blocks.keys(8), 0) == 6  # noqa: PLR2004  # as saved
             assert blocks.load(other, range(6)) == [Outcome.OK] * 6
 
     def test_a_block_may_be_written_again(self, tier: SharedTier) -> None:
-        blocks = ChainedBlocks(65_000)
+        blocks = self.blocks(65_000)
         for _ in range(3):
             assert blocks.save(tier, range(3)) == [Outcome.OK] * 3
         assert blocks.load(tier, range(3)) == [Outcome.OK] * 3
 
     def test_blocks_of_many_sizes_and_segments_in_one_batch(self, tier: SharedTier) -> None:
         puts, gets = [], []
-        for blocks in map(ChainedBlocks, SIZES):
+        for blocks in map(self.blocks, SIZES):
             puts += blocks.puts([0, 1, SEGMENT_BLOCKS])
             gets += blocks.gets([0, 1, SEGMENT_BLOCKS])
         assert tier.write(puts) == [Outcome.OK] * len(puts)
@@ -147,7 +155,7 @@ class SharedTierContract:
         assert tier.held(namespace_of(4_000), [], 0) == 0
 
     def test_buffers_stay_the_callers(self, tier: SharedTier) -> None:
-        blocks = ChainedBlocks(65_000)
+        blocks = self.blocks(65_000)
         [put] = blocks.puts([1])
         before = bytes(put.record)
         assert tier.write([put]) == [Outcome.OK]
@@ -156,7 +164,7 @@ class SharedTierContract:
         assert blocks.load(tier, [1]) == [Outcome.OK]
 
     def test_an_unaligned_buffer_is_served_too(self, tier: SharedTier) -> None:
-        blocks = ChainedBlocks(65_000)
+        blocks = self.blocks(65_000)
         [put] = blocks.puts([1])
         shifted = memoryview(bytearray(len(put.record) + 17))[17:]
         shifted[:] = put.record
@@ -164,21 +172,21 @@ class SharedTierContract:
         shifted[:] = bytes(len(shifted))
         [get] = blocks.gets([1])
         assert tier.read([get._replace(into=shifted)]) == [Outcome.OK]
-        assert is_right(shifted, blocks.namespace, get.key)
+        assert blocks.is_right(shifted, get.key)
 
     # Places.
 
     def test_a_place_holds_nothing_until_it_is_written(self, tier: SharedTier) -> None:
-        assert ChainedBlocks(4_000).load(tier, [0]) == [Outcome.MISS]
+        assert self.blocks(4_000).load(tier, [0]) == [Outcome.MISS]
 
     def test_a_whole_record_stays_although_a_reader_reports_it(self, tier: SharedTier) -> None:
-        blocks = ChainedBlocks(65_000)
+        blocks = self.blocks(65_000)
         blocks.save(tier, range(4))
         tier.delete_corrupt(blocks.gets([1, 3]))
         assert blocks.load(tier, range(4)) == [Outcome.OK] * 4
 
     def test_what_was_deleted_is_gone_and_can_be_written_again(self, tier: SharedTier) -> None:
-        blocks = ChainedBlocks(65_000)
+        blocks = self.blocks(65_000)
         blocks.save(tier, range(4))
         tier.delete(blocks.gets([1, 3]))
         assert blocks.load(tier, [0]) == [Outcome.OK]
@@ -189,7 +197,7 @@ class SharedTierContract:
     # Misses.
 
     def test_what_is_not_there_is_a_miss(self, tier: SharedTier) -> None:
-        blocks = ChainedBlocks(65_000)
+        blocks = self.blocks(65_000)
         blocks.save(tier, [0, 1, 3, 4])
         outcomes = blocks.load(tier, range(6))
         assert outcomes[:3] == [Outcome.OK, Outcome.OK, Outcome.MISS]
@@ -198,28 +206,48 @@ class SharedTierContract:
         assert blocks.load(tier, [3, 4]) == [Outcome.OK] * 2
 
     def test_another_key_is_never_served(self, tier: SharedTier) -> None:
-        blocks = ChainedBlocks(4_000)
+        blocks = self.blocks(4_000)
         blocks.save(tier, range(3))
         wrong = [get._replace(place=Place(get.place ^ 5)) for get in blocks.gets(range(3))]
         assert blocks.check(wrong, tier.read(wrong)) <= {Outcome.OK, Outcome.MISS}
         wrong = [get._replace(key=key_of(9, 9)) for get in blocks.gets(range(3))]
         assert tier.read(wrong) == [Outcome.MISS] * 3
 
-    def test_a_record_of_another_length_is_a_miss(self, tier: SharedTier) -> None:
-        blocks = ChainedBlocks(65_000)
+    def test_a_record_longer_than_its_buffer_is_a_miss(self, tier: SharedTier) -> None:
+        blocks = self.blocks(65_000)
         blocks.save(tier, range(4))
         gets = blocks.gets(range(4))
-        for number, nbytes in ((1, 4_096), (2, 1 << 20)):
-            gets[number] = gets[number]._replace(into=aligned_buffer(nbytes))
+        gets[2] = gets[2]._replace(into=aligned_buffer(4_096))
         outcomes = tier.read(gets)
-        assert outcomes[:3] == [Outcome.OK, Outcome.MISS, Outcome.MISS]
-        blocks.check([gets[0], gets[3]], [outcomes[0], outcomes[3]])
+        assert outcomes[:3] == [Outcome.OK, Outcome.OK, Outcome.MISS]
+        blocks.check([*gets[:2], gets[3]], [*outcomes[:2], outcomes[3]])
         assert blocks.load(tier, range(4)) == [Outcome.OK] * 4
+
+    def test_a_buffer_may_be_longer_than_its_record(self, tier: SharedTier) -> None:
+        blocks = self.blocks(65_000)
+        blocks.save(tier, range(4))
+        gets = blocks.gets(range(4))
+        gets[1] = gets[1]._replace(into=aligned_buffer(1 << 20))
+        assert blocks.check(gets, tier.read(gets)) == {Outcome.OK}
+
+    def test_records_of_one_namespace_may_differ_in_length(self, tier: SharedTier) -> None:
+        blocks = self.blocks(65_000)
+        puts = blocks.puts(range(6))
+        cut = {number: shortened(puts[number].record) for number in (1, 4)}
+        mixed = [
+            put._replace(record=cut.get(number, put.record)) for number, put in enumerate(puts)
+        ]
+        assert tier.write(mixed) == [Outcome.OK] * 6
+        gets = blocks.gets(range(6))
+        assert tier.read(gets) == [Outcome.OK] * 6
+        for number, get in enumerate(gets):
+            record = mixed[number].record
+            assert bytes(get.into[16 : len(record)]) == bytes(record[16:])
 
     # The same key in another namespace.
 
     def test_the_same_key_in_two_namespaces_is_two_records(self, tier: SharedTier) -> None:
-        mine = ChainedBlocks(65_000)
+        mine = self.blocks(65_000)
         theirs, keys = mine.twin(), mine.keys(4)
         assert mine.save(tier, range(4)) == [Outcome.OK] * 4
         assert tier.held(theirs.namespace, keys, 0) == 0
@@ -232,7 +260,7 @@ class SharedTierContract:
     def test_one_batch_deletes_in_each_namespace_what_it_names_there(
         self, tier: SharedTier
     ) -> None:
-        mine = ChainedBlocks(65_000)
+        mine = self.blocks(65_000)
         theirs = mine.twin()
         mine.save(tier, range(3))
         theirs.save(tier, range(3))
@@ -245,7 +273,7 @@ class SharedTierContract:
     # Coverage.
 
     def test_the_leading_run_is_counted_up_to_a_hole(self, tier: SharedTier) -> None:
-        blocks = ChainedBlocks(4_000)
+        blocks = self.blocks(4_000)
         keys = blocks.keys(20)
         assert tier.held(blocks.namespace, keys, 0) == 0
         blocks.save(tier, [*range(7), *range(8, 20)])
@@ -256,7 +284,7 @@ class SharedTierContract:
         assert tier.held(blocks.namespace, keys, 20) == 0
 
     def test_a_run_goes_on_in_the_next_segment(self, tier: SharedTier) -> None:
-        blocks = ChainedBlocks(4_000)
+        blocks = self.blocks(4_000)
         keys = blocks.keys(SEGMENT_BLOCKS + 10)
         blocks.save(tier, range(SEGMENT_BLOCKS - 4, SEGMENT_BLOCKS + 8))
         assert tier.held(blocks.namespace, keys, 0) == 0
@@ -269,7 +297,7 @@ class SharedTierContract:
     ) -> None:
         if not isinstance(tier, Queryable):
             return  # the store does not query it before a write
-        blocks = ChainedBlocks(400_000)
+        blocks = self.blocks(400_000)
         puts = blocks.puts(range(6))
         assert not any(tier.known(puts))
         blocks.save(tier, range(3))
@@ -283,7 +311,7 @@ class SharedTierContract:
     # Threads.
 
     def test_many_use_it_at_once(self, tier: SharedTier) -> None:
-        blocks = ChainedBlocks(65_000)
+        blocks = self.blocks(65_000)
         blocks.save(tier, range(16))
 
         def churn(seed: int) -> None:
@@ -305,7 +333,7 @@ class SharedTierContract:
     ) -> None:
         if not isinstance(tier, AnsweringTier):
             return
-        blocks = ChainedBlocks(65_000)
+        blocks = self.blocks(65_000)
         blocks.save(tier, range(3))
         keys = blocks.keys(4)
         assert tier.ask(blocks.namespace, keys, 0) == HeldAnswer(3, Outcome.OK)
@@ -320,7 +348,7 @@ class SharedTierContract:
     def test_a_dead_remote_side_is_an_outcome_in_time(
         self, tier: SharedTier, remote_side: RemoteSide
     ) -> None:
-        blocks = ChainedBlocks(65_000)
+        blocks = self.blocks(65_000)
         blocks.save(tier, range(3))
         remote_side.kill()
         self._expect_failure(tier, blocks, {Outcome.GONE, Outcome.LATE})
@@ -329,7 +357,7 @@ class SharedTierContract:
     def test_a_stalled_remote_side_is_an_outcome_in_time(
         self, tier: SharedTier, remote_side: RemoteSide
     ) -> None:
-        blocks = ChainedBlocks(65_000)
+        blocks = self.blocks(65_000)
         blocks.save(tier, range(3))
         remote_side.stall()
         try:
@@ -340,7 +368,7 @@ class SharedTierContract:
     def test_nothing_is_written_into_a_buffer_after_the_call(
         self, tier: SharedTier, remote_side: RemoteSide
     ) -> None:
-        blocks = ChainedBlocks(2 * MIB)
+        blocks = self.blocks(2 * MIB)
         blocks.save(tier, range(8))
         gets = blocks.gets(range(8))
         remote_side.stall()
@@ -357,7 +385,7 @@ class SharedTierContract:
     def test_it_is_used_again_once_it_is_back(
         self, tier: SharedTier, remote_side: RemoteSide
     ) -> None:
-        blocks = ChainedBlocks(65_000)
+        blocks = self.blocks(65_000)
         blocks.save(tier, range(3))
         remote_side.kill()
         self._expect_failure(tier, blocks, {Outcome.GONE, Outcome.LATE})
@@ -371,7 +399,7 @@ class SharedTierContract:
     ) -> None:
         if not isinstance(tier, Reachable):
             return  # it does not report this
-        blocks = ChainedBlocks(65_000)
+        blocks = self.blocks(65_000)
         blocks.save(tier, range(3))
         assert tier.reachable()
         remote_side.kill()
@@ -386,7 +414,7 @@ class SharedTierContract:
         assert tier.reachable()
 
     def test_it_opens_while_its_remote_side_is_dead(self, remote_side: RemoteSide) -> None:
-        blocks = ChainedBlocks(65_000)
+        blocks = self.blocks(65_000)
         remote_side.kill()
         with closing(self.make_tier(remote_side)) as tier:
             self._expect_failure(tier, blocks, {Outcome.GONE, Outcome.LATE})
@@ -396,12 +424,12 @@ class SharedTierContract:
     def test_usage_counts_bytes_and_failures(
         self, tier: SharedTier, remote_side: RemoteSide
     ) -> None:
-        blocks, before = ChainedBlocks(65_000), tier.usage()
+        blocks, before = self.blocks(65_000), tier.usage()
         blocks.save(tier, range(3))
         blocks.load(tier, range(2))
-        size, usage = blocks.namespace.slot_bytes, tier.usage()
-        assert usage.written_bytes - before.written_bytes == 3 * size
-        assert usage.read_bytes - before.read_bytes == 2 * size
+        sizes, usage = [len(put.record) for put in blocks.puts(range(3))], tier.usage()
+        assert usage.written_bytes - before.written_bytes == sum(sizes)
+        assert usage.read_bytes - before.read_bytes == sum(sizes[:2])
         assert usage.failures == before.failures
         remote_side.kill()
         blocks.load(tier, [0])
@@ -428,7 +456,7 @@ class SharedTierContract:
             assert msgspec.msgpack.encode(described)
 
     def test_after_close_everything_is_gone(self, tier: SharedTier) -> None:
-        blocks = ChainedBlocks(4_000)
+        blocks = self.blocks(4_000)
         blocks.save(tier, range(2))
         tier.close()
         tier.close()

@@ -25,8 +25,18 @@ import pytest
 
 from holdfast.blocks.namespace import namespace_of as namespace_of_header
 from holdfast.buffers import aligned_buffer
+from holdfast.codec.codec import Codec
 from holdfast.errors import Outcome
-from holdfast.testing.payloads import is_right, key_of, namespace_of, record_of
+from holdfast.testing.payloads import (
+    encoded_record,
+    header_of,
+    is_right,
+    is_right_encoded,
+    key_of,
+    namespace_of,
+    record_of,
+    shortened,
+)
 from holdfast.tiers.base import NOWHERE, LocalTier, Place, ReservedPlaces, TierGet, TierPut
 from holdfast.tiers.reported import tier_status
 
@@ -38,8 +48,11 @@ class TierContract:
     """The tests; a subclass makes the tier.
 
     `durable`: a second tier on the same folder finds the records of the first. `capacity_bytes`:
-    the argument of `make_tier`; the tier may have a little less.
+    the argument of `make_tier`; the tier may have a little less. `codec`: encodes all records of
+    the tests, so that most are shorter than a slot.
     """
+
+    codec: ClassVar[Codec | None] = None
 
     durable: ClassVar[bool] = False
     capacity_bytes: ClassVar[int] = 16 << 20
@@ -47,6 +60,10 @@ class TierContract:
     def make_tier(self, folder: Path, capacity_bytes: int) -> LocalTier:
         """Return a new tier; `folder` is empty at first, and the same at a restart."""
         raise NotImplementedError
+
+    def blocks(self, payload_bytes: int, seed: int = 0) -> Blocks:
+        """Return test blocks with payloads of this many bytes."""
+        return Blocks(payload_bytes, seed, self.codec)
 
     @pytest.fixture
     def tier(self, tmp_path: Path) -> Iterator[LocalTier]:
@@ -59,13 +76,13 @@ class TierContract:
 
     @pytest.mark.parametrize("nbytes", SIZES)
     def test_what_was_written_is_read(self, tier: LocalTier, nbytes: int) -> None:
-        blocks = Blocks(nbytes)
+        blocks = self.blocks(nbytes)
         places = blocks.save(tier, range(8))
         assert NOWHERE not in places
         assert blocks.load(tier, range(8), places) == [Outcome.OK] * 8
 
     def test_records_of_many_sizes_share_a_tier(self, tier: LocalTier) -> None:
-        held = [(blocks, blocks.save(tier, range(4))) for blocks in map(Blocks, SIZES)]
+        held = [(blocks, blocks.save(tier, range(4))) for blocks in map(self.blocks, SIZES)]
         for blocks, places in held:
             assert blocks.load(tier, range(4), places) == [Outcome.OK] * 4
 
@@ -74,6 +91,28 @@ class TierContract:
         assert len(set(places)) == 20  # noqa: PLR2004 - as asked
         assert min(places) >= 0
 
+    def test_records_of_one_namespace_may_differ_in_length(self, tier: LocalTier) -> None:
+        blocks = self.blocks(65_000)
+        records = [blocks.record(number) for number in range(6)]
+        records[1], records[4] = shortened(records[1]), shortened(records[4])
+        before = tier.usage().used_bytes
+        places = tier.reserve([*map(len, records)]).places
+        puts = [TierPut(place, record) for place, record in zip(places, records, strict=True)]
+        assert tier.write(puts) == [Outcome.OK] * 6
+        used = tier.usage().used_bytes - before
+        assert used <= sum(map(len, records)) + sum(map(len, (records[1], records[4])))
+        gets = blocks.gets(range(6), places)
+        assert tier.read(gets) == [Outcome.OK] * 6
+        for get, record in zip(gets, records, strict=True):
+            assert bytes(get.into[16 : len(record)]) == bytes(record[16:])
+
+    def test_a_record_longer_than_its_buffer_is_a_miss(self, tier: LocalTier) -> None:
+        blocks = self.blocks(65_000)
+        places = blocks.save(tier, range(3))
+        gets = blocks.gets(range(3), places)
+        gets[1] = gets[1]._replace(into=aligned_buffer(4_096))
+        assert tier.read(gets) == [Outcome.OK, Outcome.MISS, Outcome.OK]
+
     def test_an_empty_batch_is_nothing(self, tier: LocalTier) -> None:
         assert tier.reserve([]) == ReservedPlaces([], [])
         assert tier.write([]) == []
@@ -81,7 +120,7 @@ class TierContract:
         tier.free([])
 
     def test_buffers_stay_the_callers(self, tier: LocalTier) -> None:
-        blocks = Blocks(65_000)
+        blocks = self.blocks(65_000)
         record = blocks.record(1)
         before = bytes(record[16:])
         [place] = tier.reserve([len(record)]).places
@@ -91,7 +130,7 @@ class TierContract:
         assert blocks.load(tier, [1], [place]) == [Outcome.OK]
 
     def test_an_unaligned_buffer_is_served_too(self, tier: LocalTier) -> None:
-        blocks = Blocks(65_000)
+        blocks = self.blocks(65_000)
         size = len(blocks.record(1))
         [place] = tier.reserve([size]).places
         shifted = memoryview(bytearray(size + 17))[17:]
@@ -99,26 +138,26 @@ class TierContract:
         assert tier.write([TierPut(place, shifted)]) == [Outcome.OK]
         shifted[:] = bytes(size)
         assert tier.read([TierGet(place, blocks.key(1), shifted, blocks.namespace)]) == [Outcome.OK]
-        assert is_right(shifted, blocks.namespace, blocks.key(1))
+        assert blocks.is_right(shifted, 1)
 
     # Misses.
 
     def test_a_reserved_place_holds_nothing(self, tier: LocalTier) -> None:
-        blocks = Blocks(4_000)
+        blocks = self.blocks(4_000)
         places = tier.reserve([len(blocks.record(1))]).places
         blocks.expect_nothing(tier, [1], places)
 
     def test_another_key_is_never_served(self, tier: LocalTier) -> None:
-        blocks = Blocks(4_000)
+        blocks = self.blocks(4_000)
         places = blocks.save(tier, range(4))
         blocks.expect_nothing(tier, range(4), places[1:] + places[:1])
 
     def test_a_place_that_never_was_is_a_miss(self, tier: LocalTier) -> None:
-        blocks = Blocks(4_000)
+        blocks = self.blocks(4_000)
         blocks.expect_nothing(tier, [1, 2], [Place(1 << 50), Place(12_345)])
 
     def test_a_freed_place_is_a_miss_or_another_record(self, tier: LocalTier) -> None:
-        blocks = Blocks(65_000)
+        blocks = self.blocks(65_000)
         places = blocks.save(tier, range(6))
         tier.free(places[:3])
         blocks.expect_nothing(tier, range(3), places[:3])
@@ -126,7 +165,7 @@ class TierContract:
         tier.free(places[:3])
 
     def test_writing_where_nothing_is_reserved_fails(self, tier: LocalTier) -> None:
-        blocks = Blocks(4_000)
+        blocks = self.blocks(4_000)
         record = blocks.record(1)
         [place] = tier.reserve([len(record)]).places
         tier.free([place])
@@ -144,14 +183,14 @@ class TierContract:
         assert tier.reserve([0]) == ReservedPlaces([NOWHERE], [])
 
     def test_a_size_it_can_never_hold_drops_nothing(self, tier: LocalTier) -> None:
-        blocks = Blocks(65_000)
+        blocks = self.blocks(65_000)
         places = blocks.save(tier, range(4))
         found = tier.reserve([tier.usage().capacity_bytes * 2])
         assert found == ReservedPlaces([NOWHERE], [])
         assert blocks.load(tier, range(4), places) == [Outcome.OK] * 4
 
     def test_a_full_tier_reserves_nowhere_and_freed_places_again(self, tier: LocalTier) -> None:
-        size = len(Blocks(300_000).record(0))
+        size = len(self.blocks(300_000).record(0))
         places: list[Place] = []
         while (found := tier.reserve([size])).places != [NOWHERE]:
             assert not found.dropped, "no record was written, so none can be dropped"
@@ -165,7 +204,7 @@ class TierContract:
     def test_a_record_of_another_length_is_corrupt_and_its_place_is_free_again(
         self, tier: LocalTier
     ) -> None:
-        large, small = Blocks(300_000), Blocks(4_000)
+        large, small = self.blocks(300_000), self.blocks(4_000)
         size = len(large.record(0))
         places: list[Place] = []
         while (found := tier.reserve([size])).places != [NOWHERE]:
@@ -178,7 +217,7 @@ class TierContract:
         assert NOWHERE not in again
 
     def test_what_is_dropped_is_named_and_the_rest_stays(self, tier: LocalTier) -> None:
-        both = Blocks(300_000), Blocks(300_000, seed=1)
+        both = self.blocks(300_000), self.blocks(300_000, seed=1)
         held: dict[Place, tuple[Blocks, int]] = {}
         for number in range(3 * self.capacity_bytes // 300_000):
             blocks, each = both[number % 2], number // 2
@@ -196,7 +235,7 @@ class TierContract:
             assert blocks.load(tier, [each], [place]) == [Outcome.OK]
 
     def test_the_same_key_in_two_namespaces_is_two_records(self, tier: LocalTier) -> None:
-        mine, theirs = Blocks(65_000), Blocks(65_000, seed=1)
+        mine, theirs = self.blocks(65_000), self.blocks(65_000, seed=1)
         here, there = mine.save(tier, range(4)), theirs.save(tier, range(4))
         assert set(here).isdisjoint(there)
         tier.free(here[:1])
@@ -204,7 +243,7 @@ class TierContract:
         assert theirs.load(tier, range(4), there) == [Outcome.OK] * 4
 
     def test_usage_adds_up(self, tier: LocalTier) -> None:
-        blocks = Blocks(65_000)
+        blocks = self.blocks(65_000)
         size = len(blocks.record(0))
         assert (tier.usage().used_bytes, tier.usage().records) == (0, 0)
         assert 0 < tier.usage().capacity_bytes <= self.capacity_bytes
@@ -216,7 +255,7 @@ class TierContract:
 
     def test_what_it_reports_is_shown(self, tier: LocalTier) -> None:
         for fill in (0, 3):
-            Blocks(4_000).save(tier, range(fill))
+            self.blocks(4_000).save(tier, range(fill))
             told = tier_status(tier)
             assert not told.trouble, told.trouble
             assert msgspec.json.decode(msgspec.json.encode(told))["tier"] == tier.name
@@ -225,7 +264,7 @@ class TierContract:
     # Threads.
 
     def test_readers_and_writers_do_not_disturb_one_another(self, tier: LocalTier) -> None:
-        blocks = Blocks(65_000)
+        blocks = self.blocks(65_000)
         kept = blocks.save(tier, range(16))
 
         def churn(seed: int) -> None:
@@ -242,7 +281,7 @@ class TierContract:
             list(pool.map(churn, range(1, 5)))  # raises what a thread raised
 
     def test_a_reader_during_reuse_never_sees_wrong_bytes(self, tier: LocalTier) -> None:
-        blocks = Blocks(65_000)
+        blocks = self.blocks(65_000)
         places = blocks.save(tier, range(8))
         begun, stop = threading.Event(), threading.Event()
 
@@ -266,7 +305,7 @@ class TierContract:
     # The end, and after.
 
     def test_after_close_everything_is_gone(self, tier: LocalTier) -> None:
-        blocks = Blocks(4_000)
+        blocks = self.blocks(4_000)
         record = blocks.record(1)
         places = tier.reserve([len(record)] * 2).places
         assert tier.write([TierPut(places[0], record)]) == [Outcome.OK]
@@ -278,7 +317,7 @@ class TierContract:
         ]
 
     def test_what_survives_is_what_was_written(self, tmp_path: Path) -> None:
-        blocks = Blocks(65_000)
+        blocks = self.blocks(65_000)
         first = self.make_tier(tmp_path, self.capacity_bytes)
         assert list(first.survivors()) == []
         places = blocks.save(first, range(20))
@@ -294,7 +333,7 @@ class TierContract:
                 assert second.usage().records == 18  # noqa: PLR2004 - as saved
 
     def test_records_of_one_key_in_two_namespaces_survive_both(self, tmp_path: Path) -> None:
-        mine, theirs = Blocks(65_000), Blocks(65_000, seed=1)
+        mine, theirs = self.blocks(65_000), self.blocks(65_000, seed=1)
         first = self.make_tier(tmp_path, self.capacity_bytes)
         for number in range(4):
             mine.save(first, [number])
@@ -310,7 +349,7 @@ class TierContract:
                 assert blocks.load(second, range(4), places) == [Outcome.OK] * 4
 
     def test_it_serves_while_survivors_come_in(self, tmp_path: Path) -> None:
-        blocks = Blocks(65_000)
+        blocks = self.blocks(65_000)
         first = self.make_tier(tmp_path, self.capacity_bytes)
         blocks.save(first, range(20))
         first.close()
@@ -324,7 +363,7 @@ class TierContract:
                 assert blocks.load(second, [200 + number], places) == [Outcome.OK]
 
     def test_a_survivor_keeps_its_place_until_the_next_is_taken(self, tmp_path: Path) -> None:
-        blocks = Blocks(65_000)
+        blocks = self.blocks(65_000)
         first = self.make_tier(tmp_path, self.capacity_bytes)
         blocks.save(first, range(20))
         first.close()
@@ -341,27 +380,47 @@ class TierContract:
 
 
 class Blocks:
-    """Test blocks of one size, by number, with methods that write, read and check them."""
+    """Test blocks of one size, by number, with methods that write, read and check them.
 
-    def __init__(self, payload_bytes: int, seed: int = 0) -> None:
+    With a `codec`, their records are encoded, and most are shorter than a slot.
+    """
+
+    def __init__(self, payload_bytes: int, seed: int = 0, codec: Codec | None = None) -> None:
         self.namespace = namespace_of(payload_bytes, seed)
+        self._codec = codec
 
     def key(self, number: int) -> bytes:
         return key_of(number, self.namespace.raw_bytes)
 
     def record(self, number: int) -> memoryview:
         """Return the packed record of block `number`, in memory of its own."""
-        return record_of(self.namespace, self.key(number))
+        if self._codec is None:
+            return record_of(self.namespace, self.key(number))
+        return encoded_record(header_of(self.namespace, self.key(number)), self._codec)
 
-    def reserve(self, tier: LocalTier) -> ReservedPlaces:
-        return tier.reserve([self.namespace.slot_bytes])
+    def is_right(self, record: memoryview, number: int) -> bool:
+        """Return whether a record that was read is that of a block; see `payloads.is_right`."""
+        check = is_right if self._codec is None else is_right_encoded
+        return check(record, self.namespace, self.key(number))
+
+    def reserve(self, tier: LocalTier, number: int = 0) -> ReservedPlaces:
+        return tier.reserve([len(self.record(number))])
 
     def save(self, tier: LocalTier, numbers: Sequence[int]) -> list[Place]:
         """Reserve and write blocks, which must fit; return their places."""
-        places = tier.reserve([self.namespace.slot_bytes] * len(numbers)).places
-        puts = [TierPut(place, self.record(n)) for place, n in zip(places, numbers, strict=True)]
+        records = [self.record(number) for number in numbers]
+        places = tier.reserve([*map(len, records)]).places
+        puts = [TierPut(place, record) for place, record in zip(places, records, strict=True)]
         assert tier.write(puts) == [Outcome.OK] * len(puts)
         return places
+
+    def gets(self, numbers: Sequence[int], places: Sequence[Place]) -> list[TierGet]:
+        """Return read requests for blocks, each with memory of its own."""
+        size = self.namespace.slot_bytes
+        return [
+            TierGet(place, self.key(n), aligned_buffer(size), self.namespace)
+            for n, place in zip(numbers, places, strict=True)
+        ]
 
     def load(
         self, tier: LocalTier, numbers: Sequence[int], places: Sequence[Place]
@@ -370,13 +429,10 @@ class Blocks:
 
         Raises AssertionError for a block that verifies with wrong bytes.
         """
-        gets = [
-            TierGet(place, self.key(n), aligned_buffer(self.namespace.slot_bytes), self.namespace)
-            for n, place in zip(numbers, places, strict=True)
-        ]
+        gets = self.gets(numbers, places)
         outcomes = []
-        for get, outcome in zip(gets, tier.read(gets), strict=True):
-            right = outcome is Outcome.OK and is_right(get.into, self.namespace, get.key)
+        for number, get, outcome in zip(numbers, gets, tier.read(gets), strict=True):
+            right = outcome is Outcome.OK and self.is_right(get.into, number)
             outcomes.append(Outcome.CORRUPT if outcome is Outcome.OK and not right else outcome)
         return outcomes
 

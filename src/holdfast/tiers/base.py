@@ -1,7 +1,9 @@
 """The tier interface: reserve, write, read and free records, and recover them after a restart.
 
 A tier stores *records* (envelope header, payload, tag, padding to 4 KiB) at *places* it chooses. It
-reads only the 128-byte header and leaves the choice of records to the store.
+reads only the 128-byte header and leaves the choice of records to the store. A codec shortens
+payloads, so records of one namespace have different lengths; none is longer than a slot
+(`Namespace.slot_bytes`).
 `holdfast.testing.tier_contract` tests the promises of `LocalTier`, and `shared_tier_contract` those
 of `SharedTier`, `AnsweringTier`, `Reachable` and `Queryable`; a vendor certifies a tier with one
 subclass of either. The tests of Holdfast's own tiers cover the other protocols.
@@ -52,14 +54,18 @@ class ReservedPlaces(NamedTuple):
 
 
 class TierPut(NamedTuple):
-    """One record to write: its reserved place and the complete, packed record."""
+    """One record to write: its reserved place and the complete, packed record, no byte more."""
 
     place: Place
     record: memoryview
 
 
 class TierGet(NamedTuple):
-    """One record to read: its place, its key, an aligned buffer of its length, its namespace."""
+    """One record to read: its place, its key, an aligned buffer, its namespace.
+
+    The buffer is at least as long as the record; a buffer of a slot's size always is. The record is
+    at its start, and the rest is undefined. A record that is longer than the buffer is a MISS.
+    """
 
     place: Place
     key: bytes
@@ -236,7 +242,7 @@ class SharedTier(Tier, Protocol):
         """Report records that were read and failed verification.
 
         The remote side, or the tier by reading again, checks each record without a key
-        (`codec.pack.check_without_key`) and deletes it only if this check fails: a reader with
+        (`codec.coded.check_reported`) and deletes it only if this check fails: a reader with
         another key ring must not delete records that other readers can open. A sealed record that
         passes stays. The next `write` of its block by the reporter replaces it if the new record is
         sealed with the same data key or with one of a later epoch. The buffers' content is

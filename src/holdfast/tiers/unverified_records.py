@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from holdfast.blocks.envelope import SEAL_NONE, Header, header_of_record
 from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import aligned_buffer
-from holdfast.codec.pack import check_without_key
+from holdfast.codec.coded import check_reported
 from holdfast.errors import Outcome
 from holdfast.tiers.base import TierGet
 
@@ -87,7 +87,7 @@ def check_again(
         for get, outcome in zip(again, read(again), strict=True):
             if outcome is not Outcome.OK:
                 continue
-            found = check_without_key(get.into, get.key, get.namespace)
+            found = check_reported(get.into, get.key, get.namespace)
             if found is Outcome.CORRUPT:
                 damaged.append(get)
             elif found is Outcome.UNREADABLE:

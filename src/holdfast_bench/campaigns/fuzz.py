@@ -199,7 +199,7 @@ _TO_TARGET = _encoded(
     payload_bytes=8192,
 )
 _FROM_TARGET = _encoded(
-    t.RecordsFollow(2, "ok", "", 5),
+    t.RecordsFollow(b"\0\x10\0\0" * 2, "ok", "", 5),
     t.Stored(b"\1\0"),
     t.Challenge(t.TARGET_PROTOCOL, b"n" * 32),
     t.Joined(t.TARGET_PROTOCOL, "abc", b"proof", 3),

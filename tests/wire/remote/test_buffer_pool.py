@@ -29,7 +29,7 @@ def test_spans_travel_as_pairs_of_eight_bytes():
 
 
 def test_a_put_answered_with_records_leaves_the_callers_records_unchanged():
-    said = bytes(encode(1, RecordsFollow(1, "ok")))
+    said = bytes(encode(1, RecordsFollow(b"\0\x10\0\0", "ok")))
     parts = iter([said[:16], said[16:]])
 
     def receive(into, _):
@@ -43,8 +43,8 @@ def test_a_put_answered_with_records_leaves_the_callers_records_unchanged():
         release=lambda buffer: buffer,
     )
     record = memoryview(bytearray(b"r" * 256))
-    answer = TargetConnection(stream, pool).ask(PutRecords(b""), [record], (), Deadline.within(5))
-    assert isinstance(answer.message, RecordsFollow)
+    with pytest.raises(ProtocolError, match="bytes are announced for"):
+        TargetConnection(stream, pool).ask(PutRecords(b""), [record], (), Deadline.within(5))
     assert bytes(record) == b"r" * 256
 
 

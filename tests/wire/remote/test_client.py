@@ -28,6 +28,14 @@ LATE_S = 1.0
 SLACK_S = 1.5
 
 
+SIZE = NAMESPACE.slot_bytes
+
+
+def sizes_of(count):
+    """The announcement of this many records."""
+    return m.pack_sizes((RECORDS * 2)[:count])
+
+
 def marked(count=8):
     """Return buffers that show whether anything was written to them."""
     buffers = [aligned_buffer(NAMESPACE.slot_bytes) for _ in range(count)]
@@ -56,7 +64,7 @@ def silent(far):
 
 
 def test_records_land_in_the_callers_buffers_and_nowhere_else(target):
-    reply = m.RecordsFollow(3, "gone", "the disk failed", 9), b"".join(RECORDS[:3])
+    reply = m.RecordsFollow(sizes_of(3), "gone", "the disk failed", 9), b"".join(RECORDS[:3])
     node, into = target(serving(reply)), marked()
     got = node.get(NAMESPACE, KEYS, into, 5)
     assert got == (3, Outcome.GONE, "the disk failed")
@@ -64,9 +72,27 @@ def test_records_land_in_the_callers_buffers_and_nowhere_else(target):
     assert all(bytes(buffer) == bytes([MARK]) * len(buffer) for buffer in into[3:])
 
 
+def test_records_may_be_shorter_than_their_buffers(target):
+    short = [bytes(RECORDS[0][:4096]), bytes(RECORDS[1]), bytes(RECORDS[2][:8192])]
+    reply = m.RecordsFollow(m.pack_sizes([*map(memoryview, short)]), "ok"), b"".join(short)
+    node, into = target(serving(reply)), marked()
+    assert node.get(NAMESPACE, KEYS, into, 5) == (3, Outcome.OK, "")
+    for record, buffer in zip(short, into, strict=False):
+        assert bytes(buffer[: len(record)]) == record
+        assert set(buffer[len(record) :]) <= {MARK}
+
+
+def test_a_record_longer_than_its_buffer_ends_the_run(target):
+    reply = m.RecordsFollow(sizes_of(3), "ok"), b"".join(RECORDS[:3])
+    node, into = target(serving(reply)), marked()
+    into[1] = into[1][:4096]
+    assert node.get(NAMESPACE, KEYS, into, 5)[:2] == (1, Outcome.MISS)
+    assert set(into[1]) == {MARK}
+
+
 def test_nonprintable_characters_in_a_targets_messages_are_escaped(target):
     hostile = "\x1b[2J\x9b31m\u202e\n"
-    script = serving(m.RecordsFollow(0, "gone", hostile), Refused(hostile))
+    script = serving(m.RecordsFollow(b"", "gone", hostile), Refused(hostile))
     node = target(script)
     assert node.get(NAMESPACE, KEYS, marked(), 5).reason == r"\x1b[2J\x9b31m\u202e\n"
     node.put(RECORDS[:1], 5)
@@ -105,7 +131,7 @@ def test_nothing_is_written_after_a_late_return(target):
         far.say(request_id, m.Existing(b"\1"))
         _, request_id, _ = far.take()
         payload = b"".join(RECORDS)
-        frame = encode(request_id, m.RecordsFollow(8, "ok"), len(payload)) + payload
+        frame = encode(request_id, m.RecordsFollow(sizes_of(8), "ok"), len(payload)) + payload
         far.socket.sendall(frame[: len(frame) // 2])
         assert go.wait(30)
         with contextlib.suppress(OSError):
@@ -128,7 +154,7 @@ def test_a_dribble_does_not_extend_the_deadline(target):
         far.welcome()
         _, request_id, _ = far.take()
         payload = b"".join(RECORDS)
-        far.socket.sendall(encode(request_id, m.RecordsFollow(8, "ok"), len(payload)))
+        far.socket.sendall(encode(request_id, m.RecordsFollow(sizes_of(8), "ok"), len(payload)))
         for byte in payload:
             far.socket.send(bytes([byte]))
             time.sleep(0.001)
@@ -144,18 +170,23 @@ def test_a_dribble_does_not_extend_the_deadline(target):
         struct.pack("<IIQ", 1 << 30, 2, 0),
         struct.pack("<IIQ", 10, 2, 1 << 60) + bytes(10),
         struct.pack("<IIQ", 3, 2, 0) + b"\xc1\xc1\xc1",
-        bytes(encode(7, m.RecordsFollow(0, "miss"))),
-        bytes(encode(1, m.RecordsFollow(0, "miss"))),
-        bytes(encode(2, m.RecordsFollow(8, "ok"), 4096 * 7)) + bytes(4096 * 7),
-        bytes(encode(2, m.RecordsFollow(2, "ok"), NAMESPACE.slot_bytes)) + bytes(RECORDS[0]),
-        bytes(encode(2, m.RecordsFollow(0, "ok"))),
-        bytes(encode(2, m.RecordsFollow(1, "good"), NAMESPACE.slot_bytes)) + bytes(RECORDS[0]),
+        bytes(encode(7, m.RecordsFollow(b"", "miss"))),
+        bytes(encode(1, m.RecordsFollow(b"", "miss"))),
+        bytes(encode(2, m.RecordsFollow(sizes_of(8), "ok"), 4096 * 7)) + bytes(4096 * 7),
+        bytes(encode(2, m.RecordsFollow(b"\0\x08\0\0", "ok"), 2048)) + bytes(2048),
+        bytes(encode(2, m.RecordsFollow(b"\0\x10\0", "ok"), 4096)) + bytes(4096),
+        bytes(encode(2, m.RecordsFollow(bytes(4), "ok"))),
+        bytes(encode(2, m.RecordsFollow(b"\0\0\0\x80", "ok"), 1 << 20)) + bytes(4096),
+        bytes(encode(2, m.RecordsFollow(sizes_of(2), "ok"), SIZE)) + bytes(RECORDS[0]),
+        bytes(encode(2, m.RecordsFollow(b"", "ok"))),
+        bytes(encode(2, m.RecordsFollow(sizes_of(1), "good"), SIZE)) + bytes(RECORDS[0]),
         bytes(encode(2, m.Stored(b""))),
         bytes(encode(2, m.Challenge(1, b""))),
     ],
     ids=[
         "another protocol", "huge body", "huge payload", "no message", "another request",
-        "a reply once more", "part of a record", "fewer records", "none, and well", "no outcome",
+        "a reply once more", "part of a record", "part of a sector", "part of a length",
+        "an empty record", "a bomb", "fewer records", "none, and well", "no outcome",
         "another reply", "hello again",
     ],
 )  # fmt: skip
@@ -171,7 +202,7 @@ def test_a_target_that_answers_garbage_is_gone(target, data):
 
 def test_a_payload_larger_than_asked_for_never_leaves_the_buffers(target):
     payload = b"".join(RECORDS)
-    node, into = target(serving((m.RecordsFollow(8, "ok"), payload))), marked(9)
+    node, into = target(serving((m.RecordsFollow(sizes_of(8), "ok"), payload))), marked(9)
     got = node.get(NAMESPACE, KEYS[:2], into[:2], 5)
     assert (got.blocks, got.outcome) == (0, Outcome.GONE)
     assert all(bytes(buffer) == bytes([MARK]) * len(buffer) for buffer in into[2:])
@@ -183,7 +214,7 @@ def test_a_connection_that_breaks_mid_answer_is_gone(target):
         _, request_id, _ = far.take()
         payload = b"".join(RECORDS)
         far.socket.sendall(
-            encode(request_id, m.RecordsFollow(8, "ok"), len(payload)) + payload[:50_000]
+            encode(request_id, m.RecordsFollow(sizes_of(8), "ok"), len(payload)) + payload[:50_000]
         )
 
     got = target(script).get(NAMESPACE, KEYS, marked(), 5)
@@ -222,9 +253,9 @@ def test_records_are_unsent_without_a_free_connection_but_lookups_get_one(target
             _, request_id, _ = far.take()
             asked.set()
             assert go.wait(30)
-            far.say(request_id, m.RecordsFollow(0, "miss"))
+            far.say(request_id, m.RecordsFollow(b"", "miss"))
 
-    beside = serving(m.Existing(b"\1"), m.RecordsFollow(0, "miss"))
+    beside = serving(m.Existing(b"\1"), m.RecordsFollow(b"", "miss"))
     node = target(busy, beside, connections_max=1)
     first = threading.Thread(target=node.get, args=(NAMESPACE, KEYS, marked(), 30))
     first.start()

@@ -49,9 +49,9 @@ def test_a_get_reports_progress_before_the_whole_answer_has_arrived(target):
     def script(far):
         far.welcome()
         _, request_id, _ = far.take()
-        whole = encode(request_id, m.RecordsFollow(8, "ok"), 8 * len(RECORDS[0])) + b"".join(
-            RECORDS
-        )
+        whole = encode(
+            request_id, m.RecordsFollow(m.pack_sizes(RECORDS), "ok"), 8 * len(RECORDS[0])
+        ) + b"".join(RECORDS)
         far.socket.sendall(whole[:100])
         assert go_on.wait(10)
         far.socket.sendall(whole[100:])
@@ -92,7 +92,7 @@ def test_a_missing_block_in_the_first_half_ends_the_run(said, target):
         message, request_id, _ = far.take()
         first = message.keys.startswith(keys[0])
         blocks = 2 if first else len(message.keys) // 16
-        reply = m.RecordsFollow(blocks, said if first else "ok")
+        reply = m.RecordsFollow(m.pack_sizes([RECORDS[0]] * blocks), said if first else "ok")
         far.say(request_id, reply, bytes(RECORDS[0]) * blocks)
 
     got = target(script, script).get(NAMESPACE, keys, room(count), 20)
@@ -107,7 +107,7 @@ def test_both_halves_end_before_the_call_returns(target):
         far.welcome()
         message, request_id, _ = far.take()
         if message.keys.startswith(keys[0]):
-            far.say(request_id, m.RecordsFollow(0, "miss"))
+            far.say(request_id, m.RecordsFollow(b"", "miss"))
         far.socket.recv(1)  # the other half is never answered
 
     node = target(script, script)

@@ -21,6 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from holdfast.blocks.fingerprint import Fingerprint
+from holdfast.blocks.layout import element_bytes
 from holdfast.client.private_node import PrivateNode
 from holdfast.client.prompt_ledger import ledger_of
 from holdfast.client.timeouts import EngineClocks, RunningClock
@@ -288,6 +289,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
                 raw_bytes=layout.payload_bytes,
                 block_tokens=layout.block_tokens,
                 page_tokens=page_tokens,
+                element_bytes=element_bytes(layout.dtype),
             )
 
         handshake = handshake_of(fingerprint)
@@ -319,6 +321,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             description=msgspec.json.encode(fingerprint).decode() if fingerprint else "",
             part=part,
             publish=self._setting.publish,
+            element_bytes=namespace.element_bytes,
         )
         address = self._setting.address
         if not address:

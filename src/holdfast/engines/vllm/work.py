@@ -86,4 +86,5 @@ class Handshake(KVConnectorHandshakeMetadata):
     raw_bytes: int = 0
     block_tokens: int = 0
     page_tokens: int = 0
+    element_bytes: int = 1
     refusal: str = ""

@@ -44,6 +44,7 @@ from holdfast.node.refusals import RefusalLog
 from holdfast.node.traces import RequestTraces
 from holdfast.node.validation import (
     BLOCK_TOKENS_MAX,
+    ELEMENT_BYTES_MAX,
     MAX_INLINE_BLOCKS,
     check_bytes,
     check_hello,
@@ -166,6 +167,7 @@ class NodeSession:
         check_within("hello.raw_bytes", hello.raw_bytes, PAYLOAD_BYTES_MAX)
         check_within("hello.block_tokens", hello.block_tokens, BLOCK_TOKENS_MAX)
         check_part(hello.part, hello.raw_bytes)
+        check_within("hello.element_bytes", hello.element_bytes, ELEMENT_BYTES_MAX)
         store = self._store
         try:
             domain_key, domain = store.domain(hello.domain)
@@ -200,6 +202,7 @@ class NodeSession:
             self._context.exact.report(f"domain {hello.domain}", offer.why, offer.why)
         self._namespace = namespace
         self._part = hello.part
+        store.note_element_bytes(namespace, hello.element_bytes)
         self._engine = self._engine._replace(domain=domain.hex())
         self.arena_fd = arena.fd
         self.welcome = m.Welcome(

@@ -191,7 +191,7 @@ class TargetSession:
             return
         late_at = time.monotonic() + request.deadline_s
         if not budget.acquire(work_item, request.deadline_s):
-            self._reply(asked, m.RecordsFollow(0, Outcome.LATE, _BUDGET_FULL))
+            self._reply(asked, m.RecordsFollow(b"", Outcome.LATE, _BUDGET_FULL))
             return
         try:
             left_s = max(0.0, late_at - time.monotonic())
@@ -204,7 +204,7 @@ class TargetSession:
                 is_whole = len(records) == len(fetched.places)
                 outcome = fetched.outcome if is_whole else Outcome.LATE
                 reason = "" if outcome is Outcome.OK else fetched.reason
-                reply = m.RecordsFollow(len(records), outcome, reason)
+                reply = m.RecordsFollow(m.pack_sizes(records), outcome, reason)
                 nbytes = sum(map(len, records))
                 sent = work_item if nbytes == work_item.cost else work_item._replace(cost=nbytes)
                 if request.spans:
@@ -252,12 +252,12 @@ class TargetSession:
                 if peer_memory is not None:
                     if slots:
                         self._read_from(peer_memory, request.spans, slots)
-                    nbytes = sum(len(each.slot) for each in slots if each.slot is not None)
+                    nbytes = sum(len(each.record) for each in slots if each.record is not None)
                 else:
                     parts: list[memoryview] = []
                     for i, size in enumerate(sizes):
-                        slot = slots[i].slot if slots else None
-                        parts += service.discarding(size) if slot is None else [slot]
+                        part = slots[i].record if slots else None
+                        parts += service.discarding(size) if part is None else [part]
                     self._stream.receive(parts, service.pace())
             except MoveLostError:
                 raise  # the slots stay allocated: the transfer may still write to them
@@ -282,7 +282,7 @@ class TargetSession:
         for each in slots:
             if each.place != NOWHERE:
                 self._service.register(each.namespace, [each.place])
-        peer_memory.read(spans, [each.slot for each in slots])
+        peer_memory.read(spans, [each.record for each in slots])
 
     def _required_memory(self) -> PeerMemory:
         if self._peer_memory is None:

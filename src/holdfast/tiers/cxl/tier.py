@@ -45,10 +45,7 @@ class _Entry(NamedTuple):
 
     namespace: Namespace
     key: bytes
-
-    @property
-    def nbytes(self) -> int:
-        return self.namespace.slot_bytes
+    nbytes: int
 
 
 class CxlTier:
@@ -171,7 +168,7 @@ class CxlTier:
                 self._slots.free([put.place])
                 return Outcome.GONE
             self._slots.name_slots([put.place], [put.place // ALIGNMENT])
-            self._entries[put.place] = _Entry(namespace_of(header), header.key)
+            self._entries[put.place] = _Entry(namespace_of(header), header.key, len(put.record))
             self._written_bytes += len(put.record)
         return Outcome.OK
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from holdfast.address import tcp_endpoint
 from holdfast.blocks.envelope import header_of_record
 from holdfast.blocks.namespace import Namespace, namespace_digest, namespace_of
+from holdfast.buffers import ALIGNMENT
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ConfigError, Outcome
 from holdfast.limits import MIB
@@ -236,9 +237,9 @@ class MooncakeTier(AnsweringTier):
             spans = _spans(piece, lane)
             codes = lane.ask(ClientRequest("get", [item.key for item in piece], spans), deadline)
             for item, span, code in zip(piece, spans, codes, strict=True):
-                if code == span.nbytes:
-                    copy_parts([lane.view(span)], [item.memory])
-                    self._counts.add(read_bytes=span.nbytes)
+                if 0 < code <= span.nbytes and not code % ALIGNMENT:
+                    copy_parts([lane.view(span)[:code]], [item.memory[:code]])
+                    self._counts.add(read_bytes=code)
                     outcomes[item.number] = Outcome.OK
                 elif code >= 0 or code in EXPECTED:
                     outcomes[item.number] = Outcome.MISS

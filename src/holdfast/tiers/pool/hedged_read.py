@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from typing import NamedTuple, TypeAlias
 
+from holdfast.blocks.envelope import record_length
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
 from holdfast.limits import MIB
@@ -14,7 +15,7 @@ from holdfast.membership.members import Member
 from holdfast.tiers.base import TierGet
 from holdfast.tiers.pool.health import PoolHealth
 from holdfast.tiers.pool.segment_batch import SegmentBatch
-from holdfast.wire.remote.buffer_pool import copy_parts
+from holdfast.wire.remote.buffer_pool import consecutive, copy_parts
 
 THREADS = 8
 HEDGED_BYTES_MAX = 64 * MIB
@@ -101,7 +102,12 @@ class HedgedReads:
         for done in as_completed(requests):
             received, found = done.result()
             asked.add(requests[done])
-            copy_parts(received, [batch[index].into for index in left[: len(received)]])
+            spaces = [batch[index].into for index in left[: len(received)]]
+            lengths = [record_length(record) for record in received]
+            copy_parts(
+                [record[:nbytes] for record, nbytes in zip(received, lengths, strict=True)],
+                [space[:nbytes] for space, nbytes in zip(spaces, lengths, strict=True)],
+            )
             for index, outcome in zip(left, found, strict=True):
                 outcomes[index] = outcome
             missed |= Outcome.MISS in found
@@ -115,12 +121,9 @@ def _scratch(
 ) -> tuple[list[memoryview], list[Outcome]]:
     """Read a part into memory of its own; return the records received, and all outcomes."""
     left = part.indices
-    size = len(batch[left[0]].into)
-    memory = aligned_buffer(size * len(left))
-    own = [
-        batch[index]._replace(into=memory[at * size : (at + 1) * size])
-        for at, index in enumerate(left)
-    ]
+    sizes = [len(batch[index].into) for index in left]
+    parts = consecutive(aligned_buffer(sum(sizes)), sizes)
+    own = [batch[index]._replace(into=part) for index, part in zip(left, parts, strict=True)]
     outcomes = [Outcome.LATE] * len(own)
     whole = part._replace(indices=list(range(len(own))))
     missing = receive(member, whole, own, outcomes)

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from holdfast.blocks.envelope import read_header
+from holdfast.blocks.envelope import read_header, record_length
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace, namespace_of
 from holdfast.clock import Clock, SystemClock
@@ -374,8 +374,8 @@ class PoolTier(AnsweringTier):
                 if missed or not owns:
                     self._note_misplaced(batch, before[: len(before) - len(left)])
                 missed |= owns and bool(left) and outcomes[left[0]] is Outcome.MISS
-        done = sum(len(batch[i].into) for i in part.indices if outcomes[i] is Outcome.OK)
-        self._counts.add(read_bytes=done)
+        done = [batch[i].into for i in part.indices if outcomes[i] is Outcome.OK]
+        self._counts.add(read_bytes=sum(map(record_length, done)))
 
     def _note_misplaced(self, batch: Sequence[TierGet], came: Sequence[int]) -> None:
         if came:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from holdfast.address import HostPort
+from holdfast.buffers import ALIGNMENT
 from holdfast.errors import ProtocolError, RefusedError, printable
 from holdfast.limits import KIB, MIB, PAYLOAD_BYTES_MAX
 from holdfast.wire.remote.credentials import read_secret
@@ -101,8 +102,9 @@ class RespConnection:
     ) -> Iterator[bool | RespErrorReply | None]:
         """Receive records into their buffers, one by one; yield True for each that was received.
 
-        Yields False if the key has no record, None if its record has another length. Buffers do not
-        change after the generator has ended, or the connection was closed.
+        Yields False if the key has no record, None if its record is longer than the buffer or not
+        whole sectors. Buffers do not change after the generator has ended, or the connection was
+        closed.
         """
         requested = ahead_bytes = 0
         for number, (_, into) in enumerate(wanted):
@@ -149,7 +151,7 @@ class RespConnection:
         raise ProtocolError(f"{line[:40]!r} starts no known reply")
 
     def _record(self, into: memoryview, deadline: Deadline) -> bool | RespErrorReply | None:
-        """Read the reply to a GET of a record with the length of `into`."""
+        """Read the reply to a GET of a record, most likely as long as `into`."""
         head = b"$%d\r\n" % len(into)
         certain_bytes = min(len(head), _RECORD_BYTES_MIN * (1 + self._outstanding))
         self._fill(certain_bytes, deadline)
@@ -159,24 +161,41 @@ class RespConnection:
         if head.startswith(self._buffer[: len(head)]):
             self._fill(len(head), deadline)
         if not self._buffer.startswith(head):
-            return self._skip_other(deadline)
-        buffered = self._buffer[len(head) :]
+            return self._other_reply(into, deadline)
+        del self._buffer[: len(head)]
+        return self._record_into(into, len(head), deadline)
+
+    def _record_into(self, into: memoryview, head_bytes: int, deadline: Deadline) -> bool:
+        """Read a record that fills a buffer, and the first bytes of the next reply if certain."""
+        buffered = self._buffer[: len(into)]
         into[: len(buffered)] = buffered
-        next_bytes = min(len(head), _RECORD_BYTES_MIN * self._outstanding)
+        del self._buffer[: len(buffered)]
+        if self._buffer:
+            self._fill(len(_END), deadline)
+            _check_end(self._buffer[: len(_END)])
+            del self._buffer[: len(_END)]
+            return True
+        next_bytes = min(head_bytes, _RECORD_BYTES_MIN * self._outstanding)
         tail = memoryview(bytearray(len(_END) + next_bytes))
         self._stream.receive([into[len(buffered) :], tail], deadline)
         _check_end(tail[: len(_END)])
         self._buffer = bytearray(tail[len(_END) :])
         return True
 
-    def _skip_other(self, deadline: Deadline) -> RespErrorReply | None:
-        """Skip a reply that is not the expected record; return it if it is an error."""
+    def _other_reply(self, into: memoryview, deadline: Deadline) -> bool | RespErrorReply | None:
+        """Read a reply that is no record of the buffer's length: a shorter one, or an error.
+
+        Skips a record that is longer, or not whole sectors, and returns None.
+        """
         line = self._line(deadline)
         if line[:1] == b"-":
             return _error_reply(line[1:])
         if line[:1] != b"$":
             raise ProtocolError(f"{line[:40]!r} instead of a record")
-        left = _number(line[1:], PAYLOAD_BYTES_MAX + MIB) + len(_END)
+        size = _number(line[1:], PAYLOAD_BYTES_MAX + MIB)
+        if 0 < size < len(into) and not size % ALIGNMENT:
+            return self._record_into(into[:size], len(line), deadline)
+        left = size + len(_END)
         buffered = min(left, len(self._buffer))
         del self._buffer[:buffered]
         scratch = memoryview(bytearray(min(left, _SCRATCH_BYTES)))

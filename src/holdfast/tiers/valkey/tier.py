@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.address import HostPort, tcp_endpoint
-from holdfast.blocks.envelope import header_of_record
+from holdfast.blocks.envelope import header_of_record, record_length
 from holdfast.blocks.namespace import Namespace, namespace_digest, namespace_of
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ConfigError, Outcome
@@ -110,7 +110,7 @@ class ValkeyTier(AnsweringTier):
         self._gate = MediumGate()
         self._unverified = UnverifiedRecords()
         self._wrong_length = UnverifiedRecords()
-        """Records whose length is not that of their block."""
+        """Records that are longer than a slot of their block, or not whole sectors."""
         self._threads = workers(THREADS, f"holdfast-{name}")
         self._counts = TransferCounts()
 
@@ -118,8 +118,8 @@ class ValkeyTier(AnsweringTier):
         """Set one key per record; FULL if the server has no memory left.
 
         An existing record stays and counts as written, because it may be sealed with a data key
-        that only other hosts have. A record of another length, or one that this host has marked
-        unverified, is replaced.
+        that only other hosts have. A record of an impossible length, or one that this host has
+        marked unverified, is replaced.
         """
         names: dict[int, bytes] = {}
         replaced: dict[bytes, tuple[Namespace, bytes]] = {}
@@ -160,14 +160,14 @@ class ValkeyTier(AnsweringTier):
         def fetch(server: ValkeyServer, connection: RespConnection, part: list[int]) -> None:
             wanted = [(self._name_of(batch[number]), batch[number].into) for number in part]
             for number, found in zip(part, connection.get(wanted, deadline), strict=True):
-                if found is None:
+                if found is None and len(batch[number].into) >= batch[number].namespace.slot_bytes:
                     self._wrong_length.add(batch[number].namespace, batch[number].key)
                 call.record(number, server, found, Outcome.OK if found is True else Outcome.MISS)
 
         self._run(call, range(len(batch)), fetch, deadline)
         outcomes = [call.outcomes[number] for number in range(len(batch))]
-        received = (len(g.into) for g, o in zip(batch, outcomes, strict=True) if o is Outcome.OK)
-        self._counts.add(read_bytes=sum(received))
+        received = [g.into for g, o in zip(batch, outcomes, strict=True) if o is Outcome.OK]
+        self._counts.add(read_bytes=sum(map(record_length, received)))
         return outcomes
 
     def ask(

@@ -54,6 +54,8 @@ class Hello(_Message, frozen=True, tag="hello"):
     """
     publish: ShortBytes = b""
     """The secret that permits writes in the public domain."""
+    element_bytes: Integer = 1
+    """Width of one number in a payload in bytes; 1 if it is unknown."""
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):

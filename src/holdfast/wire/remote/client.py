@@ -21,13 +21,19 @@ import msgspec
 from holdfast.address import page_url, tcp_endpoint
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.blocks.namespace import Namespace
+from holdfast.buffers import aligned_buffer
 from holdfast.errors import ConfigError, Outcome, ProtocolError, printable
 from holdfast.limits import FRAME_PAYLOAD_BYTES_MAX, MIB
 from holdfast.status import NodeStatus, read_status
 from holdfast.wire.local.messages import Refused, ReportReply, Status
 from holdfast.wire.remote import messages as m
 from holdfast.wire.remote.batches import BatchPart, parts_of_batch
-from holdfast.wire.remote.buffer_pool import FALLBACK_S, BufferPool, TransferBuffers
+from holdfast.wire.remote.buffer_pool import (
+    FALLBACK_S,
+    BufferPool,
+    TransferBuffers,
+    copy_parts,
+)
 from holdfast.wire.remote.connection import TargetAnswer, TargetConnection, connect
 from holdfast.wire.remote.credentials import Credentials
 from holdfast.wire.remote.stream import Deadline, OnProgress
@@ -162,8 +168,9 @@ class TargetClient:
         deadline_s: float,
         on_progress: OnProgress | None = None,
     ) -> ReceivedRecords:
-        """Receive the leading run of records into buffers of `namespace.slot_bytes` each.
+        """Receive the leading run of records, each into its buffer, which may be longer.
 
+        A record that is longer than its buffer ends the run.
         The content of buffers after the run is undefined. The caller verifies every record.
         `on_progress` is called with the bytes received since its last call, first for the header,
         from any thread, and with 0 at the end of a wait for a connection.
@@ -187,7 +194,7 @@ class TargetClient:
     def exist(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> HeldFlags:
         """Ask which of these blocks the target holds; they need not be a leading run."""
         request = self._named(m.ExistBlocks, namespace, keys)
-        reply, outcome, _ = self._ask(request, m.Existing, Deadline.within(deadline_s))
+        reply, outcome = self._ask(request, m.Existing, Deadline.within(deadline_s))
         if reply is None or len(reply.held) != len(keys):
             return HeldFlags(bytes(len(keys)), outcome if reply is None else Outcome.GONE)
         return HeldFlags(reply.held, outcome)
@@ -205,7 +212,7 @@ class TargetClient:
 
     def stats(self, deadline_s: float) -> tuple[NodeStatus, Outcome]:
         """Return the target's status; empty if the target is of a version that has another."""
-        reply, outcome, _ = self._ask(Status(), ReportReply, Deadline.within(deadline_s))
+        reply, outcome = self._ask(Status(), ReportReply, Deadline.within(deadline_s))
         try:
             return read_status({} if reply is None else reply.data), outcome
         except ProtocolError:
@@ -228,7 +235,7 @@ class TargetClient:
     def _put(self, records: Sequence[memoryview], deadline: Deadline) -> list[Outcome]:
         headers = b"".join(record[:HEADER_BYTES] for record in records)
         request = m.PutRecords(headers)
-        reply, outcome, _ = self._ask(request, m.Stored, deadline, payload=records)
+        reply, outcome = self._ask(request, m.Stored, deadline, payload=records)
         if reply is None or len(reply.held) != len(records):
             return [outcome if reply is None else Outcome.GONE] * len(records)
         return [Outcome.OK if held else Outcome.FULL for held in reply.held]
@@ -242,14 +249,20 @@ class TargetClient:
     ) -> ReceivedRecords:
         share_s = max(0.0, _FETCH_SHARE * (deadline.at - time.monotonic()))
         request = self._named(m.GetRecords, namespace, keys, deadline_s=share_s)
-        reply, outcome, nbytes = self._ask(request, m.RecordsFollow, deadline, into=into)
+        size = namespace.slot_bytes
+        buffers = [part if len(part) >= size else aligned_buffer(size) for part in into]
+        reply, outcome = self._ask(request, m.RecordsFollow, deadline, into=buffers)
         if reply is None:
             return ReceivedRecords(0, outcome)
-        announced = _OUTCOMES.get(reply.outcome)
-        empty = announced is Outcome.OK and not reply.blocks
-        if announced is None or empty or reply.blocks * namespace.slot_bytes != nbytes:
+        announced, sizes = _OUTCOMES.get(reply.outcome), m.unpack_sizes(reply.sizes)
+        if announced is None or (announced is Outcome.OK and not sizes):
             return ReceivedRecords(0, Outcome.GONE, f"the target announced {reply!r:.200}")
-        return ReceivedRecords(reply.blocks, announced, printable(reply.reason))
+        for number, (nbytes, part, buffer) in enumerate(zip(sizes, into, buffers, strict=False)):
+            if nbytes > len(part):
+                return ReceivedRecords(number, Outcome.MISS, "a record is longer than its buffer")
+            if buffer is not part:
+                copy_parts([buffer[:nbytes]], [part[:nbytes]])
+        return ReceivedRecords(len(sizes), announced, printable(reply.reason))
 
     def _named(
         self, kind: type[T], namespace: Namespace, keys: Sequence[bytes], **more: float
@@ -258,7 +271,7 @@ class TargetClient:
         return kind(**namespace._asdict(), keys=b"".join(keys), **more)
 
     def _count(self, request: msgspec.Struct, deadline_s: float) -> BlockCount:
-        reply, outcome, _ = self._ask(request, m.Counted, Deadline.within(deadline_s))
+        reply, outcome = self._ask(request, m.Counted, Deadline.within(deadline_s))
         return BlockCount(0 if reply is None else reply.blocks, outcome)
 
     def _ask(
@@ -269,37 +282,37 @@ class TargetClient:
         *,
         payload: Sequence[memoryview] = (),
         into: Sequence[memoryview] = (),
-    ) -> tuple[T | None, Outcome, int]:
-        """Return the reply, OK and its payload's size; without a reply None and the outcome."""
+    ) -> tuple[T | None, Outcome]:
+        """Return the reply and OK; without a reply None and the outcome."""
         verb = m.permission_for(type(request))
         if verb != "read" and verb not in self.may():
             self._note_missing(verb)
-            return None, Outcome.UNSENT, 0
+            return None, Outcome.UNSENT
         try:
             answer = self._call(request, payload, into, deadline)
         except _NoneFreeError:
-            return None, Outcome.UNSENT, 0
+            return None, Outcome.UNSENT
         except TimeoutError as error:
             self.trouble = f"late: {error}"
             _log.debug("late target=%s request=%s: %s", self.address, type(request).__name__, error)
-            return None, Outcome.LATE, 0
+            return None, Outcome.LATE
         except (OSError, ProtocolError) as error:
             self.trouble = printable(str(error) or type(error).__name__)
             _log.debug("gone target=%s request=%s: %s", self.address, type(request).__name__, error)
-            return None, Outcome.GONE, 0
+            return None, Outcome.GONE
         if isinstance(answer.message, kind):
             self.trouble = self.refusal = ""
-            return answer.message, Outcome.OK, answer.payload_bytes
+            return answer.message, Outcome.OK
         if verb not in self.may():
             self._note_missing(verb)
-            return None, Outcome.UNSENT, 0
+            return None, Outcome.UNSENT
         refusal = answer.message.message if isinstance(answer.message, Refused) else "nonsense"
         words = printable(refusal)
         self.trouble = f"refused: {words}"
         if words != self.refusal:
             self.refusal = words
             _log.warning("target=%s answers: %s", self.address, words)
-        return None, Outcome.GONE, 0
+        return None, Outcome.GONE
 
     def _note_missing(self, verb: Verb) -> None:
         """Note that the token lacks a permission; log it once."""

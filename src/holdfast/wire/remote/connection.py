@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from holdfast.address import tcp_endpoint
+from holdfast.buffers import ALIGNMENT
 from holdfast.errors import ProtocolError, RefusedError, printable
 from holdfast.limits import HANDSHAKE_S
 from holdfast.wire.frame import (
@@ -35,6 +36,7 @@ from holdfast.wire.remote.messages import (
     Joined,
     RecordsFollow,
     TargetReply,
+    unpack_sizes,
 )
 from holdfast.wire.remote.nixl import pack_spans, span_of
 from holdfast.wire.remote.peer_user import check_peer, is_loopback
@@ -53,10 +55,10 @@ _REMEDY = (
 
 
 class TargetAnswer(NamedTuple):
-    """A reply, and the size of its payload."""
+    """A reply, and the lengths of the records that came with it."""
 
     message: TargetReply
-    payload_bytes: int
+    sizes: tuple[int, ...] = ()
 
 
 class TargetConnection:
@@ -106,16 +108,18 @@ class TargetConnection:
             self._last_id += 1
             self._stream.send([encode(self._last_id, request, 0)], deadline)
             buffer_pool.progress_until(self._stream.arrives, deadline)
-            answer = self._answer(self._last_id, (), deadline)
+            answer = self._answer(self._last_id, None, deadline)
         except BaseException:
             buffer_pool.spoil()  # the target may still access the buffer
             raise
         self.used = True
-        if isinstance(answer.message, RecordsFollow):
-            filled = into[: answer.message.blocks]
-            copy_parts(records[: len(filled)], filled)
-            answer = answer._replace(payload_bytes=sum(map(len, filled)))
-        buffer_pool.release(buffer)
+        try:
+            if isinstance(answer.message, RecordsFollow):
+                sizes = unpack_sizes(answer.message.sizes)
+                copy_parts(_parts(sizes, records), _parts(sizes, into))
+                answer = answer._replace(sizes=sizes)
+        finally:
+            buffer_pool.release(buffer)
         return answer
 
     def challenged(self, deadline: Deadline) -> Challenge:
@@ -161,8 +165,12 @@ class TargetConnection:
         self._stream.close()
 
     def _answer(
-        self, request_id: int, into: Sequence[memoryview], deadline: Deadline
+        self, request_id: int, into: Sequence[memoryview] | None, deadline: Deadline
     ) -> TargetAnswer:
+        """Receive a message, and the records that it announces into `into`.
+
+        `into` None: the records do not come over this connection.
+        """
         self._stream.receive([self._head], deadline)
         deadline.note(HEADER_BYTES)  # reported at once, to measure the time to the answer's start
         head = read_head(self._head)
@@ -171,20 +179,36 @@ class TargetConnection:
         if head.body_bytes > len(self._body):
             self._body = memoryview(bytearray(head.body_bytes))
         body = self._body[: head.body_bytes]
-        left, parts = head.payload_bytes, [body]
-        for part in into:
-            if left < len(part) or not left:
-                break
-            parts.append(part)
-            left -= len(part)
-        if left:
-            raise ProtocolError(
-                f"a payload of {head.payload_bytes} bytes is not a whole number of the records "
-                "that were asked for"
-            )
-        self._stream.receive(parts, deadline)
+        self._stream.receive([body], deadline)
         message = decode_body(_DECODER, body, f"the answer to request {request_id}")
-        return TargetAnswer(message, head.payload_bytes)
+        sizes: tuple[int, ...] = ()
+        if isinstance(message, RecordsFollow) and into is not None:
+            sizes = unpack_sizes(message.sizes)
+        if sum(sizes) != head.payload_bytes:
+            raise ProtocolError(
+                f"a payload of {head.payload_bytes} bytes follows records of {sum(sizes)} bytes"
+            )
+        if into is not None and sizes:
+            self._stream.receive(_parts(sizes, into), deadline)
+        return TargetAnswer(message, sizes)
+
+
+def _parts(sizes: Sequence[int], buffers: Sequence[memoryview]) -> list[memoryview]:
+    """Return the part of each buffer for the record that it gets.
+
+    Raises ProtocolError for a record without a buffer, one that is longer than its buffer, and one
+    that is not whole sectors.
+    """
+    fit = len(sizes) <= len(buffers) and all(
+        0 < size <= len(buffer) and not size % ALIGNMENT
+        for size, buffer in zip(sizes, buffers, strict=False)
+    )
+    if not fit:
+        raise ProtocolError(
+            f"records of {list(sizes)[:8]} bytes are announced for {len(buffers)} buffers of "
+            f"{len(buffers[0]) if buffers else 0} bytes"
+        )
+    return [buffer[:size] for size, buffer in zip(sizes, buffers, strict=False)]
 
 
 def connect(

@@ -1,21 +1,27 @@
 """Every message between a node and a target, version 2; Refused, Status, List and Report included.
 
 Whole records follow a `PutRecords` and a `RecordsFollow` as payload: header, payload, tag and
-padding, each as long as its header says. The request ids of a connection count up from 1, and
-answers come in order. `epoch` is a field that nothing reads; it is sent as 0.
+padding, each as long as its header says. Records of one namespace may differ in length. The request
+ids of a connection count up from 1, and answers come in order. `epoch` is a field that nothing
+reads; it is sent as 0.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
 
+from holdfast.errors import ProtocolError
 from holdfast.wire.fields import Integer, PackedBytes, ShortBytes, Text
 from holdfast.wire.local.messages import List, Refused, ReportReply, Status
 from holdfast.wire.remote.token import Verb
 
 TARGET_PROTOCOL = 2
+
+_SIZE_BYTES = 4
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="type"):
@@ -92,9 +98,10 @@ class GetRecords(NamedBlocks, frozen=True, tag="get"):
 
 
 class RecordsFollow(_Message, frozen=True, tag="records"):
-    """The first `blocks` records follow; `outcome` and `reason` tell why not all, if so."""
+    """The first records follow; `outcome` and `reason` tell why not all, if so."""
 
-    blocks: Integer
+    sizes: PackedBytes
+    """The length of each record that follows in bytes, 4 bytes each, little-endian."""
     outcome: Text
     reason: Text = ""
     epoch: Integer = 0
@@ -132,6 +139,18 @@ TargetRequest: TypeAlias = (
 TargetReply: TypeAlias = (
     Challenge | Joined | Stored | RecordsFollow | Existing | Counted | ReportReply | Refused
 )
+
+
+def pack_sizes(records: Sequence[memoryview]) -> bytes:
+    """Return the lengths of records as `RecordsFollow.sizes`."""
+    return struct.pack(f"<{len(records)}I", *map(len, records))
+
+
+def unpack_sizes(packed: bytes) -> tuple[int, ...]:
+    """Return the lengths in a `RecordsFollow.sizes`; raise ProtocolError for a cut one."""
+    if len(packed) % _SIZE_BYTES:
+        raise ProtocolError(f"records.sizes: {len(packed)} bytes do not divide by {_SIZE_BYTES}")
+    return struct.unpack(f"<{len(packed) // _SIZE_BYTES}I", packed)
 
 
 def permission_for(request: type[msgspec.Struct]) -> Verb:

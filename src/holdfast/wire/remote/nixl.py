@@ -257,11 +257,14 @@ class PeerMemory:
 
 
 def _spans(packed: bytes, parts: Sequence[memoryview | None]) -> list[MemorySpan]:
-    """Unpack one span per part; raise ProtocolError if a length differs from its part's."""
+    """Unpack one span per part, cut to its length; raise ProtocolError if a part does not fit."""
     spans = unpack_spans(packed)[: len(parts)]
     fit = len(spans) == len(parts) and all(
-        part is None or span.nbytes == len(part) for span, part in zip(spans, parts, strict=True)
+        part is None or span.nbytes >= len(part) for span, part in zip(spans, parts, strict=True)
     )
     if not fit:
         raise ProtocolError(f"spans: {len(packed)} bytes do not describe {len(parts)} records")
-    return spans
+    return [
+        span if part is None else span._replace(nbytes=len(part))
+        for span, part in zip(spans, parts, strict=True)
+    ]
