@@ -61,7 +61,7 @@ def test_a_miss_during_recovery_says_that_recovery_runs(harness) -> None:
         yield one.store.plan_fetch(one.namespace, asked.keys, prompt).plan.reason
         plan = one.store.plan_fetch(one.namespace, one.chain(2, 1).keys, prompt).plan
         covered = m.Covered(0, 0, {}, reason=plan.reason)
-        yield client._fetch(None, asked, covered, [], 1.0)[0].reason
+        yield client.RemoteSession._fetch(None, None, asked, covered, [], 1.0)[0].reason
 
     assert [reason.endswith(RECOVERING) for reason in reasons()] == [True] * 5
     tier.go.set()
