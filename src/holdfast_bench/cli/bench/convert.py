@@ -10,7 +10,7 @@ from holdfast_bench.cli import measuring
 from holdfast_bench.cli.progress import Steps
 from holdfast_bench.measure.convert import device_rows, thread_rows
 
-ALSO = ("cpu_s_per_gb",)
+ALSO = ("cpu_s_per_gb", "limit_is")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
