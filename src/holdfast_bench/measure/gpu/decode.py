@@ -2,7 +2,8 @@
 
 The stand-in for a step of decoding is a graph of matrix-vector products that reads 16 GB of
 weights, with a copy of 4 KiB to the GPU before it and one back after it. `.half` copies for half
-the time. The small copy's delay is the time from its call to its end.
+the time. The small copy's delay is the time from its call to its end; `.pieces` has it beside long
+copies in pieces of some blocks, with a tiny kernel between them, and without one (`.plain`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from holdfast.report import Row, at_most, not_measured
 from holdfast_bench.harness.hardware_limits import GB
 from holdfast_bench.measure.gpu.accelerator import HostAccelerator
 from holdfast_bench.measure.gpu.block_copies import BlockCopies
+from holdfast_bench.measure.gpu.pieces import PiecedCopy
 from holdfast_bench.measure.gpu.setting import Setting
 from holdfast_bench.measure.gpu.shapes import LLAMA_8B, TOY
 
@@ -35,6 +37,11 @@ HALF_GOAL, LINE_GOAL = 0.97, 0.94
 SMALL_COPY_GOAL_MS = 1.2
 SLICE_S, TOY_SLICE_S = 1.0, 0.05
 """Length of a measurement; those alone and beside copies take turns."""
+
+PIECES = (1, 2, 4, 8, 64)
+"""Blocks of 16 MiB in the pieces of a long copy; the number is in the name of the row."""
+
+PIECED_BLOCKS = 64
 
 ROUNDS_PER_PAIR = 3
 """Rounds of other figures for one pair of these."""
@@ -113,6 +120,25 @@ def rows(setting: Setting) -> Iterator[Row]:
                 if verb == "load" and not ending:
                     p99_ms = statistics.median(each.small_copy_p99_ms for each in beside)
                     yield at_most("gpu.decode.small_copy.load", p99_ms, "ms", SMALL_COPY_GOAL_MS)
+    yield from _piece_rows(setting, loop, slice_s)
+
+
+def _piece_rows(setting: Setting, loop: DecodeLoop, slice_s: float) -> Iterator[Row]:
+    """Yield the delay of the small copy beside long copies, by the size of their pieces."""
+    block = TOY.block_bytes if setting.rehearse else LLAMA_8B.block_bytes
+    with closing(PiecedCopy(setting.gpu, PIECED_BLOCKS * block, block)) as copy:
+        for blocks in PIECES[-1:] if setting.rehearse else PIECES:
+            for ending, pause in (("", True), (".plain", False)):
+                name = f"gpu.decode.small_copy.pieces.{blocks}{ending}"
+                if setting.left_s() < slice_s + 1:
+                    yield not_measured(name, "no time was left")
+                    continue
+                work = partial(copy.copy, blocks * block, pause=pause)
+                work()
+                with _repeated(work, 1.0) as ended:
+                    speed = loop.run(slice_s)
+                copied = len(ended) * copy.nbytes / slice_s / GB
+                yield at_most(name, speed.small_copy_p99_ms, "ms", copied_gb_per_s=copied)
 
 
 def _copy_batch(copies: BlockCopies, copy: Callable[[Sequence[Move]], None], blocks: int) -> None:

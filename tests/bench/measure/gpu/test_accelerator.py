@@ -11,7 +11,7 @@ from holdfast.devices.cuda import libcuda  # noqa: E402
 from holdfast.errors import ConfigError  # noqa: E402
 from holdfast_bench.measure.gpu import accelerator as module  # noqa: E402
 from holdfast_bench.measure.gpu import bus, decode  # noqa: E402
-from holdfast_bench.measure.gpu.accelerator import CudaAccelerator, accelerator  # noqa: E402
+from holdfast_bench.measure.gpu.accelerator import CudaAccelerator, EagerDriver, accelerator  # noqa: E402
 
 
 class FakeStream:
@@ -92,7 +92,8 @@ def test_a_gpu_has_a_name_memory_and_work(gpu):
     assert gpu.seconds(lambda: None) >= 0
 
 
-def test_phases_run_on_it(gpu, measured):
+def test_phases_run_on_it(gpu, measured, monkeypatch):
+    monkeypatch.setattr(OnHost, "driver", lambda _: EagerDriver(1))
     assert measured(bus, gpu=gpu)["gpu.bus.to.1"].more["gpu"] == "NVIDIA Test"
     assert measured(decode, gpu=gpu)["gpu.decode.load"].ratio > 0
 
