@@ -120,6 +120,25 @@ def test_a_question_that_no_row_answers_is_left_out():
     assert list(tool.answer(question, {"name": "bench gpu", "rows": []})) == []
 
 
+def test_the_chart_of_codecs_shows_ratio_and_speeds_of_what_was_measured():
+    rows = [
+        {"what": "codec.ratio.keys", "value": 1.48},
+        {"what": "codec.encode", "value": 1.1, "unit": "GB/s", "limit": 20.0},
+        {"what": "codec.decode", "value": 3.2, "unit": "GB/s", "limit": 20.0},
+        {"what": "codec.record.encode", "value": 0.9, "unit": "GB/s"},
+        {"what": "codec.lz4.ratio", "value": 1.0, "unit": "x"},
+        {"what": "codec.lz4.encode", "value": 4.0, "unit": "GB/s"},
+        {"what": "codec.zipnn", "value": None, "unit": ""},
+        {"what": "codec.auto.disk", "value": 2.0, "unit": "GB/s"},
+        {"what": "codec.disk.fetch", "value": 1.4, "unit": "GB/s"},
+    ]
+    chart = loaded().codec_chart({"name": "bench codec", "rows": rows})
+    assert chart.groups == {
+        "planes, 1.48x": {"encode": 1.1, "decode": 3.2},
+        "lz4, 1.00x": {"encode": 4.0},
+    }
+
+
 def test_figures_in_lists_and_mappings_have_three_digits_too():
     line = loaded().row({"what": "a", "value": 1.23456, "cuts_s": {"0": 0.22289, "1": 0.1}})
     assert line.startswith("| `a` | 1.23 |")

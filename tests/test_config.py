@@ -455,3 +455,36 @@ def test_paths_are_relative_to_the_folder_of_the_file(written, tmp_path):
         config.tls.cert, config.tls.key, config.tls.ca, config.tokens.key_file,
         config.http.token_file,
     } == {f"{tmp_path}/name"}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["auto", "off", "planes"])
+@pytest.mark.parametrize(
+    "tier",
+    [
+        DISK,
+        {"kind": "pool", "members": "pool.yaml"},
+        {"kind": "valkey", "address": "tcp://127.0.0.1:6379"},
+        {"kind": "mooncake", "master": "tcp://127.0.0.1:50051"},
+    ],
+    ids=lambda tier: tier["kind"],
+)
+def test_each_tier_that_stores_records_has_a_codec_option(tier, mode):
+    domains = {"default": {"key_file": "/etc/holdfast/key"}}
+    assert parse(data(HOST, {**tier, "codec": mode}, domains=domains)).tiers[1].codec == mode
+    assert parse(data(HOST, tier, domains=domains)).tiers[1].codec == "auto"
+
+
+@pytest.mark.parametrize(
+    ("tiers", "message"),
+    [
+        ([HOST, {**DISK, "codec": "zip"}], r"tiers\.1\.codec: .*'zip'.*auto.*off.*planes"),
+        ([{**HOST, "codec": "planes"}], r"tiers\.0: contains unknown field 'codec'; remove it"),
+        (
+            [HOST, {"kind": "cxl", "node": "any", "capacity": "64 MiB", "codec": "planes"}],
+            r"tiers\.1: contains unknown field 'codec'; remove it",
+        ),
+    ],
+)
+def test_a_codec_that_is_unknown_or_of_memory_is_refused(tiers, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(data(*tiers))

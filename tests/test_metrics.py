@@ -20,6 +20,7 @@ from holdfast.metrics import (
 from holdfast.policy.admit import AdmissionCandidate, AlwaysAdmit, WriteBudget
 from holdfast.status import (
     AdmissionStatus,
+    CodecStatus,
     DomainStatus,
     EngineLockStatus,
     HistogramStatus,
@@ -149,3 +150,24 @@ def test_metrics_of_the_process_have_the_names_that_all_clients_use():
     assert names == [name for name in METRICS if name.startswith("process_")]
     assert "# TYPE process_cpu_seconds_total counter" in lines
     assert "# TYPE process_open_fds gauge" in lines
+
+
+def test_a_codec_has_metrics_of_its_records_and_of_raw_and_stored_bytes():
+    codec = CodecStatus(
+        tier="disk", encodes=True, encoded=5, decoded=7, kept_raw=2, mismatches=1,
+        raw_bytes=140, stored_bytes=100, held_raw_bytes=1_400, held_bytes=1_000,
+    )  # fmt: skip
+    domain = DomainStatus(
+        domain="a", configured=True, used_bytes={"disk": 1_000}, raw_bytes={"disk": 1_400}
+    )
+    found = samples_of(NodeStatus(codecs=[codec], domains=[domain]))
+    values = {(sample.name, *sample.labels): sample.value for sample in found}
+    assert values["codec_encodes", "disk"] == 1
+    assert values["codec_records_total", "disk", "encoded"] == 5
+    assert values["codec_records_total", "disk", "mismatch"] == 1
+    assert (
+        values["codec_raw_bytes_total", "disk"] / values["codec_stored_bytes_total", "disk"] == 1.4
+    )
+    assert values["tier_raw_bytes", "disk"] / values["tier_stored_bytes", "disk"] == 1.4
+    assert values["domain_used_bytes", "a", "disk"] == 1_000
+    assert values["domain_raw_bytes", "a", "disk"] == 1_400

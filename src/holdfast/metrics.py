@@ -96,6 +96,20 @@ METRICS: Mapping[str, Metric] = {
     "tier_writes_stopped": Metric(
         ("tier",), "1 while a tier takes no new records, because its medium failed."
     ),
+    "codec_encodes": Metric(
+        ("tier",), "1 while new records of a tier are encoded, 0 while it gets raw ones."
+    ),
+    "codec_records_total": Metric(
+        ("tier", "result"),
+        "Records that a tier's codec handled: encoded, decoded, kept_raw (they do not shrink), "
+        "mismatch (they decoded to other bytes and were stored raw), undecodable.",
+    ),
+    "codec_raw_bytes_total": Metric(("tier",), "Bytes of encoded records before encoding."),
+    "codec_stored_bytes_total": Metric(("tier",), "Bytes of encoded records after encoding."),
+    "tier_raw_bytes": Metric(
+        ("tier",), "Raw size of the blocks in a tier below memory, before their codec."
+    ),
+    "tier_stored_bytes": Metric(("tier",), "Stored size of the same blocks."),
     "tier_reachable": Metric(("tier",), "1 if a shared tier can be reached."),
     "evictions_total": Metric(("tier",), "Copies that left a tier to make room there."),
     "failed_checks_total": Metric(
@@ -110,6 +124,9 @@ METRICS: Mapping[str, Metric] = {
         (), "Blocks of several writers that were not saved, because a part did not come."
     ),
     "domain_used_bytes": Metric(("domain", "tier"), "Bytes of a domain in a tier."),
+    "domain_raw_bytes": Metric(
+        ("domain", "tier"), "Bytes of a domain in a tier, before their codec."
+    ),
     "domain_quota_bytes": Metric(("domain", "tier"), "Quota of a domain in a tier, if it has one."),
     "domain_locked_bytes": Metric(
         ("domain",), "Memory of a domain that engines have page-locked for their GPUs."
@@ -238,16 +255,18 @@ def node_samples(status: NodeStatus) -> Iterator[Sample]:
     yield Sample("blocks", (), status.blocks)
     yield from _tier_samples(status)
     # Domains that the configuration does not name are one.
-    used_bytes = Counter[tuple[str, str]]()
+    used_bytes, raw_bytes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     yield from _lock_samples(status)
     for domain in status.domains:
         name = domain.domain if domain.configured else OTHER
         for tier, nbytes in domain.used_bytes.items():
             used_bytes[name, tier] += nbytes
+            raw_bytes[name, tier] += domain.raw_bytes.get(tier, nbytes)
         for tier, nbytes in domain.quota_bytes.items():
             yield Sample("domain_quota_bytes", (name, tier), nbytes)
     for labels, nbytes in used_bytes.items():
         yield Sample("domain_used_bytes", labels, nbytes)
+        yield Sample("domain_raw_bytes", labels, raw_bytes[labels])
     yield Sample("waiting_writes", (), status.waiting_to_write)
     yield Sample("leases", (), status.leases)
     yield Sample("reservations", (), status.tickets)
@@ -326,6 +345,21 @@ def _tier_samples(status: NodeStatus) -> Iterator[Sample]:
         yield Sample("tier_written_bytes_total", (tier,), usage.written_bytes)
         yield Sample("tier_failures_total", (tier,), usage.failures)
         yield Sample("tier_writes_stopped", (tier,), int(bool(usage.writes_stopped)))
+    for codec in status.codecs:
+        labels = (codec.tier,)
+        yield Sample("codec_encodes", labels, int(codec.encodes))
+        for result, number in (
+            ("encoded", codec.encoded),
+            ("decoded", codec.decoded),
+            ("kept_raw", codec.kept_raw),
+            ("mismatch", codec.mismatches),
+            ("undecodable", codec.undecodable),
+        ):
+            yield Sample("codec_records_total", (codec.tier, result), number)
+        yield Sample("codec_raw_bytes_total", labels, codec.raw_bytes)
+        yield Sample("codec_stored_bytes_total", labels, codec.stored_bytes)
+        yield Sample("tier_raw_bytes", labels, codec.held_raw_bytes)
+        yield Sample("tier_stored_bytes", labels, codec.held_bytes)
     for rule in status.admission:
         for figure, name in _BUDGET_METRICS.items():
             if figure in rule.figures:

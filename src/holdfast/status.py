@@ -156,9 +156,10 @@ class CodecStatus(StatusFields, frozen=True):
     `raw_bytes`, stored in `stored_bytes`; `quantised` of them by the lossy codec. `kept_raw`:
     records that did not shrink by 5 %, or were not tried because others of their model did not.
     `mismatches`: records that were stored raw, because the encoded form did not decode to the same
-    bytes. `undecodable`: records that were read and could not be decoded. `read_bytes_per_s`:
-    stored bytes from the tier, `decode_bytes_per_s`: raw bytes of one decoding thread, of
-    `threads`.
+    bytes. `undecodable`: records that were read and could not be decoded. `held_raw_bytes`,
+    `held_bytes`: raw and stored size of the copies that the tier has now, as this node knows them.
+    `read_bytes_per_s`: stored bytes from the tier, `decode_bytes_per_s`: raw bytes of one decoding
+    thread, of `threads`.
     """
 
     tier: str
@@ -172,16 +173,29 @@ class CodecStatus(StatusFields, frozen=True):
     undecodable: int = 0
     raw_bytes: int = 0
     stored_bytes: int = 0
+    held_raw_bytes: int = 0
+    held_bytes: int = 0
     read_bytes_per_s: float = 0.0
     decode_bytes_per_s: float = 0.0
     threads: int = 0
+
+    @property
+    def held_ratio(self) -> float:
+        """Raw bytes per stored byte of the copies that the tier has; 1 if it has none."""
+        return self.held_raw_bytes / self.held_bytes if self.held_bytes else 1.0
+
+    @property
+    def used(self) -> bool:
+        """Whether the codec has anything to report: it is on, or it met encoded records."""
+        return self.mode != "off" or self.decoded > 0 or self.held_raw_bytes != self.held_bytes
 
 
 class DomainStatus(StatusFields, frozen=True):
     """Usage of one domain by tier, and its limits; `configured`: `domain` is its name, not its id.
 
-    `unreadable`: records that the present key ring cannot open. `locked_bytes`: memory that its
-    engines have page-locked; of these, no block uses `kept_bytes`.
+    `used_bytes` are stored bytes, `raw_bytes` those of the same blocks before their codec, both by
+    tier. `unreadable`: records that the present key ring cannot open. `locked_bytes`: memory that
+    its engines have page-locked; of these, no block uses `kept_bytes`.
     """
 
     domain: str
@@ -190,6 +204,7 @@ class DomainStatus(StatusFields, frozen=True):
     share: float = 1.0
     reserved_bytes: int = 0
     used_bytes: dict[str, int] = {}
+    raw_bytes: dict[str, int] = {}
     quota_bytes: dict[str, int] = {}
     locked_bytes: int = 0
     kept_bytes: int = 0

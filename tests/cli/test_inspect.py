@@ -8,6 +8,7 @@ import pytest
 from holdfast.cli.inspect import _status_lines, plans_text
 from holdfast.status import (
     AdmissionStatus,
+    CodecStatus,
     DomainStatus,
     EngineLockStatus,
     NodeStatus,
@@ -173,3 +174,16 @@ def test_page_locked_memory_is_listed_by_domain_and_engine_with_the_reason_for_n
     assert "  locks   vllm: 64 MiB of domain acme" in lines
     assert "  locks   other: 0 B of domain acme; no more: ENOMEM; raise the limit" in lines
     assert "  recalls 1,200 returned, 1 missed" in lines
+
+
+def test_raw_and_stored_bytes_are_shown_by_tier_and_by_domain():
+    gib = 1 << 30
+    codec = CodecStatus(tier="disk", mode="auto", held_raw_bytes=3 * gib, held_bytes=2 * gib)
+    domain = DomainStatus(
+        domain="team", used_bytes={"host": gib, "disk": 2 * gib}, raw_bytes={"disk": 3 * gib}
+    )
+    lines = _status_lines(NodeStatus(codecs=[codec], domains=[domain]))
+    assert any(
+        "codec   disk" in line and "3 GiB of blocks in 2 GiB (1.50)" in line for line in lines
+    )
+    assert any("host 1 GiB, disk 2 GiB (raw 3 GiB)" in line for line in lines)

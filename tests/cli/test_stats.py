@@ -6,10 +6,11 @@ import json
 import msgspec
 import pytest
 
-from holdfast.cli.stats import summary
+from holdfast.cli.stats import codec_line, summary
 from holdfast.errors import RefusedError
 from holdfast.status import (
     ActivityStatus,
+    CodecStatus,
     CredentialState,
     DomainTraffic,
     FailedChecks,
@@ -144,3 +145,28 @@ def test_impossible_prompt_counts_are_refused(holdfast, node, save):
 def test_stats_without_a_node_exits_with_code_4(holdfast, tmp_path):
     done = holdfast("stats", "--node", f"unix://{tmp_path}/none.sock")
     assert done.returncode == 4
+
+
+CODEC = CodecStatus(
+    tier="disk",
+    mode="auto",
+    encodes=True,
+    encoded=900,
+    decoded=1_200,
+    kept_raw=3,
+    held_raw_bytes=int(13.8 * (1 << 30)),
+    held_bytes=10 << 30,
+)
+
+
+def test_a_codec_has_a_line_with_what_it_saves_and_did():
+    assert codec_line(CODEC) == (
+        "disk encodes (auto), 13.8 GiB of blocks in 10 GiB (1.38), 900 encoded, 3 kept raw, "
+        "1,200 decoded"
+    )
+    failed = msgspec.structs.replace(CODEC, encodes=False, mismatches=2, undecodable=1)
+    assert codec_line(failed).startswith("disk keeps raw records (auto)")
+    assert "2 decoded to other bytes and were stored raw, 1 could not be decoded" in codec_line(
+        failed
+    )
+    assert not CodecStatus(tier="cxl").used

@@ -6,6 +6,7 @@ from holdfast.plan.codec_choice import (
     DECODE_DEFAULT,
     CodecRates,
     DecodeMeter,
+    DeliveryComparison,
     decode_threads,
     worth_encoding,
 )
@@ -53,3 +54,35 @@ def test_an_impossible_observation_changes_nothing(nbytes, seconds):
     meter = DecodeMeter()
     meter.observe(nbytes, seconds)
     assert meter.bytes_per_s == pytest.approx(DECODE_DEFAULT)
+
+
+def deliveries(raw_s, encoded_s, times=40):
+    comparison = DeliveryComparison()
+    for _ in range(times):
+        comparison.observe(1 << 23, raw_s, encoded=False)
+        comparison.observe(1 << 23, encoded_s, encoded=True)
+    return comparison
+
+
+@pytest.mark.parametrize(
+    ("raw_s", "encoded_s", "slower"),
+    [(0.008, 0.006, False), (0.008, 0.0081, False), (0.008, 0.009, True), (0.001, 0.1, True)],
+)
+def test_encoded_records_that_arrive_later_than_raw_ones_are_noticed(raw_s, encoded_s, slower):
+    assert deliveries(raw_s, encoded_s).encoded_is_slower is slower
+
+
+def test_a_few_batches_or_one_form_alone_say_nothing():
+    assert not deliveries(0.001, 0.1, times=3).encoded_is_slower
+    alone = DeliveryComparison()
+    for _ in range(100):
+        alone.observe(1 << 23, 0.1, encoded=True)
+    assert not alone.encoded_is_slower
+
+
+def test_impossible_deliveries_change_nothing():
+    comparison = deliveries(0.008, 0.006)
+    for _ in range(100):
+        comparison.observe(0, 5.0, encoded=True)
+        comparison.observe(1 << 23, 0.0, encoded=False)
+    assert not comparison.encoded_is_slower

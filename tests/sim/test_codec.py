@@ -34,7 +34,7 @@ def specs(model="Llama-3.1-8B", **disk):
     ("kind", "dtype", "rate", "mode", "encodes"),
     [
         ("disk", "bf16", 2e9, "auto", True),
-        ("disk", "fp16", 2e9, "auto", True),
+        ("disk", "fp16", 2e9, "auto", False),
         ("object", "bf16", 1e8, "auto", True),
         ("disk", "bf16", 40e9, "auto", False),
         ("disk", "bf16", 40e9, "planes", True),

@@ -287,6 +287,7 @@ def test_status_reports_fill_and_quotas(two):
         share=3.0,
         reserved_bytes=MIB,
         used_bytes={"host": 4 * SIZE},
+        raw_bytes={"host": 4 * SIZE},
         quota_bytes={"host": 2 * MIB},
     )
     assert found["victim"].quota_bytes == {}

@@ -5,7 +5,7 @@ import pytest
 from holdfast.blocks.envelope import header_of_record
 from holdfast.codec.pack import pack, payload
 from holdfast.errors import Outcome
-from holdfast.store.tier_codec import TierCodec
+from holdfast.store.tier_codec import DecodeSlots, TierCodec
 from holdfast.testing.payloads import header_of, key_of, namespace_of, record_of
 
 NBYTES = 60_000
@@ -23,7 +23,7 @@ class ManualClock:
 
 def opened(mode, threads=1):
     clock = ManualClock()
-    return TierCodec("disk", mode, clock, threads), clock
+    return TierCodec("disk", mode, clock, DecodeSlots(threads)), clock
 
 
 def compressible():
@@ -124,3 +124,37 @@ def test_the_status_names_mode_and_rates(mode):
     assert (status.tier, status.mode, status.threads) == ("disk", mode, 3)
     assert status.read_bytes_per_s > 0
     assert status.decode_bytes_per_s > 0
+
+
+def test_a_tier_stops_to_encode_if_encoded_records_arrive_later_than_raw_ones():
+    codec, clock = opened("auto")
+    read(codec, clock, 0.5e9)
+    assert codec.wants(NAMESPACE)
+    for _ in range(30):
+        codec.delivered(8 * MIB, 0.020, encoded=True)
+        codec.delivered(8 * MIB, 0.016, encoded=False)
+    assert not codec.wants(NAMESPACE)
+    for _ in range(60):
+        codec.delivered(8 * MIB, 0.012, encoded=True)
+    assert codec.wants(NAMESPACE)
+
+
+def test_records_that_are_shorter_than_asked_count_with_their_own_bytes():
+    """The index does not know the sizes of records on a shared tier: it asks for whole slots."""
+    codec, clock = opened("auto")
+    for _ in range(40):
+        codec.asked(8 * MIB)
+        clock.at += 0.004
+        codec.arrived(5 * MIB, of=8 * MIB)
+    assert codec.status().read_bytes_per_s == pytest.approx(5 * MIB / 0.004, rel=0.1)
+
+
+def test_reads_that_failed_say_nothing_about_the_speed_of_a_tier():
+    codec, clock = opened("auto")
+    read(codec, clock, 1e9)
+    before = codec.status().read_bytes_per_s
+    for _ in range(40):
+        codec.asked(8 * MIB)
+        clock.at += 5.0
+        codec.arrived(4 * MIB, of=8 * MIB, failed=True)
+    assert codec.status().read_bytes_per_s == pytest.approx(before)

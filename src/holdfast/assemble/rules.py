@@ -20,6 +20,7 @@ from holdfast.policy.admit import (
 from holdfast.policy.guard import ThrashGuard
 from holdfast.policy.reuse_interval import ReuseInterval
 from holdfast.store.options import TierRules
+from holdfast.tiers.kind import RecordTierSection
 
 _REMEMBERED_KEYS_MIN = 1 << 16
 _REMEMBERED_KEYS_MAX = 1 << 20
@@ -27,7 +28,7 @@ _REMEMBERED_KEYS_MAX = 1 << 20
 
 
 def tier_rules(config: Config, keys: Mapping[str, bytes]) -> dict[int, TierRules]:
-    """Return the rules of each local tier below the host, by tier number."""
+    """Return the rules of each tier below the host, by tier number."""
     budgets: dict[bytes, Admission] = {}
     for name, domain in config.domains.items():
         if domain.write_budget_bytes_per_day is not None:
@@ -36,9 +37,12 @@ def tier_rules(config: Config, keys: Mapping[str, bytes]) -> dict[int, TierRules
     below = [tier for tier in config.tiers if not isinstance(tier, HostOptions)]
     rules = {}
     for number, options in enumerate(below, start=1):
+        codec = options.codec if isinstance(options, RecordTierSection) else "off"
         if isinstance(options, CxlOptions | DiskOptions):
             own = budgets if isinstance(options, DiskOptions) else {}
-            rules[number] = TierRules(partial(admission, options, own), own)
+            rules[number] = TierRules(partial(admission, options, own), own, codec)
+        else:
+            rules[number] = TierRules(codec=codec)
     return rules
 
 

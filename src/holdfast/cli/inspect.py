@@ -19,7 +19,7 @@ from holdfast.cli.options import (
     read_fingerprint,
     show,
 )
-from holdfast.cli.stats import summary
+from holdfast.cli.stats import codec_line, summary
 from holdfast.config import Size
 from holdfast.errors import ConfigError, NotFollowed
 from holdfast.keys.audit import check
@@ -213,6 +213,7 @@ def _status_lines(status: NodeStatus) -> list[str]:
         for name, shared in status.shared.items()
         if shared.trouble
     ]
+    lines += [f"  codec   {codec_line(codec)}" for codec in status.codecs if codec.used]
     for rule in status.admission:
         figures = [f"{name} {_figure(name, value)}" for name, value in rule.figures.items()]
         lines.append(f"  admit   {rule.tier}: {', '.join(figures)}")
@@ -221,7 +222,9 @@ def _status_lines(status: NodeStatus) -> list[str]:
         for tier, used_bytes in domain.used_bytes.items():
             most = domain.quota_bytes.get(tier)
             of = "" if most is None else f" of its {Size(most)}"
-            usage.append(f"{tier} {Size(used_bytes)}{of}")
+            raw_bytes = domain.raw_bytes.get(tier, used_bytes)
+            raw = "" if raw_bytes == used_bytes else f" (raw {Size(raw_bytes)})"
+            usage.append(f"{tier} {Size(used_bytes)}{of}{raw}")
         line = f"  domain  {domain.domain}: {', '.join(usage)}"
         if domain.reserved_bytes:
             line += f", {Size(domain.reserved_bytes)} of host reserved"
@@ -282,10 +285,15 @@ def _stored(namespaces: Sequence[Mapping[str, Any]]) -> list[str]:
             f"{Size(namespace['raw_bytes'])}"
         )
         lines += [
-            f"  {name:<8}{many(tier['blocks'], 'block')}, {Size(tier['bytes'])}"
+            f"  {name:<8}{many(tier['blocks'], 'block')}, {Size(tier['bytes'])}{_raw(tier)}"
             for name, tier in namespace["tiers"].items()
         ]
     return lines or ["nothing is stored"]
+
+
+def _raw(tier: Mapping[str, int]) -> str:
+    raw_bytes = tier.get("raw_bytes", tier["bytes"])
+    return "" if raw_bytes == tier["bytes"] else f" (raw {Size(raw_bytes)})"
 
 
 def plans_text(answer: PlansStatus) -> str:

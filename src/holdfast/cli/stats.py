@@ -17,7 +17,7 @@ from holdfast.cli.options import (
     node_address,
     show,
 )
-from holdfast.status import CurveStatus, NodeStatus, TargetStatus, read_curve
+from holdfast.status import CodecStatus, CurveStatus, NodeStatus, TargetStatus, read_curve
 from holdfast.wire.local.messages import Curve
 
 _MULTIPLES = ("0.5", "1", "2", "10")
@@ -47,11 +47,13 @@ def run(args: argparse.Namespace) -> int:
         status = ask_status(ask)
     names = (
         *("version", "host", "role", "addresses", "uptime_s", "activity", "evictions"),
-        *("failed_checks", "target", "credentials"),
+        *("failed_checks", "codecs", "target", "credentials"),
     )
     data = msgspec.to_builtins(status)
     kept = {name: data[name] for name in names}
-    show("\n".join(summary(status)), {"node": address, **kept}, args.json)
+    lines = summary(status)
+    lines += [f"codec: {codec_line(codec)}" for codec in status.codecs if codec.used]
+    show("\n".join(lines), {"node": address, **kept}, args.json)
     return OK
 
 
@@ -76,6 +78,25 @@ def summary(status: NodeStatus) -> list[str]:
         if state.trouble or state.soon
     ]
     return [f"since start, {ago} ago: {lines[0]}", *lines[1:]]
+
+
+def codec_line(codec: CodecStatus) -> str:
+    """Return what a tier's codec saves, does and has done, in one line."""
+    does = "encodes" if codec.encodes else "keeps raw records"
+    parts = [f"{codec.tier} {does} ({codec.mode})"]
+    if codec.held_raw_bytes != codec.held_bytes:
+        parts.append(
+            f"{Size(codec.held_raw_bytes)} of blocks in {Size(codec.held_bytes)} "
+            f"({codec.held_ratio:.2f})"
+        )
+    parts.append(f"{codec.encoded:,} encoded")
+    parts.append(f"{codec.kept_raw:,} kept raw")
+    parts.append(f"{codec.decoded:,} decoded")
+    if codec.mismatches:
+        parts.append(f"{codec.mismatches:,} decoded to other bytes and were stored raw")
+    if codec.undecodable:
+        parts.append(f"{codec.undecodable:,} could not be decoded")
+    return ", ".join(parts)
 
 
 def curve_lines(curve: CurveStatus) -> list[str]:

@@ -79,8 +79,11 @@ def _views(ask: Ask, every_s: float, number: int) -> Iterator[list[str | Table]]
 
 def _tables(status: NodeStatus, before: NodeStatus | None) -> list[Table]:
     """Return the tables of tiers, queues and, if there are any, pool members."""
-    tiers = _table("tier", "used", "of", "records", "read", "written", "evicted", "failures")
+    tiers = _table(
+        "tier", "used", "of", "ratio", "records", "read", "written", "evicted", "failures"
+    )
     past = tier_totals(before.tiers) if before else {}
+    codecs = {codec.tier: codec for codec in status.codecs}
     elapsed_s = status.uptime_s - before.uptime_s if before else 0.0
     for tier, now in tier_totals(status.tiers).items():
         rates = ["", ""]
@@ -92,8 +95,10 @@ def _tables(status: NodeStatus, before: NodeStatus | None) -> list[Table]:
         share = f"{100 * now.used_bytes / capacity_bytes:.0f} %" if capacity_bytes else ""
         capacity = str(Size(capacity_bytes)) if capacity_bytes else "shared"
         evicted = status.evictions.get(tier, 0)
+        codec = codecs.get(tier)
+        ratio = f"{codec.held_ratio:.2f}" if codec and codec.used else ""
         tiers.add_row(
-            *(tier, share, capacity, f"{now.records:,}", *rates),
+            *(tier, share, capacity, ratio, f"{now.records:,}", *rates),
             *(f"{evicted:,}", f"{now.failures:,}"),
         )
     queues = _table("waiting writes", "leases", "reservations", "sessions", "to prestage")

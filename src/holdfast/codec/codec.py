@@ -7,7 +7,10 @@ header has the codec's number, so a reader does not need to know the writer's co
 from __future__ import annotations
 
 from functools import cache
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
+
+CodecMode: TypeAlias = Literal["auto", "off", "planes"]
+"""Option of a tier: encode where it pays (`auto`), never, or always with this codec."""
 
 
 class Codec(Protocol):

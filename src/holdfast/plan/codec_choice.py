@@ -8,15 +8,17 @@ tier that is nearly as fast as the decoders keeps raw records.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
-
-CodecMode: TypeAlias = Literal["auto", "off", "planes"]
-"""Option of a tier: encode where it pays (`auto`), never, or always with this codec."""
+from typing import NamedTuple
 
 BEGIN_BELOW = 0.8
 """Share of D * n below which the read rate must be before encoding begins. It ends at 1."""
 
 DECODE_THREADS_MAX = 4
+
+SLOWER = 1.03
+"""Ratio of times from which on encoded records count as slower."""
+
+_BATCHES = 8
 
 DECODE_DEFAULT = 2.5e9
 """Raw bytes a second of a decoding thread, until some were measured."""
@@ -49,6 +51,33 @@ def worth_encoding(rates: CodecRates, *, encodes: bool) -> bool:
 def decode_threads(cores: int) -> int:
     """Return how many threads decode on a machine: half of its cores, at most four."""
     return max(1, min(DECODE_THREADS_MAX, cores // 2))
+
+
+class DeliveryComparison:
+    """How fast batches of encoded and of raw records were delivered, from the same tier.
+
+    The rates of `CodecRates` do not show everything: decoding may compete with the tier's own
+    threads, or with engines, for cores. So once both forms were read, the faster one wins.
+    """
+
+    def __init__(self) -> None:
+        self._s_per_byte: dict[bool, float] = {}
+        self._seen: dict[bool, int] = {True: 0, False: 0}
+
+    def observe(self, nbytes: int, seconds: float, *, encoded: bool) -> None:
+        """Add a batch of raw or encoded records: `nbytes` raw bytes, from request to verified."""
+        if nbytes <= 0 or seconds <= 0:
+            return
+        self._seen[encoded] += 1
+        rate, known = seconds / nbytes, self._s_per_byte.get(encoded)
+        self._s_per_byte[encoded] = rate if known is None else known + (rate - known) / _BATCHES
+
+    @property
+    def encoded_is_slower(self) -> bool:
+        """Whether encoded records were delivered more slowly than raw ones, measured often."""
+        if min(self._seen.values()) < _BATCHES:
+            return False
+        return self._s_per_byte[True] > self._s_per_byte[False] * SLOWER
 
 
 class DecodeMeter:

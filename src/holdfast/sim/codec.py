@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from holdfast.plan.codec_choice import CodecMode, CodecRates, worth_encoding
+from holdfast.codec.codec import CodecMode
+from holdfast.plan.codec_choice import CodecRates, worth_encoding
 from holdfast.sim.profile import Profile
 
-ENCODED_DTYPES = ("bf16", "fp16")
-"""Types of KV state that shrink by the profile's ratio; others count raw."""
+ENCODED_DTYPES = ("bf16",)
+"""Types of KV state that shrink by the profile's ratio; others shrink less, and count raw."""
 
 ENCODED_KINDS = ("disk", "pool", "object")
 """Kinds of tiers that keep encoded records; memory keeps raw ones."""

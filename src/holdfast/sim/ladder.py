@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.byte_size import Size
+from holdfast.codec.codec import CodecMode
 from holdfast.config.sections import FileSection, convert
 from holdfast.errors import ConfigError
-from holdfast.plan.codec_choice import CodecMode
 from holdfast.prepared import prepared
 from holdfast.tiers.kind import Admit
 from holdfast.yaml_file import read_mapping
@@ -59,7 +59,7 @@ class TierModel(FileSection, frozen=True):
     write: Literal["behind", "on_eviction"] = "behind"
     write_wait_s: _Positive = 10.0
     codec: CodecMode = "auto"
-    """As of a node's tier; `auto` encodes if a model with a bf16 or fp16 KV state is named."""
+    """As of a node's tier; `auto` encodes if a model with a bf16 KV state is named."""
     policy: str | None = None
     admit: Admit | None = None
     """None: a node's default, `reuse_interval` for cxl and `always` for other kinds."""

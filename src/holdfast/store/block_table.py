@@ -308,7 +308,10 @@ class BlockTable:
         before = 0 if known == NOWHERE else index.stored_bytes(row, tier)
         if nbytes or known != place:
             index.note_stored(row, tier, nbytes or namespace.slot_bytes)
-        self.usage.add(tier, namespace.domain, index.stored_bytes(row, tier) - before)
+        added = index.stored_bytes(row, tier) - before
+        self.usage.add(tier, namespace.domain, added)
+        whole = namespace.slot_bytes if known == NOWHERE else 0
+        self.usage.add_saved(tier, namespace.domain, whole - added)
         if known not in (NOWHERE, place):
             self.free_place(tier, known)
         if known != place:
@@ -358,8 +361,7 @@ class BlockTable:
                 self.host(namespace).name_slots([place], [NAMELESS])
             self._free_slot(row, place)
         else:
-            nbytes = self.index.stored_bytes(row, tier)
-            self.usage.subtract(tier, namespace.domain, nbytes, row)
+            self._subtract_copy(row, tier, namespace)
             self.free_place(tier, place)
         self._drop_if_unused(row)
 
@@ -401,8 +403,7 @@ class BlockTable:
         if row >= 0 and self.index.places[tier][row] == dropped.place:
             namespace = dropped.namespace
             self.rules.gave_up(row, tier)
-            nbytes = self.index.stored_bytes(row, tier)
-            self.usage.subtract(tier, namespace.domain, nbytes, row)
+            self._subtract_copy(row, tier, namespace)
             self.index.places[tier][row] = NOWHERE
             self.evictions[tier] += 1
             public = namespace.domain == self.public and tier not in self._volatile
@@ -500,12 +501,20 @@ class BlockTable:
             if not rows:
                 return
 
+    def _subtract_copy(self, row: int, tier: int, namespace: Namespace) -> None:
+        """Take a copy on a lower tier out of its domain's usage."""
+        nbytes = self.index.stored_bytes(row, tier)
+        self.usage.subtract(tier, namespace.domain, nbytes, row)
+        self.usage.add_saved(tier, namespace.domain, nbytes - namespace.slot_bytes)
+
     def note_size(self, row: int, tier: int, nbytes: int) -> None:
         """Record the stored size of a copy on a lower tier, which a read has shown."""
         before = self.index.stored_bytes(row, tier)
         self.index.note_stored(row, tier, nbytes)
         domain = self.index.namespace(row).domain
-        self.usage.add(tier, domain, self.index.stored_bytes(row, tier) - before)
+        added = self.index.stored_bytes(row, tier) - before
+        self.usage.add(tier, domain, added)
+        self.usage.add_saved(tier, domain, -added)
 
     def _free_slot(self, row: int, place: Place) -> None:
         """Free a slot that a row had in memory, when the row's last reader ends."""

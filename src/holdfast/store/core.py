@@ -33,7 +33,7 @@ from holdfast.store.quantise import Quantise
 from holdfast.store.recover import Recovery
 from holdfast.store.rewrite import resume, rewrite_lost
 from holdfast.store.sealing import Sealing
-from holdfast.store.tier_codec import TierCodec
+from holdfast.store.tier_codec import DecodeSlots, TierCodec
 from holdfast.store.usage import DomainUsage
 from holdfast.tiers.arena import Arena, PrivateArena
 from holdfast.tiers.base import Place, Tier
@@ -138,6 +138,7 @@ class StoreParts:
             ],
             [each.budgets for each in by_tier],
         )
+        slots = DecodeSlots()
         public = self.domain(options.public_domain)[1] if options.public_domain else b""
         return BlockTable(
             index=index,
@@ -145,7 +146,9 @@ class StoreParts:
             foreign=foreign,
             lower=list(lower),
             codecs=[
-                TierCodec(tier.name, each.codec, self.clock, lossy_codec=self.quantise.codec_of)
+                TierCodec(
+                    tier.name, each.codec, self.clock, slots, lossy_codec=self.quantise.codec_of
+                )
                 for tier, each in zip(lower, by_tier, strict=True)
             ],
             eviction=eviction,

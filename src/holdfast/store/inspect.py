@@ -18,6 +18,7 @@ from holdfast.status import (
 from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
 from holdfast.store.drops import EVERYTHING
+from holdfast.store.usage import DomainUsage
 from holdfast.tiers.base import RecordsFrees
 from holdfast.tiers.reported import description, shared_status, tier_status
 
@@ -41,6 +42,10 @@ def status(store: StoreParts) -> NodeStatus:
                 used_bytes={
                     table.tier_name(tier): used[domain] for tier, used in enumerate(usage.used)
                 },
+                raw_bytes={
+                    table.tier_name(tier): usage.raw_bytes(tier, domain)
+                    for tier in range(len(usage.used))
+                },
                 quota_bytes=store.quotas(domain),
                 **_locked(store, domain),
             )
@@ -50,7 +55,10 @@ def status(store: StoreParts) -> NodeStatus:
             incarnation=store.incarnation,
             blocks=len(table.index),
             tiers=tiers,
-            codecs=[codec.status() for codec in table.codecs],
+            codecs=[
+                codec.status(*_held(usage, tier))
+                for tier, codec in enumerate(table.codecs, start=1)
+            ],
             quantise=store.quantise.status(),
             admission=[
                 AdmissionStatus(table.tier_name(tier), figures)
@@ -97,6 +105,12 @@ def _locked(store: StoreParts, domain: bytes) -> dict[str, int]:
         return {}
     usage, size = host.lock_usage(), store.budget.chunk_bytes
     return {"locked_bytes": usage.locked * size, "kept_bytes": usage.kept * size}
+
+
+def _held(usage: DomainUsage, tier: int) -> tuple[int, int]:
+    """Return the raw and the stored bytes of all domains on a tier."""
+    stored = usage.used[tier]
+    return sum(usage.raw_bytes(tier, domain) for domain in stored), stored.total()
 
 
 def listing(store: StoreParts) -> list[dict[str, Any]]:

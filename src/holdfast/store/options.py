@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from holdfast.clock import Clock, SystemClock
+from holdfast.codec.codec import CodecMode
 from holdfast.fairness.shares import Quota
 from holdfast.keys.audit import AuditLog
 from holdfast.keys.keyring import KeyRing
 from holdfast.limits import LEASE_S, SEGMENT_BLOCKS
-from holdfast.plan.codec_choice import CodecMode
 from holdfast.plan.planner import BestCut, Planner
 from holdfast.policy.admit import Admission, AlwaysAdmit
 from holdfast.policy.base import EvictionPolicy

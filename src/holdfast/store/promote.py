@@ -32,6 +32,9 @@ from holdfast.tiers.base import Place, SharedTier, TierGet
 BATCH_BYTES = 8 * MIB
 """Bytes of a read batch: few system calls, and verification starts soon."""
 
+ENCODED_BATCH_BYTES = 4 * MIB
+"""Raw bytes of a read batch of encoded records: one batch is decoded while the next is read."""
+
 BATCH_S = 0.00125
 """Longest time of a read batch while other domains read from the tier (at least one block):
 a batch in progress delays every other domain."""
@@ -142,7 +145,8 @@ class BlockMover:
         share = self._table.usage.share(domain)
         for tier, group in itertools.groupby(promotions, key=lambda promotion: promotion.tier):
             run, readers = list(group), self._readers[tier - 1]
-            blocks = math.ceil(BATCH_BYTES / size)
+            encoded = any(promotion.stored_bytes < size for promotion in run)
+            blocks = math.ceil((ENCODED_BATCH_BYTES if encoded else BATCH_BYTES) / size)
             if readers.shared(domain):
                 blocks = max(1, int(min(blocks, BATCH_S * self._estimates.speed(tier) / size)))
             for at in range(0, len(run), blocks):

@@ -8,6 +8,7 @@ its slot and stays there: no copy.
 from __future__ import annotations
 
 import enum
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -103,23 +104,23 @@ class RecordReader:
             each.stored_bytes if staged and each.stored_bytes < len(each.slot) else 0
             for each in wanted
         ]
-        stage = self._stages.take(sum(sizes))
+        stage, start_s = self._stages.take(sum(sizes)), time.perf_counter()
         try:
             batch, at = list[TierGet](), 0
             for each, size in zip(wanted, sizes, strict=True):
                 into = stage[at : at + size] if size else each.slot
                 batch.append(TierGet(each.place, each.key, into, namespace))
                 at += size
-            asked, arrived = sum(each.stored_bytes for each in wanted), 0
+            asked, arrived, failed = sum(each.stored_bytes for each in wanted), 0, True
             codec.asked(asked)
             try:
                 found = lower.read(batch)
-                held = zip(wanted, found, strict=True)
-                arrived = sum(each.stored_bytes for each, was in held if was is Outcome.OK)
+                failed = any(outcome is not Outcome.OK for outcome in found)
+                arrived = _arrived(batch) if tier in table.shared else asked
             finally:
-                codec.arrived(arrived, asked)
+                codec.arrived(arrived, asked, failed=failed)
             reach("promotion_read")
-            return [
+            records = [
                 self._unpack(get, each.slot, tier, form)
                 if outcome is Outcome.OK
                 else ReadRecord(outcome)
@@ -127,6 +128,13 @@ class RecordReader:
             ]
         finally:
             self._stages.give_back(stage)
+        lengths = [len(each.slot) for each in wanted]
+        shorter = [r.stored_bytes < n for r, n in zip(records, lengths, strict=True)]
+        is_whole = all(record.outcome is Outcome.OK for record in records)
+        if form is RecordForm.RAW and is_whole and len(set(shorter)) == 1:
+            seconds = time.perf_counter() - start_s
+            codec.delivered(sum(lengths), seconds, encoded=shorter[0])
+        return records
 
     def _unpack(self, get: TierGet, slot: memoryview, tier: int, form: RecordForm) -> ReadRecord:
         """Verify and open a record where it was read, and decode it into its slot."""
@@ -150,3 +158,9 @@ class RecordReader:
             outcome = self._table.codecs[tier - 1].decode(get.into, slot)
         is_damaged = outcome not in (Outcome.OK, Outcome.UNREADABLE)
         return ReadRecord(outcome, is_damaged, stored_bytes=size)
+
+
+def _arrived(batch: Sequence[TierGet]) -> int:
+    """Return the stored bytes of records of a shared tier: the index does not know them."""
+    headers = (header_of_record(get.into) for get in batch)
+    return sum(header.stored_bytes for header in headers if header is not None)

@@ -10,17 +10,18 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Self
 
 from holdfast.blocks.envelope import header_of_record
 from holdfast.blocks.namespace import Namespace
 from holdfast.clock import Clock
-from holdfast.codec.codec import Codec, codec_named
+from holdfast.codec.codec import Codec, CodecMode, codec_named
 from holdfast.codec.coded import MISMATCH, NOT_SHORTER, decode_record, encode_record
 from holdfast.errors import Outcome
 from holdfast.plan.codec_choice import (
-    CodecMode,
     CodecRates,
     DecodeMeter,
+    DeliveryComparison,
     decode_threads,
     worth_encoding,
 )
@@ -36,12 +37,30 @@ _RETRY_EVERY = 32
 _NAMESPACES_MAX = 1_024
 
 
+class DecodeSlots:
+    """Bounds how many threads of a store decode at once, so that decoding leaves cores to engines.
+
+    `threads`: by default half of this process's cores, at most four.
+    """
+
+    def __init__(self, threads: int = 0) -> None:
+        self.threads = threads or decode_threads(len(os.sched_getaffinity(0)))
+        self._slots = threading.BoundedSemaphore(self.threads)
+
+    def __enter__(self) -> Self:
+        self._slots.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._slots.release()
+
+
 class TierCodec:
     """Encodes and decodes the records of one lower tier. Thread-safe.
 
-    `mode`: the tier's option. `threads`: those that decode; by default as many as this
-    process's cores suggest. `lossy_codec` returns the codec of namespaces whose blocks are
-    quantised, which is used in any mode; it loses nothing of such a block.
+    `mode`: the tier's option. `slots`: shared by the tiers of a store. `lossy_codec` returns the
+    codec of namespaces whose blocks are quantised, which is used in any mode; it loses nothing of
+    such a block.
     """
 
     def __init__(
@@ -49,7 +68,7 @@ class TierCodec:
         tier: str,
         mode: CodecMode,
         clock: Clock,
-        threads: int = 0,
+        slots: DecodeSlots,
         lossy_codec: Callable[[Namespace], Codec | None] = lambda _: None,
     ) -> None:
         self._lossy_codec = lossy_codec
@@ -57,10 +76,11 @@ class TierCodec:
         self._mode = mode
         self._clock = clock
         self._codec = codec_named(AUTO_CODEC if mode in ("auto", "off") else mode)
-        self.threads = threads or decode_threads(len(os.sched_getaffinity(0)))
+        self._slots = slots
         self._lock = threading.Lock()
         self._reads = QueueMeter()
         self._decodes = DecodeMeter()
+        self._deliveries = DeliveryComparison()
         self._encodes = mode not in ("auto", "off")
         self._raw_in_a_row: dict[Namespace, int] = {}
         self._encoded = self._decoded = self._kept_raw = self._mismatches = self._undecodable = 0
@@ -111,9 +131,10 @@ class TierCodec:
 
     def decode(self, record: memoryview, into: memoryview) -> Outcome:
         """Verify an encoded record and decode it into `into`; see `codec.coded.decode_record`."""
-        start_s = time.perf_counter()
-        outcome = decode_record(record, into)
-        seconds = time.perf_counter() - start_s
+        with self._slots:
+            start_s = time.perf_counter()
+            outcome = decode_record(record, into)
+            seconds = time.perf_counter() - start_s
         header = header_of_record(record)
         with self._lock:
             if outcome is Outcome.OK and header is not None:
@@ -128,13 +149,26 @@ class TierCodec:
         with self._lock:
             self._reads.asked(stored_bytes, self._clock.now())
 
-    def arrived(self, stored_bytes: int, of: int) -> None:
-        """Record that a read of `of` stored bytes ended, and how many of them arrived."""
-        with self._lock:
-            self._reads.arrived(stored_bytes, of, self._clock.now())
+    def arrived(self, stored_bytes: int, of: int, *, failed: bool = False) -> None:
+        """Record that a read for which `of` bytes were asked ended, and its stored bytes.
 
-    def status(self) -> CodecStatus:
-        """Return mode, choice, rates and counters."""
+        These are fewer if records are shorter than the index knew. `failed`: some did not come, so
+        the time says nothing.
+        """
+        with self._lock:
+            now = self._clock.now()
+            if not failed and 0 < stored_bytes < of:
+                self._reads.dropped(of - stored_bytes, now)
+                of = stored_bytes
+            self._reads.arrived(0 if failed else stored_bytes, of, now)
+
+    def delivered(self, raw_bytes: int, seconds: float, *, encoded: bool) -> None:
+        """Record how long a batch took that was all encoded or all raw, until it was verified."""
+        with self._lock:
+            self._deliveries.observe(raw_bytes, seconds, encoded=encoded)
+
+    def status(self, held_raw_bytes: int = 0, held_bytes: int = 0) -> CodecStatus:
+        """Return mode, choice, rates and counters, with the bytes that the tier holds now."""
         with self._lock:
             rates = self._rates()
             return CodecStatus(
@@ -149,9 +183,11 @@ class TierCodec:
                 undecodable=self._undecodable,
                 raw_bytes=self._raw_bytes,
                 stored_bytes=self._stored_bytes,
+                held_raw_bytes=held_raw_bytes,
+                held_bytes=held_bytes,
                 read_bytes_per_s=rates.stored,
                 decode_bytes_per_s=rates.decoded,
-                threads=self.threads,
+                threads=self._slots.threads,
             )
 
     def _encodes_now(self) -> bool:
@@ -160,9 +196,10 @@ class TierCodec:
 
     def _choose(self) -> bool:
         if self._mode == "auto":
-            self._encodes = worth_encoding(self._rates(), encodes=self._encodes)
+            pays = worth_encoding(self._rates(), encodes=self._encodes)
+            self._encodes = pays and not self._deliveries.encoded_is_slower
         return self._encodes
 
     def _rates(self) -> CodecRates:
         stored = self._reads.fit.estimate().bytes_per_s
-        return CodecRates(stored, self._decodes.bytes_per_s, self.threads)
+        return CodecRates(stored, self._decodes.bytes_per_s, self._slots.threads)

@@ -26,6 +26,9 @@ class DomainUsage:
         self, tiers: int, quotas: Mapping[bytes, Mapping[int, Quota]] | None = None
     ) -> None:
         self.used: list[Counter[bytes]] = [Counter() for _ in range(tiers)]
+        """By tier, the stored bytes of each domain."""
+        self._saved: list[Counter[bytes]] = [Counter() for _ in range(tiers)]
+        """By tier, the bytes by which the codec shortened the records of each domain."""
         self._quotas: list[dict[bytes, Quota]] = [{} for _ in range(tiers)]
         self._filling = Counter[bytes]()
         """Bytes of reserved, uncommitted slots by domain; they cannot be evicted."""
@@ -109,6 +112,17 @@ class DomainUsage:
             del self.used[tier][domain]
         if (written := self._written[tier].get(domain)) is not None:
             written.pop(row, None)
+
+    def raw_bytes(self, tier: int, domain: bytes) -> int:
+        """Return the bytes of a domain's copies on a tier before their codec."""
+        return self.used[tier][domain] + self._saved[tier][domain]
+
+    def add_saved(self, tier: int, domain: bytes, nbytes: int) -> None:
+        """Add bytes by which copies on a tier are shorter than their blocks; may be negative."""
+        saved = self._saved[tier]
+        saved[domain] += nbytes
+        if not saved[domain]:
+            del saved[domain]
 
     def note_write(self, tier: int, domain: bytes, row: int) -> None:
         """Note that a block, counted by `add`, was written to a lower tier."""

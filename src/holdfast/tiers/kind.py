@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from holdfast.codec.codec import CodecMode
 from holdfast.errors import ConfigError
 from holdfast.finding import Finding
 from holdfast.tiers.base import Tier
@@ -34,6 +35,17 @@ Admit: TypeAlias = Literal["always", "second_touch", "reuse", "reuse_interval"]
 
 class TierSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base class of a kind's options: the fields of its section in a configuration."""
+
+
+class RecordTierSection(TierSection, frozen=True, kw_only=True):
+    """Base class of the options of a kind that keeps encoded records as it keeps raw ones.
+
+    A kind whose readers use its records in place, as engines use those in memory, keeps raw records
+    only, and derives from `TierSection`. `codec`: whether new records are encoded, `auto` if they
+    then arrive no later than raw ones, `off` never, `planes` always.
+    """
+
+    codec: CodecMode = "auto"
 
 
 class TierContext(NamedTuple):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module, resources
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -18,13 +20,38 @@ import numpy as np
 from holdfast.blocks.envelope import HEADER_BYTES, TAG_BYTES, Header
 from holdfast.blocks.layout import Layout
 from holdfast.buffers import align_up, aligned_buffer
-from holdfast.codec.codec import codec_named
+from holdfast.byte_size import Size
+from holdfast.codec.codec import CodecMode, codec_named
 from holdfast.codec.coded import decode_record, encode_record
 from holdfast.codec.int8 import Int8
 from holdfast.codec.pack import pack, payload
 from holdfast.errors import Outcome
+from holdfast.limits import GIB
+from holdfast.membership.members import Member
 from holdfast.report import Row, at_least, at_most, not_measured
+from holdfast.store.options import StoreOptions, TierRules
+from holdfast.store.store import Store
+from holdfast.tiers.base import Tier
+from holdfast.tiers.cxl.kind import CxlOptions
+from holdfast.tiers.cxl.tier import CxlTier
+from holdfast.tiers.disk.file import DiskConfig
+from holdfast.tiers.disk.tier import DiskTier
+from holdfast.tiers.kind import RecordTierSection, built_in_kind
+from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
+from holdfast.wire.remote.client import TargetClient
 from holdfast_bench.harness.hardware_limits import GB
+from holdfast_bench.harness.paired_runs import PairedSpeeds, paired, speed_row
+from holdfast_bench.harness.pool import ManualMembers
+from holdfast_bench.measure.disk import (
+    BATCH,
+    FETCH_S,
+    NAMESPACE,
+    PAYLOAD_BYTES,
+    SECRET,
+    SEED_OFFSET,
+    BenchedStore,
+)
+from holdfast_bench.measure.pool import TargetUnderTest
 
 SAMPLE_SHAPE = (3, 2, 2, 256, 64)
 """Shape of the sample: layer, keys and values, KV head, token, dimension; bf16."""
@@ -40,9 +67,16 @@ INT8_STORED_GOAL = 0.53
 RATIO_GOAL, ENCODE_GOAL, DECODE_GOAL = 1.45, 1.0, 2.5
 """Least ratio on keys and on values, and least GB/s of a core."""
 
+DISK_GB_PER_S, DISK_GOAL = 1.0, 1.3
+"""Read limit of a disk, and the least GB/s of blocks that it must deliver; also its least ratio."""
+
+AUTO_GOAL = 0.97
+"""Least speed of a fetch, as a share of that of raw records."""
+
 _ROW_BYTES = 128
 _LOW_BITS = 0x1F
 _SEED = 5
+_CONTEXTS = 7
 
 
 class Pipeline(NamedTuple):
@@ -143,6 +177,88 @@ def other_rows(rounds: int) -> Iterator[Row]:
         yield Row(what=f"codec.{name}.ratio", value=ratio, unit="x")
         yield Row(what=f"codec.{name}.encode", value=encode, unit="GB/s")
         yield Row(what=f"codec.{name}.decode", value=decode, unit="GB/s")
+
+
+def disk_rows(folder: Path, rounds: int) -> Iterator[Row]:
+    """Yield fetches from a disk that reads 1 GB/s, encoded beside raw, and what the disk holds."""
+
+    def disk(name: str) -> DiskTier:
+        path, rate = str(folder / name), DISK_GB_PER_S * GB
+        return DiskTier(DiskConfig(path=path, capacity_bytes=GIB, read_bytes_per_s=rate))
+
+    with _store(disk("encoded"), "auto") as encoded, _store(disk("plain"), "off") as plain:
+        found = _fetches(encoded, plain, rounds)
+        [codec] = encoded.status().codecs
+    yield Row(
+        what="codec.disk.fetch",
+        value=found.ours.gb_per_s,
+        unit="GB/s",
+        limit=found.limit_gb_per_s,
+        goal=DISK_GOAL,
+        ok=found.ours.gb_per_s >= DISK_GOAL,
+        more={"limit_is": "raw records", "encodes": codec.encodes},
+    )
+    yield at_least("codec.disk.held", codec.held_ratio, "x", DISK_GOAL)
+
+
+def auto_rows(folder: Path, rounds: int) -> Iterator[Row]:
+    """Yield fetches from tiers that are as fast as this machine is, `auto` beside raw records.
+
+    `encodes` is the choice that the tier made from its first reads. The goal is a share of the
+    speed of raw records: the choice must not slow a fetch.
+    """
+
+    def disk(name: str) -> DiskTier:
+        return DiskTier(DiskConfig(path=str(folder / name), capacity_bytes=GIB))
+
+    def cxl(_name: str) -> CxlTier:
+        return CxlTier(CxlOptions(capacity=Size(GIB)))
+
+    with TargetUnderTest(folder) as target:
+
+        def pool(_name: str) -> PoolTier:
+            members = ManualMembers([Member(id="target", address=target.peer_address)])
+            options = PoolTierOptions(deadline_s=FETCH_S)  # a call that is late is measured, too
+            return PoolTier(members, lambda member: TargetClient(member.address), options)
+
+        kinds: dict[str, Callable[[str], Tier]] = {"cxl": cxl, "disk": disk, "pool": pool}
+        for kind, make in kinds.items():
+            has_codec = issubclass(built_in_kind(kind).options, RecordTierSection)
+            mode: CodecMode = "auto" if has_codec else "off"
+            with _store(make("auto"), mode) as auto, _store(make("raw"), "off") as plain:
+                found = _fetches(auto, plain, rounds)
+                [codec] = auto.status().codecs
+            yield speed_row(
+                f"codec.auto.{kind}",
+                found,
+                AUTO_GOAL,
+                limit_is="raw records",
+                encodes=codec.encodes,
+                tier_gb_per_s=codec.read_bytes_per_s / GB,
+                decode_gb_per_s=codec.decode_bytes_per_s * codec.threads / GB,
+            )
+
+
+def _fetches(ours: Store, plain: Store, rounds: int) -> PairedSpeeds:
+    """Fetch contexts from two stores in turns, once `ours` has chosen from its first reads."""
+    content = block(PAYLOAD_BYTES)
+    sides = BenchedStore(ours, content=content), BenchedStore(plain, SEED_OFFSET, content)
+    sides[0].hold(_CONTEXTS)
+    for _ in range(2 * _CONTEXTS):
+        sides[0].fetch()
+    for side in sides:
+        side.hold(_CONTEXTS)
+    return paired(rounds, sides[0].fetch, lambda: sides[1].fetch().gb_per_s)
+
+
+@contextmanager
+def _store(tier: Tier, mode: CodecMode) -> Iterator[Store]:
+    """Open a store over one tier, whose blocks are of bf16."""
+    options = StoreOptions(rules={1: TierRules(codec=mode)})
+    with Store(4 * BATCH * PAYLOAD_BYTES, [tier], {"bench": SECRET}, options) as store:
+        store.note_element_bytes(NAMESPACE, 2)
+        store.start()
+        yield store
 
 
 def planes_pipeline(nbytes: int) -> Pipeline:

@@ -118,11 +118,13 @@ def _fetch_rows(tier: DiskTier, limit: DirectIoLimit, rounds: int) -> list[Row]:
 class BenchedStore:
     """A store over one tier; its arena is much smaller than the tier, so every fetch promotes.
 
-    `first` is the seed of the first context that it writes.
+    `first` is the seed of the first context that it writes. `content`: the payload of all blocks;
+    by default each has its key, repeated.
     """
 
-    def __init__(self, store: Store, first: int = 1) -> None:
+    def __init__(self, store: Store, first: int = 1, content: memoryview | None = None) -> None:
         self._store = store
+        self._content = content
         self._tier = store.table.lower[0].name
         self._numbers = itertools.count(first)
         self._held: list[list[bytes]] = []
@@ -138,7 +140,8 @@ class BenchedStore:
         arena = store.arena(NAMESPACE.domain).view
         for key, place in zip(keys, reserved.places, strict=True):
             if place >= 0:
-                payload(arena[place:], PAYLOAD_BYTES)[:] = key * (PAYLOAD_BYTES // KEY_BYTES)
+                into = payload(arena[place:], PAYLOAD_BYTES)
+                into[:] = self._content or key * (PAYLOAD_BYTES // KEY_BYTES)
         self._held.append(keys)
 
         def commit() -> None:

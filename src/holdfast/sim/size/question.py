@@ -10,8 +10,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from holdfast.codec.codec import CodecMode
 from holdfast.errors import ConfigError
-from holdfast.plan.codec_choice import CodecMode
 from holdfast.sim.amounts import GB
 from holdfast.sim.codec import RAW, TierEncoding, tier_encoding
 from holdfast.sim.model.shape import ModelShape

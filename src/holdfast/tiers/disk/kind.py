@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError, HoldfastError
 from holdfast.finding import Finding, problem
 from holdfast.limits import MIB
 from holdfast.tiers.base import Tier
-from holdfast.tiers.kind import Admit, TierContext, TierKind, TierSection
+from holdfast.tiers.kind import Admit, RecordTierSection, TierContext, TierKind
 from holdfast.tiers.option_checks import check_at_least
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ READ_LIMIT_MIN = MIB
 WRITES_PER_DAY_MAX = 1_000.0
 
 
-class DiskOptions(TierSection, frozen=True, tag="disk", tag_field="kind"):
+class DiskOptions(RecordTierSection, frozen=True, tag="disk", tag_field="kind"):
     """A disk tier: its own folder, its capacity in bytes, and the size of its regions.
 
     `admit`: the rule for writing blocks to it. `writes_per_day`: maximum bytes written a day, as a

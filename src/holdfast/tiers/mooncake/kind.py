@@ -10,7 +10,7 @@ from holdfast.errors import ConfigError
 from holdfast.finding import Finding
 from holdfast.limits import MIB
 from holdfast.tiers.base import Tier
-from holdfast.tiers.kind import TierContext, TierKind, TierSection
+from holdfast.tiers.kind import RecordTierSection, TierContext, TierKind
 from holdfast.tiers.option_checks import (
     check_address,
     check_at_least,
@@ -21,7 +21,7 @@ from holdfast.tiers.option_checks import (
 LANE_BYTES_MIN = MIB
 
 
-class MooncakeOptions(TierSection, frozen=True, tag="mooncake", tag_field="kind"):
+class MooncakeOptions(RecordTierSection, frozen=True, tag="mooncake", tag_field="kind"):
     """An existing Mooncake Store; times in seconds.
 
     `master`: tcp://HOST:PORT. `host`: this machine's address for the others, if it differs from the

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.finding import Finding, problem
 from holdfast.tiers.base import Tier
-from holdfast.tiers.kind import TierContext, TierKind, TierSection
+from holdfast.tiers.kind import RecordTierSection, TierContext, TierKind
 from holdfast.tiers.option_checks import DEADLINE_S_MAX, check_above_zero
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ MEMBERS_S = 1.0
 """Maximum wait for the first member list at the start, in seconds, for the first requests."""
 
 
-class PoolOptions(TierSection, frozen=True, tag="pool", tag_field="kind"):
+class PoolOptions(RecordTierSection, frozen=True, tag="pool", tag_field="kind"):
     """A pool of targets; times in seconds.
 
     `deadline_s` bounds one read or write call to a target, `ask_s` one lookup.

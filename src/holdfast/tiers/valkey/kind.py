@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from holdfast.errors import ConfigError
 from holdfast.finding import Finding
 from holdfast.tiers.base import Tier
-from holdfast.tiers.kind import TierContext, TierKind, TierSection
+from holdfast.tiers.kind import RecordTierSection, TierContext, TierKind
 from holdfast.tiers.option_checks import check_address, check_store_calls, examine_server
 
 TTL_S_MAX = 10 * 365 * 86_400.0
 
 
-class ValkeyOptions(TierSection, frozen=True, tag="valkey", tag_field="kind"):
+class ValkeyOptions(RecordTierSection, frozen=True, tag="valkey", tag_field="kind"):
     """An existing Redis or Valkey server, or cluster; times in seconds.
 
     `address`: tcp://HOST:PORT, or a list of some servers of a cluster. `ttl_s`: lifetime of a
