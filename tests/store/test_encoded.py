@@ -1,5 +1,6 @@
 """A store whose lower tier encodes records: fewer bytes below, the same bytes above."""
 
+import errno
 import hashlib
 import time
 
@@ -8,13 +9,14 @@ import pytest
 
 from holdfast.blocks.envelope import CODEC_NONE, Header, header_of_record, read_header, write_header
 from holdfast.blocks.key import Chain
-from holdfast.blocks.namespace import Namespace
+from holdfast.blocks.namespace import Namespace, domain_id
 from holdfast.clock import ManualClock
 from holdfast.codec.codec import codec_named, register, unregister
 from holdfast.codec.pack import pack, payload
 from holdfast.errors import FormatError, Outcome
 from holdfast.fairness.shares import Quota
 from holdfast.keys.keyring import KeyRing
+from holdfast.policy.admit import AlwaysAdmit
 from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
 from holdfast.testing.extents import MemoryExtents, tier_on
@@ -181,7 +183,59 @@ def test_a_quota_counts_stored_bytes(house):
     assert encoded.used_bytes() <= 6 * size
 
 
+class Noting(AlwaysAdmit):
+    """Takes everything, and notes the sizes that it is asked about."""
+
+    def __init__(self):
+        self.sizes = []
+
+    def allows(self, block, now_s):
+        self.sizes.append(block.nbytes)
+        return True
+
+
+def test_a_write_budget_counts_the_size_that_records_of_the_model_had_before(house):
+    budget = Noting()
+    domain = domain_id(SECRET)
+    rules = {1: TierRules(codec="planes", budgets={domain: budget})}
+    one = house(MemoryTier(16 * MIB), rules)
+    one.save()
+    one.save(seed=1)
+    size = one.namespace.slot_bytes
+    assert budget.sizes[:6] == [size] * 6
+    assert max(budget.sizes[6:]) < 0.8 * size
+
+
 # Faults.
+
+
+class FillingExtents(MemoryExtents):
+    """A medium that runs full in the middle of a record."""
+
+    full = False
+
+    def write(self, offset, views):
+        if self.full:
+            super().write(offset, [view[: len(view) // 2 // SECTOR * SECTOR] for view in views])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write(offset, views)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_medium_that_runs_full_in_a_shorter_record_loses_that_record_only(house, sealed):
+    medium = FillingExtents(MemoryExtents.formatted(64 * SECTOR, 16).image)
+    one = house(tier_on(medium), sealed=sealed)
+    one.save(6)
+    used = one.used_bytes()
+    medium.full = True
+    one.save(3, seed=1)
+    assert one.used_bytes() == used
+    medium.full = False
+    again = house(tier_on(MemoryExtents(medium.image)), sealed=sealed)
+    again.store.recovery.wait()
+    assert again.fetch(6) == (6, Outcome.OK)
+    assert again.fetch(3, seed=1) == (0, Outcome.MISS)
+    assert again.used_bytes() == used
 
 
 def forge(records, **fields):

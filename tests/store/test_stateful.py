@@ -1,4 +1,4 @@
-"""A store over memory that rots, and over memory alone, against a set, under restarts.
+"""A store over memory that rots, with and without a codec, and over memory alone, against a set.
 
 Three invariants hold after any operations: every served byte is the byte that was saved for this
 key in this domain; what was dropped or erased is not held again, whatever ran beside it; and no
@@ -15,7 +15,7 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from hypothesis import settings
@@ -28,7 +28,7 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.codec.pack import payload
 from holdfast.errors import Outcome
 from holdfast.keys.keyring import KeyRing
-from holdfast.store.options import StoreOptions
+from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import payload_of
@@ -49,6 +49,12 @@ _counts = st.integers(1, CHAIN_BLOCKS)
 _domains = st.integers(0, 1)
 
 
+def right_payload(key: bytes) -> bytes:
+    """The payload of a block: numbers of two bytes whose high bytes have two random bits."""
+    low = np.frombuffer(payload_of(key, PAYLOAD_BYTES // 2), np.uint8)
+    return np.stack([low, (low & 3) | 0x3C], axis=1).tobytes()
+
+
 class Leased(NamedTuple):
     """A lease that the machine holds, and its blocks."""
 
@@ -60,6 +66,9 @@ class Leased(NamedTuple):
 
 class StoreMachine(RuleBasedStateMachine):
     """Random saves, fetches, faults and restarts; subclasses open the store."""
+
+    codec: ClassVar = "off"
+    """Encodes the records of the tier below."""
 
     def open(self) -> Store:
         """Return a store, not started, over the same media as this machine's earlier stores."""
@@ -227,6 +236,8 @@ class StoreMachine(RuleBasedStateMachine):
             Namespace(FINGERPRINT, domain, PAYLOAD_BYTES, BLOCK_TOKENS)
             for domain in self.store.domain_ids.values()
         ]
+        for namespace in self.namespaces:
+            self.store.note_element_bytes(namespace, 2)
         self.store.start()
 
     def _prefix(self, domain: int, number: int, stop: int) -> tuple[Namespace, list[bytes]]:
@@ -237,16 +248,13 @@ class StoreMachine(RuleBasedStateMachine):
         arena = self.store.arena(namespace.domain).view
         for key, place in zip(keys, places, strict=True):
             if place != NOWHERE:
-                right = payload_of(key + namespace.domain, PAYLOAD_BYTES)
-                payload(arena[place:], PAYLOAD_BYTES)[:] = right
+                payload(arena[place:], PAYLOAD_BYTES)[:] = right_payload(key + namespace.domain)
 
     def _check(self, namespace: Namespace, keys: list[bytes], places: list[int]) -> None:
         arena = self.store.arena(namespace.domain).view
         for key, place in zip(keys, places, strict=False):
             held = payload(arena[place:], PAYLOAD_BYTES)
-            assert bytes(held) == bytes(payload_of(key + namespace.domain, PAYLOAD_BYTES)), (
-                key.hex()
-            )
+            assert bytes(held) == right_payload(key + namespace.domain), key.hex()
 
 
 class HostOnly(StoreMachine):
@@ -313,7 +321,8 @@ class OverRottingMemory(StoreMachine):
     def over_records(self, ring: KeyRing | None) -> Store:
         """Open a store over the records, sealed with a ring if one is given."""
         self.tier = HeldTier(400 * KIB, self.records)
-        options = StoreOptions(ring=ring, drops_file=self.folder / "drops.json")
+        rules = {1: TierRules(codec=self.codec)}
+        options = StoreOptions(ring=ring, drops_file=self.folder / "drops.json", rules=rules)
         return Store(128 * KIB, [self.tier], SECRET, options)
 
     def disturb(self, seed: int) -> None:
@@ -387,9 +396,37 @@ class SealedOverRottingMemory(OverRottingMemory):
             assert header is None or header.seal == SEAL_AES_GCM
 
 
+class EncodedOverRottingMemory(OverRottingMemory):
+    """Records are encoded, and take half of their slots below."""
+
+    codec = "planes"
+
+    @invariant()
+    def counts_stored_bytes(self) -> None:
+        """The domains' usage is the size of the records in their places, once nothing moves."""
+        table = self.store.table
+        with table.lock:
+            if len(table.queues) or table.reads:
+                return
+            column = table.index.places[1]
+            rows = [row for row in table.index.rows() if column[row] != NOWHERE]
+            stored = sum(table.index.stored_bytes(row, 1) for row in rows)
+            assert sum(table.usage.used[1].values()) == stored
+
+
+class SealedAndEncoded(SealedOverRottingMemory):
+    """Records are encoded, and then sealed."""
+
+    codec = "planes"
+
+
 TestHostOnly = HostOnly.TestCase
 TestHostOnly.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestOverRottingMemory = OverRottingMemory.TestCase
 TestOverRottingMemory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestSealed = SealedOverRottingMemory.TestCase
 TestSealed.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestEncoded = EncodedOverRottingMemory.TestCase
+TestEncoded.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestSealedAndEncoded = SealedAndEncoded.TestCase
+TestSealedAndEncoded.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)

@@ -5,13 +5,20 @@ State only: call under the store's lock.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 
+from holdfast.blocks.namespace import Namespace
 from holdfast.clock import Clock
 from holdfast.index.residency import NOT_HERE, Residency
 from holdfast.policy.admit import USES_MAX, Admission, AdmissionCandidate, AlwaysAdmit
 
 SECOND = 2
+
+_RECORDS = 16
+"""Records over which the stored size is averaged."""
+
+_SIZES_MAX = 1_024
 
 
 class AdmissionRules:
@@ -35,6 +42,9 @@ class AdmissionRules:
         self._index = index
         self._clock = clock
         self._uses = bytearray()
+        self._stored: OrderedDict[tuple[int, Namespace], float] = OrderedDict()
+        """By tier and namespace, the mean size of the records written last, if a codec shortens
+        them."""
 
     def note(self, rows: Sequence[int], at: Sequence[int]) -> Iterator[int]:
         """Record a use of each row, found on tier `at[i]`; yield those used twice now.
@@ -48,21 +58,36 @@ class AdmissionRules:
         told = [(n, rule) for n, rule in enumerate(self.of, 1) if not isinstance(rule, AlwaysAdmit)]
         for row, found in zip(rows, at, strict=True):
             uses[row] = min(uses[row] + 1, USES_MAX)
-            block = self._candidate(row)
             for tier, rule in told:
+                block = self._candidate(row, tier)
                 rule.used(block, now_s, at_hand=NOT_HERE < found < tier)
             if uses[row] == SECOND:
                 yield row
 
     def admits(self, row: int, tier: int) -> bool:
         """Return whether a tier admits a block; True counts as a write."""
-        return self.of[tier - 1].admit(self._candidate(row), self._clock.now())
+        return self.of[tier - 1].admit(self._candidate(row, tier), self._clock.now())
 
     def affords(self, row: int, tier: int) -> bool:
         """Return whether the write budget of a block's domain permits a mandatory write."""
-        block = self._candidate(row)
+        block = self._candidate(row, tier)
         budget = self._budgets[tier - 1].get(block.domain)
         return budget is None or budget.admit(block, self._clock.now())
+
+    def note_stored(self, tier: int, namespace: Namespace, nbytes: int) -> None:
+        """Learn the size of a record that was written, so that budgets count what is stored."""
+        name = tier, namespace
+        mean = self._stored.get(name)
+        if mean is None and nbytes >= namespace.slot_bytes:
+            return
+        self._stored[name] = nbytes if mean is None else mean + (nbytes - mean) / _RECORDS
+        if len(self._stored) > _SIZES_MAX:
+            self._stored.popitem(last=False)
+
+    def expected_bytes(self, tier: int, namespace: Namespace) -> int:
+        """Return the bytes that the next record of a namespace will take on a tier."""
+        mean = self._stored.get((tier, namespace)) if self._stored else None
+        return namespace.slot_bytes if mean is None else int(mean)
 
     def gave_up(self, row: int, tier: int) -> None:
         """Tell a tier's rule that the tier dropped a block to make room."""
@@ -74,10 +99,9 @@ class AdmissionRules:
         if row < len(self._uses):
             self._uses[row] = 0
 
-    def _candidate(self, row: int) -> AdmissionCandidate:
+    def _candidate(self, row: int, tier: int) -> AdmissionCandidate:
         index, namespace = self._index, self._index.namespace(row)
         uses = self._uses[row] if row < len(self._uses) else 0
         group = (index.namespace_number(row), uses)
-        return AdmissionCandidate(
-            index.name(row), group, namespace.slot_bytes, namespace.domain, uses
-        )
+        nbytes = self.expected_bytes(tier, namespace)
+        return AdmissionCandidate(index.name(row), group, nbytes, namespace.domain, uses)

@@ -306,6 +306,8 @@ class BlockTable:
         namespace = index.namespace(row)
         known, column[row] = Place(column[row]), place
         before = 0 if known == NOWHERE else index.stored_bytes(row, tier)
+        if nbytes:
+            self.rules.note_stored(tier, namespace, nbytes)
         if nbytes or known != place:
             index.note_stored(row, tier, nbytes or namespace.slot_bytes)
         added = index.stored_bytes(row, tier) - before
