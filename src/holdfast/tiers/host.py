@@ -65,14 +65,28 @@ class _Run:
     """Consecutive whole chunks, divided into slots of one size; slots in use may have a name."""
 
     __slots__ = (
-        "base", "chunks", "first", "free", "named", "names", "owner", "registration", "slot_bytes",
+        "alike",
+        "base",
+        "chunks",
+        "first",
+        "free",
+        "named",
+        "names",
+        "registration",
+        "slot_bytes",
+        "span",
         "used",
     )  # fmt: skip
 
-    def __init__(self, first: int, chunks: int, slot_bytes: int, chunk_bytes: int) -> None:
+    def __init__(
+        self, span: range, slot_bytes: int, chunk_bytes: int, alike: OrderedDict[int, _Run]
+    ) -> None:
+        first, chunks = span.start, len(span)
         slots, base = chunks * chunk_bytes // slot_bytes, first * chunk_bytes
         self.first = first
         self.chunks = chunks
+        self.span = span
+        """The chunks of the run."""
         self.base = base
         """Offset of the first slot in the arena, in bytes."""
         self.slot_bytes = slot_bytes
@@ -81,17 +95,8 @@ class _Run:
         self.named = 0
         self.names = array("i", [NAMELESS]) * slots
         self.registration: object = None
-        self.owner = NOBODY
-
-    @property
-    def kind(self) -> tuple[int, int]:
-        """The slot size and the owner of the run."""
-        return self.slot_bytes, self.owner
-
-    @property
-    def span(self) -> range:
-        """The chunks of the run."""
-        return range(self.first, self.first + self.chunks)
+        self.alike = alike
+        """The runs with free slots of its size and owner; it is one of them if it has any."""
 
     def name(self, place: int, number: int) -> None:
         """Set the name of the slot at a place, or remove it (`NAMELESS`)."""
@@ -220,6 +225,7 @@ class HostTier:
 
     def free(self, places: Sequence[Place]) -> None:
         """Free slots; an empty run returns its chunks to the budget, its memory to the kernel."""
+        recalled = self._locks.recalled
         with self._lock:
             for place in places:
                 if place not in self._live:
@@ -230,7 +236,12 @@ class HostTier:
                 self._used_bytes -= run.slot_bytes
                 run.used -= 1
                 run.free.append(place)
-                self._offer(run)
+                if recalled:
+                    self._offer(run)
+                else:
+                    with_free = run.alike
+                    with_free[run.first] = run
+                    with_free.move_to_end(run.first)
                 if run.used == 0:
                     self._close_run(run)
 
@@ -324,7 +335,7 @@ class HostTier:
             run = self._run_of(place)
             asked = len(self._locks.recall(run.span))
             if asked:
-                self._with_free[run.kind].pop(run.first, None)
+                run.alike.pop(run.first, None)
             return asked
 
     def recall_kept(self, most: int) -> int:
@@ -446,8 +457,8 @@ class HostTier:
 
     def _take(self, size: int, owner: int) -> Place:
         slot_bytes = align_up(size)
-        with_free = self._runs_with_free(slot_bytes, owner)
-        if not with_free:
+        with_free = self._with_free.get((slot_bytes, owner))
+        if not with_free and not (with_free := self._runs_with_free(slot_bytes, owner)):
             return NOWHERE
         run = with_free[next(reversed(with_free))]
         place = run.free.pop()
@@ -488,16 +499,17 @@ class HostTier:
         for chunks in self._run_lengths(slot_bytes):
             first = self._chunks.open(chunks)
             if first >= 0:
-                run = _Run(first, chunks, slot_bytes, self._budget.chunk_bytes)
-                run.owner = owner
-                self._runs[first] = self._with_free[run.kind][first] = run
+                span = range(first, first + chunks)
+                alike = self._with_free[slot_bytes, owner]
+                run = _Run(span, slot_bytes, self._budget.chunk_bytes, alike)
+                self._runs[first] = alike[first] = run
                 return True
         return False
 
     def _offer(self, run: _Run) -> None:
         """Let new blocks use a run's free slots, these first; not while the run is asked back."""
         if run.free and not self._locks.any_recalled(run.span):
-            with_free = self._with_free[run.kind]
+            with_free = run.alike
             with_free[run.first] = run
             with_free.move_to_end(run.first)
 
@@ -530,7 +542,7 @@ class HostTier:
         if not self._deregister(run):
             return
         del self._runs[run.first]
-        self._with_free[run.kind].pop(run.first, None)
+        run.alike.pop(run.first, None)
         erased = run.first in self._erased
         self._erased.discard(run.first)
         self._chunks.close(run.span, erased=erased)
