@@ -183,6 +183,15 @@ class StagedBlocks(Protocol):
         """Let the memory be used for other blocks, as soon as all copies of these have ended."""
 
 
+class CopiedBytes(NamedTuple):
+    """Bytes that a device has copied between arenas and its memory, since it was opened."""
+
+    locked: int
+    """Page-locked memory: at the speed of the bus."""
+    bounced: int
+    """Other memory, through buffers of the driver."""
+
+
 @runtime_checkable
 class StagingDevice(Device, Protocol):
     """A device with memory in which saved blocks wait until they have places in the arena.
@@ -191,6 +200,10 @@ class StagingDevice(Device, Protocol):
     """
 
     registrar: Registrar
+
+    @abstractmethod
+    def copied_bytes(self) -> CopiedBytes:
+        """Return how much has been copied, in both directions."""
 
     @abstractmethod
     def stage(self, blocks: Sequence[Sequence[int]]) -> StagedBlocks | None:

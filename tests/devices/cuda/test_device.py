@@ -154,6 +154,7 @@ def test_locked_memory_needs_no_thread_and_no_bounce():
     assert machine.device.scatter(machine.arena, moves, None, machine.locks).result()
     assert machine.driver.calls["bounce"] == 0
     assert machine.device._saver is None
+    assert machine.device.copied_bytes() == (4 * PAYLOAD, 0)
     assert machine.locks.wanted == []
 
 
@@ -165,6 +166,7 @@ def test_memory_that_was_not_locked_is_asked_for_after_its_copy():
     moves = [Move(0, [3, 4]), Move(6 * SLOT, [7, 8])]
     assert machine.device.scatter(machine.arena, moves, None, machine.locks).result()
     assert machine.locks.wanted[1:] == [(6 * SLOT, PAYLOAD)]
+    assert machine.device.copied_bytes() == (2 * PAYLOAD, 2 * PAYLOAD)
     machine.device.close()
 
 

@@ -128,6 +128,12 @@ def small_stages(monkeypatch):
     monkeypatch.setattr("holdfast.engines.vllm.worker.POLL_S", 0.0)
 
 
+def counted(harness):
+    """The calls that were counted, by operation and outcome."""
+    counts = harness.side.counts.data
+    return {name: number for name, number in counts.items() if name.startswith("calls/")}
+
+
 @pytest.fixture
 def harness(fakes):
     harness = Harness(fakes)
@@ -148,6 +154,9 @@ def test_saved_blocks_are_those_of_their_step_though_their_pages_are_overwritten
     assert harness.slots(1) + harness.slots(2) == first + second
     assert harness.side.counts.data["saved_blocks"] == 3
     assert harness.driver.calls["bounce"] == 0
+    harness.side.begin(StepWork())
+    assert harness.side.counts.data["copied_bytes/locked"] == 3 * PAYLOAD
+    assert "copied_bytes/bounced" not in harness.side.counts.data
     harness.side.close()
     assert not harness.driver.faults
     assert not harness.locks.uses
@@ -198,7 +207,7 @@ def test_a_save_whose_slots_are_too_old_twice_is_late_and_writes_nothing(harness
     for age in (2, 4):
         harness.now = age * COPY_BEFORE_S
         harness.idle(5)
-    assert harness.side.counts.data == {"calls/save/late": 1}
+    assert counted(harness) == {"calls/save/late": 1}
     harness.node.late = False
     harness.idle()
     assert bytes(harness.client.arena.view) == arena
@@ -240,7 +249,7 @@ def test_a_node_that_dies_costs_the_save_only(harness, when):
         assert harness.driver.calls["copy"] == 1
     harness.client.gone = when != "before"
     harness.idle()
-    assert harness.side.counts.data == {"calls/save/gone": 1}
+    assert counted(harness) == {"calls/save/gone": 1}
     assert harness.node.committed == []
 
 
@@ -253,21 +262,21 @@ def test_nothing_is_copied_to_the_slots_of_a_session_that_ended(harness, fakes):
     before = harness.driver.calls["copy"]
     harness.idle()
     assert harness.driver.calls["copy"] == before
-    assert harness.side.counts.data == {"calls/save/gone": 1}
+    assert counted(harness) == {"calls/save/gone": 1}
 
 
 def test_a_refusal_costs_the_save_only(harness):
     harness.node.refuses = RefusedError("no such parent")
     harness.step([9, 3], KEYS[:1])
     harness.idle()
-    assert harness.side.counts.data == {"calls/save/refused": 1}
+    assert counted(harness) == {"calls/save/refused": 1}
 
 
 def test_saves_beyond_the_stages_are_counted_and_reserve_nothing(harness):
     harness.node.late = True
     for _ in range(3):
         harness.step([9, 3, 30, 1, 2, 0], KEYS[:3])
-    assert harness.side.counts.data == {"calls/save/full": 1}
+    assert counted(harness) == {"calls/save/full": 1}
     assert len(harness.client.of(Reserve)) == 2
     harness.node.late = False
     harness.idle()

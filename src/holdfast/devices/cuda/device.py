@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from holdfast.buffers import Registrar, SharedMapping
-from holdfast.devices.base import DeviceError, LockedRanges, Move, Pages, check_pages
+from holdfast.devices.base import CopiedBytes, DeviceError, LockedRanges, Move, Pages, check_pages
 from holdfast.devices.cuda.arena_use import ArenaCopy, ArenaUse
 from holdfast.devices.cuda.block_stage import Piece, opaque_stage, pieces, portable_stage
 from holdfast.devices.cuda.stage_ring import StageRing
@@ -178,6 +178,8 @@ class CudaDevice:
         self._keep = keep
         self._failed = ""
         self._process = os.getpid()
+        self._counted = {"load": [0, 0], "save": [0, 0]}
+        """Bytes by direction, locked and bounced; one thread counts each direction."""
         self._unfinished: set[QueuedCopies] = set()
         self._retiring: list[StagedSave] = []
         """Saves that ended early: their memory is used again when what was queued has ended."""
@@ -244,8 +246,15 @@ class CudaDevice:
             use.end()
             raise
         use.want()
+        self._count("load", use)
         self._last_load = load
         return load
+
+    def copied_bytes(self) -> CopiedBytes:
+        by_path = [
+            sum(self._counted[direction][path] for direction in self._counted) for path in (0, 1)
+        ]
+        return CopiedBytes(*by_path)
 
     def stage(self, blocks: Sequence[Sequence[int]]) -> StagedSave | None:
         self._check_alive()
@@ -328,6 +337,7 @@ class CudaDevice:
         if not copies:
             use.end()
         use.want()
+        self._count("save", use)
         return queued
 
     def retire(self, save: StagedSave) -> None:
@@ -389,6 +399,13 @@ class CudaDevice:
         queued = QueuedCopies(self, event, use)
         self._unfinished.add(queued)
         return queued
+
+    def _count(self, direction: str, use: ArenaUse) -> None:
+        runs = self._block.loads if direction == "load" else self._block.saves
+        nbytes = sum(run.nbytes for run in runs)
+        locked = sum(use.locked)
+        self._counted[direction][0] += locked * nbytes
+        self._counted[direction][1] += (len(use.locked) - locked) * nbytes
 
     def _retire(self) -> None:
         still = []

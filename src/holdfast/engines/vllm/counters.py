@@ -31,6 +31,11 @@ COUNTERS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "fetched_tokens": ((), "Tokens whose KV was fetched and verified, on each worker."),
     "fetched_bytes": ((), "Bytes that were fetched and verified."),
     "fetch_seconds": ((), "Time of the fetches that returned blocks, summed."),
+    "copied_bytes": (
+        ("path",),
+        "Bytes between GPU and arena: locked memory, or bounced through the driver's buffers.",
+    ),
+    "lock_seconds": ((), "Time in the GPU's driver for page-locking and unlocking."),
     "saved_blocks": ((), "Blocks that were saved."),
     "declined_requests": (("reason",), "Requests that do not load from Holdfast."),
     "bad_hints": ((), "Requests with invalid hints."),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.client.load_queue import LoadQueue
-from holdfast.devices.base import Device, LockedRanges, Move
+from holdfast.devices.base import Device, DeviceError, LockedRanges, Move
 from holdfast.devices.host import run_anywhere
 from holdfast.engines.vllm.counters import REFUSED, ConnectorCounts
 from holdfast.engines.vllm.work import LoadTask
@@ -188,6 +188,9 @@ class Loader:
         except BlockError as error:
             _log.error("load given up, the node sent an invalid place: %s", error)
             return _LoadResult(Outcome.CORRUPT)
+        except DeviceError as error:
+            _log.warning("load given up: %s", error)
+            return _LoadResult(Outcome.GONE)
         except Exception:  # noqa: BLE001  # e.g. device out of memory: the load must end
             _log.exception("load given up")
             return _LoadResult(Outcome.GONE)

@@ -316,6 +316,7 @@ class StagedSaves:
         self._device = device
         self._requests = requests
         self._locks_of = locks_of
+        self._last_error = ""
         self._begun: list[_WaitingSave] = []
         self._waiting: list[_WaitingSave] = []
         self._inflight: list[InflightSave] = []
@@ -428,5 +429,8 @@ class StagedSaves:
         return None
 
     def _count_failed(self, error: Exception) -> None:
+        """Count a save, and log why it failed unless the last one failed for the same reason."""
         self._requests.counts.add("calls", "save", "failed")
-        _log.warning("blocks not saved: %s", error)
+        if str(error) != self._last_error:
+            self._last_error = str(error)
+            _log.warning("blocks not saved: %s", error)

@@ -8,7 +8,13 @@ from collections.abc import Callable
 
 from holdfast.buffers import Registrar
 from holdfast.client.engine_locks import EngineLocks
-from holdfast.devices.base import DeviceError, DirectDevice, LockedRanges, StagingDevice
+from holdfast.devices.base import (
+    CopiedBytes,
+    DeviceError,
+    DirectDevice,
+    LockedRanges,
+    StagingDevice,
+)
 from holdfast.engines.vllm.counters import ConnectorCounts
 from holdfast.engines.vllm.loader import EndedLoad, Loader, LoadJob
 from holdfast.engines.vllm.options import ConnectorSettings
@@ -50,10 +56,13 @@ class WorkerSide:
         self._loader = Loader(device, connection, self._locks_of)
         self._requests = SaveRequests(connection, rank, self.counts, now)
         self._saves: Saves
+        self._staging = device if isinstance(device, StagingDevice) else None
         if isinstance(device, StagingDevice):
             self._saves = StagedSaves(device, self._requests, self._locks_of)
         else:
             self._saves = DirectSaves(device, self._requests, running or now)
+        self._copied = CopiedBytes(0, 0)
+        self._lock_seconds = 0.0
         self._failed: set[int] = set()
         self._landed: dict[str, dict[str, int]] = {}
         self._moving = True  # last reported value; True, so that the first step is reported
@@ -71,6 +80,9 @@ class WorkerSide:
         """Before the forward: request the slots for this step's saves."""
         if (locked := self._locked_memory()) is not None:
             locked.start()
+            self._count_locking(locked)
+        if self._staging is not None:
+            self._count_copies(self._staging)
         self._saves.poll()
         self._requests.poll()
         if self._saving:
@@ -131,6 +143,18 @@ class WorkerSide:
         self._loader.close()
         self._locks.close()
         self._device.close()
+
+    def _count_copies(self, device: StagingDevice) -> None:
+        """Count what the device has copied since the last call."""
+        before, self._copied = self._copied, device.copied_bytes()
+        self.counts.add("copied_bytes", "locked", number=self._copied.locked - before.locked)
+        self.counts.add("copied_bytes", "bounced", number=self._copied.bounced - before.bounced)
+
+    def _count_locking(self, locked: LockedMemory) -> None:
+        """Count the driver's time since the last call; a new session begins at 0."""
+        before, self._lock_seconds = self._lock_seconds, locked.lock_seconds
+        spent_s = self._lock_seconds - before
+        self.counts.add("lock_seconds", number=spent_s if spent_s >= 0 else self._lock_seconds)
 
     def _locked_memory(self) -> LockedMemory | None:
         """Return the page-locked memory of the present connection; None if there is none."""
