@@ -97,7 +97,8 @@ class PagedEngine:
         fetched = call(self.client, m.Fetch(b"".join(keys), ANSWER_S), m.Fetched)
         moves = [self._move(place, number) for number, place in enumerate(fetched.places)]
         check_copied(copied=self.device.scatter(self.arena, moves, after, self._locks).result())
-        if not call(self.client, m.Release(fetched.lease), m.Released).valid:
+        lease = fetched.lease  # none if no block is held any more
+        if lease and not call(self.client, m.Release(lease), m.Released).valid:
             raise HoldfastError("the lease ended before the copy did")
         return fetched
 
