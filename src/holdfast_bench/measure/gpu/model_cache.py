@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,9 @@ class CachedModel:
     """A random Llama of transformers, a context of whole blocks, and pages for its cache."""
 
     def __init__(self, gpu: HostAccelerator, shape: DecoderShape, blocks: int) -> None:
-        from transformers import LlamaConfig, LlamaForCausalLM
-
+        transformers = _transformers()
         torch.manual_seed(SEED)
-        config = LlamaConfig(
+        config = transformers.LlamaConfig(
             vocab_size=shape.vocabulary,
             hidden_size=shape.hidden,
             intermediate_size=shape.intermediate,
@@ -50,7 +50,7 @@ class CachedModel:
             num_key_value_heads=shape.kv_heads,
             head_dim=shape.head_size,
         )
-        self._model: Any = LlamaForCausalLM(config).to(gpu.kind, torch.bfloat16).eval()
+        self._model: Any = transformers.LlamaForCausalLM(config).to(gpu.kind, torch.bfloat16).eval()
         self.shape = shape
         self.context_tokens = blocks * BLOCK_TOKENS
         self.tokens: Tensor = torch.randint(
@@ -64,9 +64,7 @@ class CachedModel:
 
     def compute(self) -> Any:  # noqa: ANN401  # of transformers
         """Compute the context, put its keys and values into the pages; return its own cache."""
-        from transformers import DynamicCache
-
-        cache = DynamicCache()
+        cache = _transformers().DynamicCache()
         self._step(self.tokens[:, : self.context_tokens], cache)
         for number, layer in enumerate(cache.layers):
             states = layer.keys, layer.values
@@ -76,9 +74,7 @@ class CachedModel:
 
     def cache_from_pages(self) -> Any:  # noqa: ANN401  # of transformers
         """Return a new cache of the context, made of the pages."""
-        from transformers import DynamicCache
-
-        cache = DynamicCache()
+        cache = _transformers().DynamicCache()
         for number in range(self.shape.layers):
             keys, values = (pages.transpose(0, 1)[None] for pages in self._pages_of(number))
             cache.update(keys, values, number)
@@ -138,6 +134,10 @@ def same_generation(gpu: HostAccelerator, shape: DecoderShape, blocks: int) -> i
     if not all(map(torch.equal, found, expected)):
         raise HoldfastError("a model generates other logits with its cache from Holdfast")
     return len(found) - 1
+
+
+def _transformers() -> Any:  # noqa: ANN401  # its types differ between versions
+    return import_module("transformers")
 
 
 def _moves(shape: DecoderShape, blocks: int) -> Sequence[Move]:
