@@ -198,7 +198,8 @@ def _mutations(right: object) -> Iterator[tuple[str, Any]]:
     elif isinstance(right, int):
         yield from (("", right + step) for step in (1, 16, -1))
     else:
-        yield from (("", new) for new in (f"{right}x", str(right).upper(), f" {right}"))
+        others = {f"{right}x", str(right).upper(), f" {right}"} - {right}
+        yield from (("", new) for new in sorted(others))
 
 
 class _Shown(NamedTuple):
