@@ -31,11 +31,6 @@ DTYPE_BYTES = {
 """Element sizes of the data types that a portable layout may have."""
 
 
-def element_bytes(dtype: str) -> int:
-    """Return the bytes of one number of a data type; 1 if the type is unknown."""
-    return DTYPE_BYTES.get(dtype, 1)
-
-
 class State(StrEnum):
     """What a run of a portable payload holds: keys, values, or the latent of MLA."""
 

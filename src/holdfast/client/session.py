@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.key import Chain
-from holdfast.blocks.layout import LayoutSlice, element_bytes
+from holdfast.blocks.layout import LayoutSlice
 from holdfast.blocks.namespace import Namespace, domain_id
 from holdfast.blocks.payload_part import SliceCopy
 from holdfast.buffers import SharedMapping
@@ -353,7 +353,7 @@ def _connected(
         raw_bytes=layout.payload_bytes,
         block_tokens=layout.block_tokens,
         description=msgspec.json.encode(fingerprint).decode(),
-        element_bytes=element_bytes(layout.dtype),
+        element_bytes=layout.element_bytes,
     )
     connection = _Connection(address, named)
     return connection, connection.client(CONNECT_S).welcome

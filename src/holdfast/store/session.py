@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar
 
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.key import Chain
-from holdfast.blocks.layout import LayoutSlice, QuantisedLayout, element_bytes
+from holdfast.blocks.layout import LayoutSlice, QuantisedLayout
 from holdfast.blocks.namespace import Namespace
 from holdfast.blocks.payload_part import SliceCopy
 from holdfast.codec.pack import payload
@@ -61,7 +61,7 @@ class EmbeddedSession:
             fingerprint.digest(), domain_id, layout.payload_bytes, layout.block_tokens
         )
         store.quantise.enter(self.namespace, fingerprint)
-        store.note_element_bytes(self.namespace, element_bytes(fingerprint.representation.dtype))
+        store.note_element_bytes(self.namespace, fingerprint.representation.element_bytes)
 
     def cover(self, keys: Sequence[bytes], deadline_s: float) -> int:
         return self._run(partial(self._ask, keys, deadline_s)).blocks

@@ -21,7 +21,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from holdfast.blocks.fingerprint import Fingerprint
-from holdfast.blocks.layout import element_bytes
 from holdfast.client.private_node import PrivateNode
 from holdfast.client.prompt_ledger import ledger_of
 from holdfast.client.timeouts import EngineClocks, RunningClock
@@ -289,7 +288,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
                 raw_bytes=layout.payload_bytes,
                 block_tokens=layout.block_tokens,
                 page_tokens=page_tokens,
-                element_bytes=element_bytes(layout.dtype),
+                element_bytes=layout.element_bytes,
             )
 
         handshake = handshake_of(fingerprint)
