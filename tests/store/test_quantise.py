@@ -6,9 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from holdfast.blocks.envelope import stored_bytes
 from holdfast.blocks.layout import Layout
-from holdfast.codec.int8 import Int8
+from holdfast.codec.int8 import Int8, coded_bytes
 from holdfast.errors import RefusedError
+from holdfast.keys.keyring import KeyRing
 from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
 from holdfast.testing.embedded import fingerprint_for
@@ -35,6 +37,13 @@ def kept(found):
     for block in kept:
         assert Int8(LAYOUT).quantised(memoryview(block.view(np.uint8)))
     return kept
+
+
+def encode(block):
+    """The codes of a quantised block, as a tier stores them."""
+    into = memoryview(bytearray(coded_bytes(LAYOUT)))
+    assert Int8(LAYOUT).encode(memoryview(block.view(np.uint8)), into, 2) == len(into)
+    return bytes(into)
 
 
 @pytest.fixture
@@ -107,6 +116,78 @@ def test_every_tier_gives_the_values_that_the_codec_keeps(opened, gates):
     landed, found = fetched(opened().session(MODEL, "acme"))
     assert landed.sources == {"disk": BLOCKS}
     assert (found == kept(blocks())).all()
+
+
+@pytest.mark.parametrize("mode", ["off", "auto", "planes"])
+def test_below_memory_a_quantised_block_is_its_codes_whatever_the_tiers_codec(opened, gates, mode):
+    permit(gates, SECRET, MODEL)
+    store = opened(mode)
+    session = store.session(MODEL, "acme")
+    session.save(TOKENS, blocks())
+    written(store)
+    [codec] = store.status().codecs
+    assert (codec.encoded, codec.quantised, codec.mismatches) == (BLOCKS, BLOCKS, 0)
+    assert codec.stored_bytes == BLOCKS * stored_bytes(coded_bytes(LAYOUT))
+    assert codec.raw_bytes == BLOCKS * stored_bytes(LAYOUT.payload_bytes)
+    store.close()
+    reopened = opened(mode)
+    landed, found = fetched(reopened.session(MODEL, "acme"))
+    assert landed.sources == {"disk": BLOCKS}
+    assert (found == kept(blocks())).all()
+    [codec] = reopened.status().codecs
+    assert (codec.decoded, codec.undecodable) == (BLOCKS, 0)
+
+
+@pytest.mark.parametrize(("mode", "encoded"), [("off", 3), ("planes", 4)])
+def test_a_block_that_stayed_exact_is_stored_as_the_tiers_codec_says(opened, gates, mode, encoded):
+    permit(gates, SECRET, MODEL)
+    store, rows = opened(mode), blocks()
+    rows[1] = 0  # shrinks well
+    rows[1, 7] = np.inf
+    store.session(MODEL, "acme").save(TOKENS, rows)
+    written(store)
+    [codec] = store.status().codecs
+    assert (codec.encoded, codec.quantised, codec.mismatches) == (encoded, 3, 0)
+    store.close()
+    found = fetched(opened(mode).session(MODEL, "acme"))[1]
+    assert (found[1] == rows[1]).all()
+    assert (found[[0, 2, 3]] == kept(rows[[0, 2, 3]])).all()
+
+
+def test_codes_of_a_sealed_domain_are_sealed(opened, gates, tmp_path):
+    pytest.importorskip("cryptography")
+    permit(gates, SECRET, MODEL)
+
+    def ring():
+        found = KeyRing(tmp_path / "ring.json")
+        found.enrol("acme", SECRET)
+        return found
+
+    store = opened(ring=ring())
+    store.session(MODEL, "acme").save(TOKENS, blocks())
+    written(store)
+    assert store.status().codecs[0].quantised == BLOCKS
+    store.close()
+    landed, found = fetched(opened(ring=ring()).session(MODEL, "acme"))
+    assert landed.sources == {"disk": BLOCKS}
+    assert (found == kept(blocks())).all()
+
+
+def test_damaged_codes_on_a_disk_are_a_miss(opened, gates, tmp_path):
+    permit(gates, SECRET, MODEL)
+    store = opened()
+    store.session(MODEL, "acme").save(TOKENS, blocks())
+    written(store)
+    store.close()
+    file = tmp_path / "disk" / "blocks.holdfast"
+    data = bytearray(file.read_bytes())
+    codes = encode(kept(blocks())[2])
+    at = bytes(data).index(codes)
+    data[at + len(codes) // 2] ^= 1
+    file.write_bytes(data)
+    landed, found = fetched(opened().session(MODEL, "acme"))
+    assert landed.blocks == 2
+    assert (found[:2] == kept(blocks())[:2]).all()
 
 
 def test_a_quantised_block_never_meets_an_exact_one(opened, gates):

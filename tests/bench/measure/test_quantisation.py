@@ -25,7 +25,7 @@ pytest.importorskip("transformers")
 
 FOLDER = Path(__file__).parents[2] / "data" / "trained-model"
 TEXT = FOLDER / "held_out.txt"
-LENGTHS = Lengths(prompts=12, coded=256, judged=64)
+LENGTHS = Lengths(prompts=8, coded=512, judged=128)
 LAYOUT = PortableLayout("bfloat16", 128, (HeadState(2, 32, 32),) * 4)
 
 
@@ -45,7 +45,7 @@ def judged(model):
 def test_int8_passes_the_gate(judged):
     coder, control, coded = judged
     assert excesses(coded["int8"], control) == []
-    assert (coder.blocks, coder.exact_blocks) == (24, 0)
+    assert (coder.blocks, coder.exact_blocks) == (32, 0)
 
 
 @pytest.mark.parametrize("name", sorted(comparisons(128)))
@@ -116,8 +116,8 @@ def test_prompts_are_read_from_lines_of_json_and_short_ones_are_left_out(tmp_pat
 
 def test_prompts_of_one_text_do_not_overlap(model):
     found = read_prompts(TEXT, model, LENGTHS)
-    assert [len(each) for each in found] == [321] * 12
-    with pytest.raises(ConfigError, match="prompts of 321 tokens, and 10000 are needed"):
+    assert [len(each) for each in found] == [641] * 8
+    with pytest.raises(ConfigError, match="prompts of 641 tokens, and 10000 are needed"):
         read_prompts(TEXT, model, LENGTHS._replace(prompts=10_000))
 
 
