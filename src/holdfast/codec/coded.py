@@ -57,14 +57,24 @@ def encode_record(record: memoryview, codec: Codec, into: memoryview, element_by
 
 
 def decode_record(record: memoryview, into: memoryview) -> Outcome:
-    """Verify an unsealed record, then write it into `into` as a raw record with a tag of its own.
-
-    Returns UNREADABLE if this build does not have the codec, or the codec fails for another reason
-    than its input; CORRUPT if the record does not verify, does not decode, or decodes to more bytes
-    than `into` has room for. `into` is undefined after both.
-    """
+    """Verify an unsealed record, then decode it; see `decode_verified`."""
     header = header_of_record(record)
     if header is None or not matches(record, header):
+        return Outcome.CORRUPT
+    return decode_verified(record, into)
+
+
+def decode_verified(record: memoryview, into: memoryview) -> Outcome:
+    """Write a record that was just verified into `into` as a raw record with a tag of its own.
+
+    Its tag is not checked again. Returns UNREADABLE if this build does not have the codec, or the
+    codec fails for another reason than its input; CORRUPT if the record is too short, does not
+    decode, or decodes to more bytes than `into` has room for. `into` is undefined after both.
+    """
+    header = header_of_record(record)
+    if header is None or header.seal != SEAL_NONE:
+        return Outcome.CORRUPT
+    if len(record) < HEADER_BYTES + header.payload_bytes + TAG_BYTES:
         return Outcome.CORRUPT
     if len(into) < HEADER_BYTES + header.raw_bytes + TAG_BYTES:
         return Outcome.CORRUPT
@@ -94,5 +104,5 @@ def check_reported(record: memoryview, key: bytes, namespace: Namespace) -> Outc
     outcome, header = check_without_key(record, key, namespace), header_of_record(record)
     if outcome is not Outcome.OK or header is None or header.codec == CODEC_NONE:
         return outcome
-    decoded = decode_record(record, aligned_buffer(namespace.slot_bytes))
+    decoded = decode_verified(record, aligned_buffer(namespace.slot_bytes))
     return Outcome.CORRUPT if decoded is Outcome.CORRUPT else Outcome.OK

@@ -16,7 +16,7 @@ from holdfast.blocks.envelope import header_of_record
 from holdfast.blocks.namespace import Namespace
 from holdfast.clock import Clock
 from holdfast.codec.codec import Codec, CodecMode, codec_named
-from holdfast.codec.coded import MISMATCH, NOT_SHORTER, decode_record, encode_record
+from holdfast.codec.coded import MISMATCH, NOT_SHORTER, decode_verified, encode_record
 from holdfast.errors import Outcome
 from holdfast.plan.codec_choice import (
     CodecRates,
@@ -130,10 +130,10 @@ class TierCodec:
         return stored
 
     def decode(self, record: memoryview, into: memoryview) -> Outcome:
-        """Verify an encoded record and decode it into `into`; see `codec.coded.decode_record`."""
+        """Decode a verified record into `into`; see `codec.coded.decode_verified`."""
         with self._slots:
             start_s = time.perf_counter()
-            outcome = decode_record(record, into)
+            outcome = decode_verified(record, into)
             seconds = time.perf_counter() - start_s
         header = header_of_record(record)
         with self._lock:

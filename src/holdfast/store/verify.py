@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import aligned_buffer
-from holdfast.codec.coded import decode_record
+from holdfast.codec.coded import decode_verified
 from holdfast.codec.pack import verify, verify_stored
 from holdfast.errors import Outcome
 from holdfast.store.block_table import HOST, BlockTable
@@ -96,7 +96,7 @@ def _decode_in_memory(table: BlockTable, row: int, place: Place, record: memoryv
     try:
         outcome = verify_stored(record, key or b"", namespace.fingerprint, namespace.raw_bytes)
         if outcome is Outcome.OK:
-            outcome = decode_record(record, into)
+            outcome = decode_verified(record, into)
     finally:
         with table.lock:
             there = table.index.places[HOST][row] == place and table.index.keys[row] == key
