@@ -123,11 +123,7 @@ class SessionLocks:
 
     def session_ended(self) -> None:
         """Stop recalls: the session is over."""
-        self._ended = True
-        for _, deadline in self._open.values():
-            deadline.cancel()
-            self._store.table.recalls.outcomes["ended"] += 1
-        self._open.clear()
+        self._end_recalls()
         if self._waiting is not None and not self._waiting.done():
             self._waiting.cancel()
 
@@ -168,8 +164,17 @@ class SessionLocks:
         chunks, self._asked = self._asked[:LOCK_CHUNKS_MAX], self._asked[LOCK_CHUNKS_MAX:]
         self._waiting.set_result(m.Recall(chunks, LOCK_RECALL_S))
 
+    def _end_recalls(self) -> None:
+        self._ended = True
+        for _, deadline in self._open.values():
+            deadline.cancel()
+            self._store.table.recalls.outcomes["ended"] += 1
+        self._open.clear()
+
     def _missed(self, number: int) -> None:
+        """End the session; recalls that are open beside this one are not missed too."""
         left, _ = self._open.pop(number)
+        self._end_recalls()
         nbytes = len(left) * page_locks.chunk_bytes(self._store)
         self._store.table.recalls.missed(self._peer, self._store.clock.now())
         self._end(
