@@ -16,14 +16,14 @@ from holdfast.plan.codec_choice import (
     ("stored", "begins", "continues"),
     [
         (0.1e9, True, True),
-        (1.9e9, True, True),
-        (2.1e9, False, True),
-        (2.4e9, False, True),
-        (2.6e9, False, False),
+        (1.2e9, True, True),
+        (1.3e9, False, True),
+        (1.7e9, False, True),
+        (1.8e9, False, False),
         (14e9, False, False),
     ],
 )
-def test_encoding_begins_below_four_fifths_of_the_decoding_rate_and_ends_above_it(
+def test_encoding_begins_below_half_of_the_decoding_rate_and_ends_above_seven_tenths(
     stored, begins, continues
 ):
     rates = CodecRates(stored, 1.25e9, 2)
@@ -85,4 +85,22 @@ def test_impossible_deliveries_change_nothing():
     for _ in range(100):
         comparison.observe(0, 5.0, encoded=True)
         comparison.observe(1 << 23, 0.0, encoded=False)
+    assert not comparison.encoded_is_slower
+
+
+def test_raw_batches_are_known_after_a_few():
+    comparison = DeliveryComparison()
+    for _ in range(7):
+        comparison.observe(1 << 23, 0.1, encoded=False)
+    assert not comparison.knows_raw
+    comparison.observe(1 << 23, 0.1, encoded=False)
+    assert comparison.knows_raw
+
+
+def test_encoded_records_that_were_slower_are_tried_again_after_many_raw_batches():
+    comparison = deliveries(0.008, 0.016)
+    for _ in range(2_047):
+        comparison.observe(1 << 23, 0.008, encoded=False)
+    assert comparison.encoded_is_slower
+    comparison.observe(1 << 23, 0.008, encoded=False)
     assert not comparison.encoded_is_slower

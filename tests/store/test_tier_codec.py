@@ -45,6 +45,20 @@ def read(codec, clock, bytes_per_s, times=40):
         codec.arrived(8 * MIB, of=8 * MIB)
 
 
+def compare(codec, seconds=0.016):
+    """Let the tier deliver raw batches, with which encoded ones can be compared."""
+    for _ in range(8):
+        codec.delivered(8 * MIB, seconds, encoded=False)
+
+
+def test_a_tier_does_not_encode_before_its_raw_records_were_measured():
+    codec, clock = opened("auto")
+    read(codec, clock, 0.5e9)
+    assert not codec.wants(NAMESPACE)
+    compare(codec)
+    assert codec.wants(NAMESPACE)
+
+
 def test_a_tier_whose_codec_is_off_never_encodes_and_still_decodes():
     off, _ = opened("off")
     planes, _ = opened("planes")
@@ -59,6 +73,7 @@ def test_a_tier_whose_codec_is_off_never_encodes_and_still_decodes():
 
 def test_a_slow_tier_encodes_and_a_fast_one_does_not():
     codec, clock = opened("auto")
+    compare(codec)
     assert codec.wants(NAMESPACE)
     read(codec, clock, 20e9)
     assert not codec.wants(NAMESPACE)
@@ -69,9 +84,11 @@ def test_a_slow_tier_encodes_and_a_fast_one_does_not():
 
 def test_more_decoding_threads_pay_on_faster_tiers():
     one, clock = opened("auto", threads=1)
-    read(one, clock, 6e9)
+    read(one, clock, 4e9)
     four, clock = opened("auto", threads=4)
-    read(four, clock, 6e9)
+    read(four, clock, 4e9)
+    compare(one)
+    compare(four)
     assert (one.wants(NAMESPACE), four.wants(NAMESPACE)) == (False, True)
 
 
@@ -97,6 +114,7 @@ def test_encoding_and_decoding_are_counted_in_raw_and_stored_bytes():
 
 def test_a_model_whose_records_do_not_shrink_is_tried_rarely():
     codec, _ = opened("auto")
+    compare(codec)
     tried = 0
     for _ in range(100):
         if codec.wants(NAMESPACE):
@@ -129,6 +147,7 @@ def test_the_status_names_mode_and_rates(mode):
 def test_a_tier_stops_to_encode_if_encoded_records_arrive_later_than_raw_ones():
     codec, clock = opened("auto")
     read(codec, clock, 0.5e9)
+    compare(codec)
     assert codec.wants(NAMESPACE)
     for _ in range(30):
         codec.delivered(8 * MIB, 0.020, encoded=True)

@@ -197,7 +197,8 @@ class TierCodec:
     def _choose(self) -> bool:
         if self._mode == "auto":
             pays = worth_encoding(self._rates(), encodes=self._encodes)
-            self._encodes = pays and not self._deliveries.encoded_is_slower
+            compared = self._deliveries
+            self._encodes = pays and compared.knows_raw and not compared.encoded_is_slower
         return self._encodes
 
     def _rates(self) -> CodecRates:

@@ -241,9 +241,10 @@ def test_energy_is_that_of_the_average_not_of_the_busiest_minute(asked, worked_o
 
 
 def test_an_encoding_tier_needs_fewer_bytes_and_writes_less(worked_out, asked):
-    """A QLC drive is slower than the decoders; sizes and rates count stored bytes."""
+    """Sizes and rates of a tier count stored bytes."""
     load = of_users(200, 32_000, 1000, 300.0)
     question = asked(load, "Llama-3.1-8B", gpu="H200x1", media=("nvme-qlc",))
+    question = msgspec.structs.replace(question, codec="planes")
     tier = CandidateTier("nvme-qlc", load.unique_tokens)
     [encoded] = worked_out(question, tier).tiers
     [raw] = worked_out(msgspec.structs.replace(question, codec="off"), tier).tiers
