@@ -15,8 +15,16 @@ CONTEXTS = 4
 
 @pytest.fixture
 def opened(tmp_path):
+    file = tmp_path / "host.yaml"
+    file.write_text(
+        f"""tiers:
+  - {{kind: host, capacity: 32 MiB}}
+  - {{kind: disk, path: {tmp_path / "blocks"}, capacity: 64 MiB, codec: planes}}
+"""
+    )
+
     def open_store():
-        return holdfast.open(host=32 * MIB, disk=64 * MIB, path=str(tmp_path / "store"))
+        return holdfast.open(str(file))
 
     return open_store
 
@@ -36,7 +44,7 @@ def sizes(status):
     return domain.used_bytes["disk"], domain.raw_bytes["disk"]
 
 
-def test_blocks_of_half_precision_take_fewer_bytes_on_a_disk_without_any_setting(opened):
+def test_blocks_of_half_precision_take_fewer_bytes_on_a_disk_that_encodes(opened):
     with opened() as store:
         session = store.session(FINGERPRINT)
         for seed in range(CONTEXTS):
@@ -45,7 +53,7 @@ def test_blocks_of_half_precision_take_fewer_bytes_on_a_disk_without_any_setting
         used, raw = sizes(status)
         [codec] = status.codecs
         assert 0 < used < raw
-        assert (codec.tier, codec.mode, codec.encodes) == ("disk", "auto", True)
+        assert (codec.tier, codec.mode, codec.encodes) == ("disk", "planes", True)
         assert (codec.held_bytes, codec.held_raw_bytes) == (used, raw)
         assert codec.encoded == CONTEXTS * BLOCKS
         assert (codec.kept_raw, codec.mismatches, codec.undecodable) == (0, 0, 0)
@@ -53,6 +61,15 @@ def test_blocks_of_half_precision_take_fewer_bytes_on_a_disk_without_any_setting
         assert host == raw
         values = {(each.name, *each.labels): each.value for each in node_samples(status)}
         assert values["tier_raw_bytes", "disk"] == values["domain_raw_bytes", "default", "disk"]
+
+
+def test_a_new_disk_without_any_setting_stores_raw_records(tmp_path):
+    with holdfast.open(host=32 * MIB, disk=64 * MIB, path=str(tmp_path / "store")) as store:
+        serves(store.session(FINGERPRINT), 1)
+        used, raw = sizes(written(store))
+        [codec] = store.status().codecs
+    assert used == raw
+    assert (codec.mode, codec.encodes, codec.encoded) == ("auto", False, 0)
 
 
 def test_raw_and_stored_bytes_survive_a_restart_and_end_with_the_blocks(opened):
