@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import threading
 import time
 
 import numpy as np
@@ -432,6 +433,33 @@ def test_a_record_in_memory_that_another_node_sent_encoded_is_decoded_in_memory(
         assert one.store.table.is_idle()
     one.leave()
     assert not one.used_bytes(tier=0)
+
+
+class WaitingTier(MemoryTier):
+    """Waits before it writes its first batch, until a test lets it go on."""
+
+    def __init__(self, capacity_bytes):
+        super().__init__(capacity_bytes)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def write(self, batch):
+        self.begun.set()
+        assert self.go_on.wait(60)
+        return super().write(batch)
+
+
+def test_a_received_block_that_is_decoded_while_it_is_written_is_on_the_tier_afterwards(house):
+    donor = house(MemoryTier(16 * MIB))
+    donor.save()
+    one = house(WaitingTier(16 * MIB), RAW, serves_peers=True)
+    received(one, donor)
+    assert one.tier.begun.wait(60)
+    assert one.fetch() == (6, Outcome.OK)
+    one.tier.go_on.set()
+    one.flush()
+    assert one.used_bytes() == one.tier.usage().used_bytes == 6 * one.namespace.slot_bytes
+    one.leave()
+    assert one.fetch() == (6, Outcome.OK)
 
 
 def test_a_received_record_that_does_not_decode_is_a_miss_here(house, moody):

@@ -12,6 +12,7 @@ import pytest
 from holdfast.blocks.namespace import Namespace
 from holdfast.clock import ManualClock
 from holdfast.codec.pack import payload
+from holdfast.errors import Outcome
 from holdfast.keys.keyring import KeyRing
 from holdfast.policy.retention import Retention
 from holdfast.store.options import StoreOptions
@@ -143,3 +144,28 @@ def test_places_of_blocks_that_the_tier_keeps_are_freed_after_the_reserve(node):
     one.leave_memory()
     assert len(tier.freed) == BLOCKS
     assert one.fetch("new", [10, *range(11, 11 + BLOCKS)]) == BLOCKS + 1
+
+
+class FailingTier(SlotTier):
+    """Fails to write its first batch, and frees its places itself, after `before_failing`."""
+
+    def write(self, batch):
+        if self.before_failing is None:
+            return super().write(batch)
+        self.before_failing()
+        self.before_failing = None
+        MemoryTier.free(self, [put.place for put in batch])
+        return [Outcome.GONE] * len(batch)
+
+
+def test_places_of_a_failed_write_are_not_freed_again_for_blocks_that_left_meanwhile(node):
+    tier = FailingTier(2 * BLOCKS)
+    tier.before_failing = lambda: one.store.drop(one.namespace("old").fingerprint.hex())
+    one = node(tier)
+    one.save("old", range(BLOCKS))
+    one.leave_memory()
+    assert tier.before_failing is None
+    one.save("new", range(10, 10 + BLOCKS))
+    one.leave_memory()
+    assert tier.freed == []
+    assert one.fetch("new", range(10, 10 + BLOCKS)) == BLOCKS

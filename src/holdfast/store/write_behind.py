@@ -205,9 +205,13 @@ class WriteBehind:
                 row, place = load.row, load.put.place
                 if row in damaged:
                     continue
-                here = table.index.places[HOST][row] == load.slot
-                if not here or load.erase_generation != table.erase_generation(load.domain):
-                    self._free([place])  # dropped, erased or quarantined during the write
+                erased = load.erase_generation != table.erase_generation(load.domain)
+                if erased or table.index.places[HOST][row] != load.slot:
+                    # During the write it was erased, dropped, quarantined or decoded into another
+                    # slot. The tier freed the place of a failed write.
+                    self._free([place] if outcome is Outcome.OK else [])
+                    if not erased and table.is_on(row, HOST):
+                        table.queues.rewrite(row, number)
                 elif outcome is Outcome.OK and table.sealing.is_retired(load.domain, epoch):
                     self._free([place])
                     table.queues.enqueue(row, [number])
