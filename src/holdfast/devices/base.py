@@ -105,7 +105,7 @@ class LockedRanges(Protocol):
 
     @abstractmethod
     def done(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """End one user of each range; its copies have ended."""
+        """End a user, whose copies have ended: `ranges` are those of one call of `use`."""
 
     @abstractmethod
     def want(self, ranges: Sequence[tuple[int, int]]) -> None:

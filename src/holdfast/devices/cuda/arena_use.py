@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 from holdfast.buffers import SharedMapping
@@ -34,18 +35,18 @@ class ArenaUse:
         self._start = arena.address
         self._locks = locks
         ranges = [(payload, payload_bytes) for payload in payloads]
-        self._used: list[tuple[int, int]] = []
         self.locked = [False] * len(ranges)
+        self._uses: list[Sequence[tuple[int, int]]] = []
+        """The ranges of each call of `use` that was True."""
         if locks is not None and ranges:
             if locks.use(ranges):
                 self.locked = [True] * len(ranges)
+                self._uses = [ranges]
             else:
                 self.locked = [locks.use([each]) for each in ranges]
-        marked = list(zip(ranges, self.locked, strict=True))
-        # Each range was used by itself or with all others; either way `done` ends one use of each.
-        self._used = [each for each, is_locked in marked if is_locked]
+                self._uses = [[each] for each in compress(ranges, self.locked)]
+        marked = zip(ranges, self.locked, strict=True)
         self._bounced = [each for each, is_locked in marked if not is_locked]
-        self._together = all(self.locked)
 
     def to_gpu(self, copies: Sequence[ArenaCopy]) -> Copies:
         """Return copies from locked memory; none crosses a border of two locks."""
@@ -64,14 +65,10 @@ class ArenaUse:
 
     def end(self) -> None:
         """End the use of locked memory: its copies have ended. A second call does nothing."""
-        used, self._used = self._used, []
-        if self._locks is None or not used:
-            return
-        if self._together:
-            self._locks.done(used)
-        else:
-            for each in used:
-                self._locks.done([each])
+        uses, self._uses = self._uses, []
+        if self._locks is not None:
+            for ranges in uses:
+                self._locks.done(ranges)
 
     def _cut(self, copy: ArenaCopy) -> Iterator[ArenaCopy]:
         gpu, offset, nbytes = copy
