@@ -136,7 +136,7 @@ class Driver(Registrar, Protocol):
     def bounce(self, copies: Copies, stream: Stream) -> None:
         """Copy between GPU memory and any memory of the host, in the order of the stream.
 
-        Returns when the host's memory has been read or written.
+        Returns or raises when the host's memory is no longer read or written.
         """
 
     @abstractmethod

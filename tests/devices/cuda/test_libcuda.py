@@ -133,6 +133,14 @@ def test_calls_that_wait_release_the_gil_and_others_keep_it(driver, libraries):
     ]
 
 
+def test_a_refused_copy_leaves_no_earlier_one_on_its_way(driver, libraries):
+    _, slow = libraries
+    slow.fails["cuMemcpyAsync"] = 1
+    with pytest.raises(DriverError, match="cuMemcpyAsync"):
+        driver.bounce(Copies([1, 2], [3, 4], [5, 6]), 0x51)
+    assert slow.of("cuStreamSynchronize") == [(0x51,)]
+
+
 def test_an_error_names_the_call_and_the_drivers_reason(driver, libraries):
     libraries[1].fails["cuMemHostRegister_v2"] = 2
     with pytest.raises(DriverError, match="cuMemHostRegister_v2: error 2, out of memory"):

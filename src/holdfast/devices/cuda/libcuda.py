@@ -171,10 +171,12 @@ class CudaDriver:
 
     def bounce(self, copies: Copies, stream: int) -> None:
         self._enter()
-        for to, source, nbytes in zip(*copies, strict=True):
-            self._wait("cuMemcpyAsync", to, source, nbytes, stream)
-        # A copy from the GPU to memory that is not locked may still be on its way.
-        self._wait("cuStreamSynchronize", stream)
+        try:
+            for to, source, nbytes in zip(*copies, strict=True):
+                self._wait("cuMemcpyAsync", to, source, nbytes, stream)
+        finally:
+            # A copy from the GPU to memory that is not locked may still be on its way.
+            self._wait("cuStreamSynchronize", stream)
 
     def launch(self, work: PageCopy | PageConversion, stream: int) -> None:
         from holdfast.devices.cuda.compiled import arguments_of, variant_of
