@@ -192,6 +192,27 @@ def test_an_erased_domain_leaves_zeros_in_kept_chunks(pair):
     assert len(fill(one)) == 64, "cleared chunks are used again"
 
 
+def test_a_chunk_unlocked_while_it_is_overwritten_is_overwritten_and_released_once(pair):
+    one, _ = pair
+    holder, places = Holder(), fill(one, count=4)
+    assert lock_all(one, holder) == [0, 1]
+    one.free(places)
+    clear, cleared = one.arena.clear, []
+
+    def unlocked_and_erased_meanwhile(offset, nbytes):
+        clear(offset, nbytes)
+        cleared.append(offset // CHUNK)
+        if len(cleared) == 1:
+            one.unlock([0, 1], holder, 0.0)
+            with one._lock:
+                one._chunks.erase_kept()
+
+    one.arena.clear = unlocked_and_erased_meanwhile
+    one.erase()
+    assert len(cleared) == 1, "a run may have the chunk when it is overwritten again"
+    assert one._budget.free_chunks == 16
+
+
 def test_a_run_opened_after_an_erasure_keeps_its_bytes_when_it_closes(pair):
     one, _ = pair
     lock_all(one, Holder())

@@ -135,6 +135,7 @@ class Chunks:
         """Note that a chunk was overwritten; release it if it lost its last lock meanwhile."""
         self._clearing.discard(chunk)
         if not self.locks.is_locked(chunk):
+            self._to_clear.discard(chunk)
             self._release(chunk, 1)
         elif chunk not in self.locks.recalled and chunk not in self._to_clear:
             self.states[chunk] = KEPT
