@@ -1,5 +1,6 @@
 """Engines page-lock memory of a real node on grant, and give it back when the node asks."""
 
+import tempfile
 import threading
 import time
 from functools import partial
@@ -7,6 +8,7 @@ from functools import partial
 import pytest
 
 from holdfast.blocks.envelope import HEADER_BYTES
+from holdfast.buffers import SharedMapping
 from holdfast.client.engine_locks import EngineLocks
 from holdfast.errors import NodeGoneError, RefusedError
 from holdfast.wire.local import messages as m
@@ -63,6 +65,47 @@ def test_an_engine_locks_a_warm_node_at_its_start(saved, locked, registrar, unti
     assert memory.lock_at_start(30.0) > 0
     assert memory.use(ranges)
     memory.done(ranges)
+
+
+class LateClient:
+    """A client whose node answers the first lock request late, and then recalls what it granted.
+
+    Both answers arrive together, in this order.
+    """
+
+    def __init__(self):
+        self.welcome = m.Welcome(m.PROTOCOL, "late", b"", MIB, chunk_bytes=MIB, lockable_bytes=MIB)
+        with tempfile.TemporaryFile() as file:
+            file.truncate(MIB)
+            self.arena = SharedMapping(file.fileno(), MIB)
+        self.closed = False
+        self.sent = []
+        self.replies = {}
+
+    def send(self, message):
+        self.sent.append(message)
+        if message == m.AwaitRecall() and self.sent.count(message) == 1:
+            self.replies = {1: m.Locked([0]), len(self.sent): m.Recall([0], 5.0)}
+        return len(self.sent)
+
+    def poll(self, request_id):
+        return self.replies.pop(request_id, None)
+
+    def forget(self, request_id):
+        self.replies.pop(request_id, None)
+
+
+def test_a_grant_that_arrives_with_its_recall_is_given_back_and_not_locked(
+    locked, registrar, until
+):
+    client, device = LateClient(), registrar()
+    memory = locked(client, device)
+    assert memory.lock_at_start(within_s=0.01) == 0
+    assert isinstance(client.sent[0], m.Lock)
+    memory.start()
+    until(lambda: m.Unlock([0]) in client.sent)
+    memory.close()
+    assert device.calls == 0
 
 
 def test_closing_unlocks_everything_once_no_batch_uses_it(saved, locked, registrar, until):

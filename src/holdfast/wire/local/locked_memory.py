@@ -215,12 +215,14 @@ class LockedMemory:
         """Take replies that have arrived, lock and unlock what is due, ask for what is wanted."""
         if not self._recall_id:
             self._recall_id = self._client.send(AwaitRecall())
-        if (recall := self._take(self._recall_id, Recall)) is not None:
-            self._recall_id = self._client.send(AwaitRecall())
-            self._recall(recall.chunks)
+        recall = self._take(self._recall_id, Recall)
+        # The node grants a chunk before it recalls it, so a grant that the recall is about is here.
         if self._lock_id and (reply := self._take(self._lock_id, Locked)) is not None:
             self._lock_id = 0
             self._take_grants(reply.chunks)
+        if recall is not None:
+            self._recall_id = self._client.send(AwaitRecall())
+            self._recall(recall.chunks)
         self._unregister_recalled()
         now_s = time.monotonic()
         if self._granted and now_s >= self._lock_at:
