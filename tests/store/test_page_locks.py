@@ -271,6 +271,21 @@ def test_memory_that_is_wanted_is_asked_for_ahead_of_its_use():
     machine.teardown()
 
 
+def test_a_domain_at_its_limit_asks_nobody_for_memory():
+    machine = LockMachine()
+    digest, size = machine.store.domain_ids["other"], machine._namespace(1).slot_bytes
+    machine.table.usage._quotas[0][digest] = Quota(most_bytes=10 * size)
+    machine.save(0, 0, 0, CHAIN_BLOCKS)
+    machine.lock(0, 0, CHUNKS)
+    machine.store.drop("*")
+    assert machine.hosts[0].has_kept
+    for number in range(3):
+        machine.save(1, number, 0, 10)
+    assert machine.table.evictions[0] == 20
+    assert not machine.engines[0].asked, "memory is free, and none of it would help"
+    machine.teardown()
+
+
 def ranks_of(machine, ranks):
     """Return namespaces of one domain and size, as the ranks of a model have them."""
     digest = machine.store.domain_ids["default"]

@@ -75,8 +75,8 @@ def _evict_one(table: BlockTable, namespace: Namespace) -> Place:
         return NOWHERE
     if table.usage.fits(HOST, domain, size):
         place = _free_slot(table, namespace)
-    if place == NOWHERE:
-        _recall_kept(table, namespace)
+        if place == NOWHERE:
+            _recall_kept(table, namespace)
     victim_domains = (
         table.usage.victim_domains(HOST, domain, size) if table.usage.divided else [ANY_DOMAIN]
     )
@@ -233,9 +233,9 @@ def _recall_least_valuable(table: BlockTable, requester: HostTier) -> None:
     """Ask for the locked run of another arena with the least valuable block, if there is one."""
     with closing(_victims(table, ANY_DOMAIN)) as rows:
         for row in rows:
-            domain, place = table.index.namespace(row), table.index.places[HOST][row]
-            holder = table.host(domain)
-            above = table.usage.evictable_bytes(HOST, domain.domain) > 0
+            namespace, place = table.index.namespace(row), table.index.places[HOST][row]
+            holder = table.host(namespace)
+            above = table.usage.evictable_bytes(HOST, namespace.domain) > 0
             if holder is not requester and above and holder.recall(Place(place)):
                 return
 
