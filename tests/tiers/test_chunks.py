@@ -165,6 +165,8 @@ def test_a_chunk_that_was_recalled_is_not_locked_again_at_once(pair):
     one.unlock([0, 1], holder, 1.0)
     assert one.lock([0, 1], holder, 100, 2.0) == []
     assert one.lock([0, 1], holder, 100, 60.0) == [0, 1]
+    assert one.lock([0, 1], holder, 100, 60.0) == [], "it has them"
+    assert one.lock([0, 1], Holder(), 100, 60.0) == [0, 1]
 
 
 def test_recalled_kept_chunks_are_not_used_again_and_leave_with_their_lock(pair):

@@ -256,14 +256,17 @@ class HostTier:
     def lock(self, chunks: Iterable[int], holder: LockHolder, most: int, now_s: float) -> list[int]:
         """Count locks of chunks for a holder; return those granted, which its engine may lock.
 
-        Grants chunks in use that are not asked back, while at most `most` are bound: locked, or in
-        a run with a locked one, so that no other arena can have them.
+        Grants chunks in use that are not asked back and that the holder has not locked, while at
+        most `most` are bound: locked, or in a run with a locked one, so that no other arena can
+        have them.
         """
         granted = list[int]()
         with self._lock:
             bound = self._bound_chunks()
             for chunk in chunks:
                 if self._closed or not self._chunks.is_in_use(chunk):
+                    continue
+                if self._locks.is_locked_by(chunk, holder):
                     continue
                 run = self._run_of(chunk * self._budget.chunk_bytes)
                 more = 0 if self._locks.any_locked(run.span) else run.chunks
