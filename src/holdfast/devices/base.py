@@ -225,16 +225,34 @@ def rows(
     return _rows(pages, arena.address, moves)
 
 
-def check(pages: Pages, arena: SharedMapping, moves: Sequence[Move]) -> None:
-    """Raise BlockError for a page or payload out of bounds."""
-    payload_bytes = pages.payload_bytes
+def check(
+    pages: Pages, arena: SharedMapping, moves: Sequence[Move], payload_bytes: int = 0
+) -> None:
+    """Raise BlockError for a page or payload out of bounds.
+
+    `payload_bytes`: bytes of a payload in the arena; default: those of a block's pages.
+    """
+    payload_bytes = payload_bytes or pages.payload_bytes
     for move in moves:
         check_pages(pages, move)
-        if move.payload < 0 or move.payload + payload_bytes > arena.nbytes:
-            raise BlockError(
-                f"a payload of {payload_bytes} bytes at {move.payload} requested, "
-                f"the arena has {arena.nbytes} bytes"
-            )
+        check_payload(arena, move.payload, payload_bytes)
+
+
+def check_payload(arena: SharedMapping, payload: int, payload_bytes: int) -> None:
+    """Raise BlockError for a payload outside the arena."""
+    if payload < 0 or payload + payload_bytes > arena.nbytes:
+        raise BlockError(
+            f"a payload of {payload_bytes} bytes at {payload} requested, "
+            f"the arena has {arena.nbytes} bytes"
+        )
+
+
+def check_whole_block(pages: Pages, numbers: Sequence[int]) -> None:
+    """Raise BlockError unless these are as many pages as a block has, as a save needs them."""
+    if len(numbers) != pages.pages_per_block:
+        raise BlockError(
+            f"{len(numbers)} pages of a block to save, which has {pages.pages_per_block}"
+        )
 
 
 def check_pages(pages: Pages, move: Move) -> None:

@@ -23,7 +23,14 @@ from numpy.lib.stride_tricks import as_strided
 from holdfast.blocks.layout import LayoutSlice, StateRun
 from holdfast.buffers import SharedMapping
 from holdfast.devices.arrange import Arrangement, Bytes, PortablePages
-from holdfast.devices.base import DirectDevice, LockedRanges, Move, Pages, check_pages
+from holdfast.devices.base import (
+    DirectDevice,
+    LockedRanges,
+    Move,
+    Pages,
+    check,
+    check_whole_block,
+)
 from holdfast.devices.host import (
     OWN_SHARE,
     SPLIT_BYTES_MIN,
@@ -124,7 +131,7 @@ class PortableHostDevice:
     ) -> ConvertingTransfer:
         """Copy blocks from the arena into pages, converted; see `base.Device`."""
         del after, locks
-        self._check(arena, moves)
+        check(self.pages, arena, moves, self._block_bytes)
         return self._share(arena, moves, Direction(self._in_block.to_pages, self._load))
 
     def gather(self, arena: SharedMapping, moves: Sequence[Move]) -> ConvertingTransfer:
@@ -132,13 +139,9 @@ class PortableHostDevice:
 
         If another rank writes the heads of these pages, nothing is copied.
         """
-        self._check(arena, moves)
+        check(self.pages, arena, moves, self._block_bytes)
         for move in moves:
-            if len(move.pages) != self.pages.pages_per_block:
-                raise BlockError(
-                    f"{len(move.pages)} pages of a block to save, which has "
-                    f"{self.pages.pages_per_block}"
-                )
+            check_whole_block(self.pages, move.pages)
         direction = Direction(
             lambda blocks, pages: self._in_block.to_blocks(pages, blocks), self._save
         )
@@ -149,16 +152,6 @@ class PortableHostDevice:
     def close(self) -> None:
         """Wait for transfers and stop the thread."""
         self._helper.shutdown(wait=True)
-
-    def _check(self, arena: SharedMapping, moves: Sequence[Move]) -> None:
-        """Raise BlockError for a page or payload out of bounds."""
-        for move in moves:
-            check_pages(self.pages, move)
-            if move.payload < 0 or move.payload + self._block_bytes > arena.nbytes:
-                raise BlockError(
-                    f"a payload of {self._block_bytes} bytes at {move.payload} requested, "
-                    f"the arena has {arena.nbytes} bytes"
-                )
 
     def _share(
         self, arena: SharedMapping, moves: Sequence[Move], direction: Direction

@@ -23,7 +23,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from holdfast.buffers import Registrar, SharedMapping
-from holdfast.devices.base import CopiedBytes, DeviceError, LockedRanges, Move, Pages, check_pages
+from holdfast.devices.base import (
+    CopiedBytes,
+    DeviceError,
+    LockedRanges,
+    Move,
+    Pages,
+    check,
+    check_pages,
+    check_payload,
+    check_whole_block,
+)
 from holdfast.devices.cuda.arena_use import ArenaCopy, ArenaUse
 from holdfast.devices.cuda.block_stage import Piece, opaque_stage, pieces, portable_stage
 from holdfast.devices.cuda.stage_ring import StageRing
@@ -230,9 +240,7 @@ class CudaDevice:
         locks: LockedRanges | None = None,
     ) -> QueuedCopies:
         self._check_alive()
-        for move in moves:
-            check_pages(self.pages, move)
-            self.check_payload(arena, move.payload)
+        check(self.pages, arena, moves, self._payload_bytes)
         if (named := sum(len(move.pages) for move in moves)) > self.pages.pages:
             raise BlockError(f"{named} pages to fill, the engine has {self.pages.pages}")
         if self._last_load is not None:
@@ -260,8 +268,7 @@ class CudaDevice:
         self._check_alive()
         size = self.pages.pages_per_block
         for pages in blocks:
-            if len(pages) != size:
-                raise BlockError(f"{len(pages)} pages of a block to save, which has {size}")
+            check_whole_block(self.pages, pages)
             check_pages(self.pages, Move(0, pages))
         self._retire()
         if (start := self._ring.take(len(blocks))) is None:
@@ -347,11 +354,7 @@ class CudaDevice:
 
     def check_payload(self, arena: SharedMapping, payload: int) -> None:
         """Raise BlockError for a payload outside the arena."""
-        if payload < 0 or payload + self._payload_bytes > arena.nbytes:
-            raise BlockError(
-                f"a payload of {self._payload_bytes} bytes at {payload} requested, the arena has "
-                f"{arena.nbytes} bytes"
-            )
+        check_payload(arena, payload, self._payload_bytes)
 
     def rest(self, *streams: Stream) -> None:
         """Wait until nothing that the device has queued runs; after an error, give it up.

@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 import torch
 
 from holdfast.buffers import SharedMapping
-from holdfast.devices.base import DeviceError, LockedRanges, Move, Pages, check
+from holdfast.devices.base import DeviceError, LockedRanges, Move, Pages, check, check_whole_block
 from holdfast.devices.driver import PageCopy, PageTable
-from holdfast.errors import BlockError
 from holdfast.limits import GIB, MIB, RECLAIM_S
 from holdfast.workers import workers
 
@@ -109,10 +108,9 @@ class TorchDevice:
 
     def gather(self, arena: SharedMapping, moves: Sequence[Move]) -> Future[bool]:
         check(self.pages, arena, moves)
-        size, nbytes = self.pages.pages_per_block, len(moves) * self.pages.payload_bytes
+        nbytes = len(moves) * self.pages.payload_bytes
         for move in moves:
-            if len(move.pages) != size:
-                raise BlockError(f"{len(move.pages)} pages of a block to save, which has {size}")
+            check_whole_block(self.pages, move.pages)
         if not moves:
             return _ended(copied=True)
         self._saves = [save for save in self._saves if not save[1].done()]
