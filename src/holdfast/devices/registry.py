@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from holdfast.devices.arrange import PortablePages
 from holdfast.devices.base import DeviceError, DirectDevice, Pages, StagingDevice
+from holdfast.installed import find_installed
 
 ENTRY_POINTS = "holdfast.devices"
 
@@ -65,27 +66,10 @@ def find_kind(name: str) -> DeviceKind:
     if name in BUILT_IN:
         built_in: DeviceKind = import_module(BUILT_IN[name]).KIND
         return built_in
-    from importlib import metadata  # 20 ms, which an engine with a built-in kind does not spend
-
-    points = [point for point in metadata.entry_points(group=ENTRY_POINTS) if point.name == name]
-    if not points:
+    kind = find_installed(ENTRY_POINTS, name, DeviceKind, f"device kind {name!r}", DeviceError)
+    if kind is None:
         raise DeviceError(
             f"pages on {name!r} are not supported, only on {', '.join(sorted(BUILT_IN))}; install "
             f"a package that offers {name!r} in the entry point group {ENTRY_POINTS!r}"
-        )
-    if len(points) > 1:
-        offered = ", ".join(sorted(point.value for point in points))
-        raise DeviceError(f"device kind {name!r}: offered by {offered}; uninstall all but one")
-    try:
-        kind = points[0].load()
-    except Exception as error:  # code of another package
-        raise DeviceError(
-            f"device kind {name!r}: {points[0].value} cannot be loaded: {error!r}; fix or "
-            "reinstall the package that offers it"
-        ) from error
-    if not isinstance(kind, DeviceKind):
-        raise DeviceError(
-            f"device kind {name!r}: {points[0].value} is of type {type(kind).__name__}, not a "
-            "holdfast.devices.registry.DeviceKind; update the package that offers it"
         )
     return kind

@@ -7,7 +7,7 @@ package registers a kind in the entry point group `holdfast.tiers`: the entry po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -17,11 +17,10 @@ import msgspec
 from holdfast.codec.codec import CodecMode
 from holdfast.errors import ConfigError
 from holdfast.finding import Finding
+from holdfast.installed import entry_points, find_installed
 from holdfast.tiers.base import Tier
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
     from holdfast.wire.remote.credentials import Credentials
 
 ENTRY_POINTS = "holdfast.tiers"
@@ -92,7 +91,7 @@ class TierKind(NamedTuple):
 
 def installed_kinds() -> list[str]:
     """Return the names of the kinds from installed packages, without loading them."""
-    return sorted({point.name for point in _entry_points()})
+    return sorted({point.name for point in entry_points(ENTRY_POINTS)})
 
 
 @cache
@@ -110,28 +109,4 @@ def find_kind(name: str) -> TierKind | None:
 
     Raises ConfigError if several packages register it, or if it cannot be loaded.
     """
-    points = [point for point in _entry_points() if point.name == name]
-    if not points:
-        return None
-    if len(points) > 1:
-        offered = ", ".join(sorted(point.value for point in points))
-        raise ConfigError(f"tier kind {name!r}: offered by {offered}; uninstall all but one")
-    try:
-        kind = points[0].load()
-    except Exception as error:  # code of another package
-        raise ConfigError(
-            f"tier kind {name!r}: {points[0].value} cannot be loaded: {error!r}; fix or reinstall "
-            "the package that offers it"
-        ) from error
-    if not isinstance(kind, TierKind):
-        raise ConfigError(
-            f"tier kind {name!r}: {points[0].value} is of type {type(kind).__name__}, not a "
-            "holdfast.tiers.kind.TierKind; update the package that offers it"
-        )
-    return kind
-
-
-def _entry_points() -> Collection[EntryPoint]:
-    from importlib import metadata  # 20 ms, which a start with built-in kinds must not spend
-
-    return metadata.entry_points(group=ENTRY_POINTS)
+    return find_installed(ENTRY_POINTS, name, TierKind, f"tier kind {name!r}", ConfigError)
