@@ -27,7 +27,11 @@ def _open(
     if torch.version.hip is None and importlib.util.find_spec("triton") is not None:
         try:
             return _on_nvidia(pages, tensors, options)
-        except Exception as error:  # noqa: BLE001  # the driver's, or those of Triton's compiler
+        except Exception as error:  # the driver's, or those of Triton's compiler
+            if options.portable is not None:
+                raise DeviceError(
+                    f"the GPU cannot convert portable blocks: {error}; choose the layout `exact`"
+                ) from error
             _log.warning("blocks are copied through PyTorch, several times slower: %s", error)
     if options.portable is not None:
         raise DeviceError(
