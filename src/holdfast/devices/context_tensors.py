@@ -30,7 +30,7 @@ def tensors_to_blocks(
     `layers` has keys and values of each layer, or its latent. Trailing tokens of a partial block
     are left out. Raises BlockError if tensors do not fit the layout.
     """
-    tokens = min((int(state.shape[1]) for states in layers for state in states), default=0)
+    tokens = min((_tokens(state) for states in layers for state in states), default=0)
     blocks = np.empty((tokens // layout.block_tokens, layout.payload_bytes), np.uint8)
     for in_tensor, in_block in _rows(layout, layers, blocks):
         np.copyto(in_block, in_tensor)
@@ -81,6 +81,12 @@ def _rows(
             in_tensor = array.view(word)[:, : count * tokens, 0].reshape(heads, count, tokens)
             in_block = blocks[:, run.offset : run.offset + run.nbytes].view(word)
             yield in_tensor.swapaxes(0, 1), in_block.reshape(count, heads, tokens)
+
+
+def _tokens(tensor: Tensor) -> int:
+    """Return the tokens of a tensor; 0 for another shape, which `_bytes` refuses."""
+    shape = tuple(getattr(tensor, "shape", ()))
+    return int(shape[1]) if len(shape) == 3 else 0  # noqa: PLR2004
 
 
 def _bytes(tensor: Tensor, what: str) -> npt.NDArray[np.uint8]:
