@@ -283,7 +283,7 @@ def _meaning(
     vllm_config: Any, group: PagedGroup, model: str, positions: str, block_tokens: int
 ) -> Meaning:
     cache = vllm_config.cache_config
-    mode = getattr(getattr(group.spec, "kv_quant_mode", None), "name", "NONE")
+    mode = quantisation_mode(group.spec)
     quantised = cache.cache_dtype != "auto" or mode != "NONE"
     skipped: Sequence[str] = getattr(cache, "kv_cache_dtype_skip_layers", ())
     scheme = f"{cache.cache_dtype}:{mode}:{','.join(map(str, skipped))}"
@@ -297,6 +297,11 @@ def _meaning(
         block_tokens=block_tokens,
         kv_group=KvGroup.all_layers(len(group.layers)),
     )
+
+
+def quantisation_mode(spec: Any) -> str:
+    """Return the name of vLLM's mode of KV quantisation; `NONE` for a spec without one."""
+    return str(getattr(getattr(spec, "kv_quant_mode", None), "name", "NONE"))
 
 
 @contextlib.contextmanager
@@ -331,13 +336,18 @@ def _kernels(vllm_config: Any, group: PagedGroup) -> _Kernels:
         return _Kernels(vllm.__version__, "cpu", "CPU_ATTN", isa)
     from vllm.platforms import current_platform
 
-    layers = vllm_config.compilation_config.static_forward_context
-    named = {layers[name].attn_backend.get_name() for name in group.layers if name in layers}
+    named = backends_of(vllm_config, group)
     if not named:
         raise UnsupportedError("vLLM does not report the attention backend of the model's layers")
     runner = "v2" if vllm_config.use_v2_model_runner else "v1"
     device, backend = current_platform.get_device_name(), "+".join(sorted(named))
     return _Kernels(vllm.__version__, device, backend, runner)
+
+
+def backends_of(vllm_config: Any, group: PagedGroup) -> set[str]:
+    """Return the names of the attention backends of a group's layers, as far as vLLM has them."""
+    layers = vllm_config.compilation_config.static_forward_context
+    return {layers[name].attn_backend.get_name() for name in group.layers if name in layers}
 
 
 def _weights(vllm_config: Any, setting: ConnectorSettings) -> str:

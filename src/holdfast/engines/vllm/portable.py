@@ -21,9 +21,11 @@ from holdfast.engines.vllm.describe import (
     CacheGeometry,
     PagedGroup,
     UnsupportedError,
+    backends_of,
     block_tokens_of,
     fingerprint_of,
     portable_fingerprint_of,
+    quantisation_mode,
 )
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.errors import BlockError
@@ -93,7 +95,7 @@ def portable_pages(
     if device != "cpu":
         raise UnsupportedError(f"pages on {device} are not converted yet, only on the CPU")
     cache = vllm_config.cache_config.cache_dtype
-    mode = getattr(getattr(spec, "kv_quant_mode", None), "name", "NONE")
+    mode = quantisation_mode(spec)
     if cache != "auto" or mode != "NONE":
         raise UnsupportedError(
             f"the KV cache is quantised ({cache}, {mode}): other engines round in another way"
@@ -115,7 +117,7 @@ def _format_of(vllm_config: Any, group: PagedGroup, geometry: CacheGeometry) -> 
     """Return the format of the pages; raise UnsupportedError if vLLM's tensors do not have it."""
     spec, tokens, size = group.spec, group.page_tokens, group.spec.head_size
     if type(spec).__name__ == "MLAAttentionSpec":
-        named = _backends(vllm_config, group)
+        named = backends_of(vllm_config, group)
         if named != {_LATENT_BACKEND}:
             raise UnsupportedError(
                 f"pages of {'+'.join(sorted(named))} are not converted, only of {_LATENT_BACKEND}"
@@ -183,8 +185,3 @@ def _check_layer_order(group: PagedGroup) -> None:
     numbers = [extract_layer_index(name) for name in group.layers]
     if any(after <= before for before, after in pairwise(numbers)):
         raise UnsupportedError(f"vLLM lists the model's layers in the order {numbers}")
-
-
-def _backends(vllm_config: Any, group: PagedGroup) -> set[str]:
-    layers = vllm_config.compilation_config.static_forward_context
-    return {layers[name].attn_backend.get_name() for name in group.layers if name in layers}
