@@ -123,7 +123,10 @@ class Device(Protocol):
 
     @abstractmethod
     def mark(self) -> Any:
-        """Return a point in the engine's queued work, after which `scatter` can start."""
+        """Return a point in the engine's queued work, after which `scatter` can start.
+
+        If it raises DeviceError, the device has failed, and `scatter` raises, too.
+        """
 
     @abstractmethod
     def scatter(
