@@ -76,7 +76,7 @@ def test_tensors_that_do_not_fit_the_layout_are_refused(change, named):
 @pytest.mark.parametrize("change", ["ravel", "tolist"])
 def test_states_that_are_no_tensors_of_heads_and_tokens_are_refused(change):
     layers = [[getattr(state, change)() for state in states] for states in random_layers(40)]
-    with pytest.raises(BlockError, match=r"layer 0: keys has shape .*pass \[head\]"):
+    with pytest.raises(BlockError, match=r"layer 0: k has shape .*pass \[head\]"):
         tensors_to_blocks(LAYOUT, layers)
 
 
