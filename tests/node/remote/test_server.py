@@ -9,9 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.address import tcp_endpoint
-from holdfast.blocks.envelope import HEADER_BYTES, stamp
+from holdfast.blocks.envelope import HEADER_BYTES, read_header, stamp
 from holdfast.buffers import aligned_buffer
 from holdfast.clock import ManualClock
+from holdfast.codec.codec import codec_named
+from holdfast.codec.coded import encode_record
+from holdfast.codec.pack import pack, payload
 from holdfast.codec.seal import DataKey
 from holdfast.errors import BusyError, ConfigError, Outcome
 from holdfast.limits import MIB
@@ -233,6 +236,24 @@ def test_a_put_that_the_receive_budget_turns_away_counts_as_full(node, monkeypat
     monkeypatch.setattr(node.service, "receiving", lambda *_: contextlib.nullcontext(False))
     assert node.target.put(RECORDS[:2], 10) == [Outcome.FULL] * 2
     assert node.store.status().activity.calls["receive"] == {"full": 1}
+
+
+def test_an_encoded_record_counts_as_its_slot_while_it_is_received(node, monkeypatch):
+    record, into = record_of(NAMESPACE, KEYS[0]), aligned_buffer(NAMESPACE.slot_bytes)
+    payload(record, NAMESPACE.raw_bytes)[:] = bytes(NAMESPACE.raw_bytes)
+    pack(record, read_header(record)[0])
+    stored = encode_record(record, codec_named("planes"), into, 2)
+    assert 0 < stored < NAMESPACE.slot_bytes
+    receiving, counted = node.service.receiving, []
+
+    def noting(nbytes, domain):
+        counted.append(nbytes)
+        return receiving(nbytes, domain)
+
+    monkeypatch.setattr(node.service, "receiving", noting)
+    assert node.target.put([into[:stored]], 10) == [Outcome.OK]
+    assert counted == [NAMESPACE.slot_bytes]
+    assert node.service.counters.received_bytes == stored
 
 
 def test_a_record_larger_than_the_memory_is_refused_and_evicts_nothing(served):

@@ -181,11 +181,12 @@ class TargetService:
 
     @contextmanager
     def receiving(self, nbytes: int, domain: bytes) -> Iterator[bool]:
-        """Yield whether `nbytes` may be received into slots now; they count until the exit.
+        """Yield whether slots of `nbytes` may be filled now; they count until the exit.
 
-        If several domains send, each may have at most half of the receive limit under way. One
-        message per domain may exceed this, up to `_RECEIVING_BURST` times the limit in all; the
-        store decides how much of it gets slots. All unknown domains count as one, so that a peer
+        An encoded record counts as much as its slot, which is longer than the record. If several
+        domains send, each may have at most half of the receive limit under way. One message per
+        domain may exceed this, up to `_RECEIVING_BURST` times the limit in all; the store decides
+        how much of it gets slots. All unknown domains count as one, so that a peer
         that invents a domain per message cannot take all of the memory.
         """
         domain = domain if self.store.knows(domain) else _UNKNOWN_DOMAIN

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.blocks.envelope import HEADER_BYTES as RECORD_HEADER_BYTES
-from holdfast.blocks.envelope import Header, read_header
+from holdfast.blocks.envelope import Header, read_header, stored_bytes
 from holdfast.blocks.namespace import Namespace
 from holdfast.codec.pack import lengths_agree
 from holdfast.config import DEADLINE_S_MAX
@@ -235,14 +235,14 @@ class TargetSession:
         service, store = self._service, self._store
         headers = _headers(request.headers)
         sizes = [header.stored_bytes for header in headers]
-        nbytes = sum(sizes)
+        nbytes, slot_bytes = sum(sizes), sum(stored_bytes(each.raw_bytes) for each in headers)
         peer_memory = None
         if request.spans and not payload_bytes:
             peer_memory = self._required_memory()
         elif nbytes != payload_bytes:
             raise ProtocolError(f"{nbytes} bytes of records announced, {payload_bytes} follow")
         slots, refusal = list[ReceiveSlot](), None
-        with service.receiving(nbytes, headers[0].domain) as granted:
+        with service.receiving(slot_bytes, headers[0].domain) as granted:
             try:
                 self._check_may(request)
                 slots = store.receive_slots(headers) if granted else []
