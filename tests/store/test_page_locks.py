@@ -4,9 +4,12 @@ The model notes which chunks an engine has locked, from the grant to its unlock,
 its session. The arenas are watched: memory that the model calls locked must never be returned.
 """
 
+import contextlib
+import itertools
 import math
 import random
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -318,3 +321,21 @@ def test_ranks_that_lock_memory_have_runs_of_their_own_also_when_blocks_replace_
     shared = sum(len(mine & other) for at, mine in enumerate(used) for other in used[:at])
     assert shared <= 2, used
     machine.teardown()
+
+
+@pytest.mark.parametrize("quotas", [None, {"default": {}}], ids=["undivided", "divided"])
+def test_a_namespace_without_blocks_evicts_the_least_valuable_one_of_another(monkeypatch, quotas):
+    monkeypatch.setattr(evict, "_MAX_PASSED", 4)
+    store = Store(CHUNKS * CHUNK, [], {"default": b"k" * 32}, StoreOptions(quotas=quotas))
+    table, domain = store.table, store.domain_ids["default"]
+    full, new = [Namespace(name * 16, domain, SIZES[0], BLOCK_TOKENS) for name in (b"f", b"n")]
+    for n in range(table.host(full).slots(full.slot_bytes)):
+        store.commit(store.reserve(full, [bytes([0, n]) * 8], full.fingerprint, 0).ticket)
+    assert page_locks.lock(store, full, [0], Engine(0), 1) == [0]
+    with table.lock, contextlib.closing(table.eviction.victims(store.clock.now())) as victims:
+        least = list(itertools.islice(victims, 6))
+    reserved = store.reserve(new, [b"n" * 16], new.fingerprint, 0)
+    assert store.commit(reserved.ticket) == 1
+    assert [table.is_on(row, 0) for row in least[1:]] == [True] * 5
+    assert table.index.keys[least[0]] in {None, b"n" * 16}, "it left, and its row is free or reused"
+    store.close()

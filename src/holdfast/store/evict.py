@@ -111,10 +111,12 @@ def _victims_of_size(table: BlockTable, namespace: Namespace) -> Generator[int, 
             if host.has_locks and host.is_recalled(Place(table.index.places[HOST][row])):
                 break
             like = other
-            if own and other != namespace and len(passed) < _MAX_PASSED:
+            if not own or other == namespace:
+                yield row
+            elif len(passed) < _MAX_PASSED:
                 passed.append(row)
             else:
-                yield row
+                break
     yield from (row for row in passed if table.is_on(row, HOST) and table.evictable(row))
 
 
@@ -168,10 +170,12 @@ def _evict_from(table: BlockTable, namespace: Namespace, victim_domain: bytes) -
                 foreign = other.domain != domain
                 if foreign and table.usage.evictable_bytes(HOST, other.domain) < size:
                     continue
-                if own and other != namespace and len(passed) < _MAX_PASSED:
-                    passed.append(row)
-                    continue
-                return _evict_rows(table, [row])
+                if not own or other == namespace:
+                    return _evict_rows(table, [row])
+                if len(passed) == _MAX_PASSED:
+                    break
+                passed.append(row)
+                continue
             if row in seen:
                 continue
             run = holder.beside(place)
