@@ -25,7 +25,7 @@ _BATCHES = 8
 """Batches of a form that are read before its speed counts."""
 
 _RETRY_BATCHES = 2_048
-"""Raw batches in a row (8 GiB at 4 MiB each) after which encoded ones are measured anew."""
+"""Raw batches in a row (16 GiB at 8 MiB each) after which encoded ones are measured anew."""
 
 DECODE_DEFAULT = 2.5e9
 """Raw bytes a second of a decoding thread, until some were measured."""
@@ -65,7 +65,8 @@ class DeliveryComparison:
 
     The rates of `CodecRates` do not show everything: decoding may compete with the tier's own
     threads, or with engines, for cores. So raw records are measured first, and once both forms were
-    read, the faster one wins. A form that lost is tried again after `_RETRY_BATCHES` of the other.
+    read, the faster one wins. If that is the raw form, the measurement of the encoded one expires
+    after `_RETRY_BATCHES` raw batches in a row.
     """
 
     def __init__(self) -> None:
