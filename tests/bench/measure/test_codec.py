@@ -1,8 +1,11 @@
 """The bench of the codec: trained KV shrinks as far as was promised, and every row is there."""
 
+from collections import defaultdict
+
 import pytest
 
 from holdfast.codec.codec import codec_named
+from holdfast_bench.harness.paired_runs import Speed
 from holdfast_bench.measure import codec
 
 
@@ -40,3 +43,24 @@ def test_a_compressor_that_is_not_installed_has_a_row_that_says_so(monkeypatch):
     assert rows["codec.zipper"].more["why"] == "zipper is not installed here"
     assert rows["codec.ratio.keys"].ok
     assert rows["codec.int8.stored"].ok
+
+
+def test_two_stores_that_are_compared_have_the_same_history(monkeypatch):
+    done = defaultdict(list)
+
+    class Recorder:
+        def __init__(self, store, *_args, **_options):
+            self._done = done[store]
+
+        def hold(self, contexts):
+            self._done.append(("hold", contexts))
+
+        def fetch(self):
+            self._done.append(("fetch", 1))
+            return Speed(1.0, 0.0)
+
+    monkeypatch.setattr(codec, "BenchedStore", Recorder)
+    monkeypatch.setattr(codec, "block", bytes)
+    codec._fetches("ours", "plain", 5)
+    assert done["ours"] == done["plain"]
+    assert done["ours"].count(("hold", codec._CONTEXTS)) == codec._CHOICES + 1
