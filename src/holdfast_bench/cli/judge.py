@@ -7,6 +7,7 @@ record needs.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from datetime import UTC, datetime
@@ -228,7 +229,7 @@ def _rows(record: GateRecord, coded: dict[str, Difference]) -> list[Row]:
             ("kl", found.kl, control.kl),
             ("kl_p99", found.kl_p99, control.kl_p99),
         ):
-            ratio = value / unit
+            ratio = _times(value, unit)
             rows.append(
                 Row(
                     what=f"{name}.{what}",
@@ -252,6 +253,13 @@ def _rows(record: GateRecord, coded: dict[str, Difference]) -> list[Row]:
     return rows
 
 
+def _times(value: float, unit: float) -> float:
+    """Return a figure as a multiple of the control's; few positions may differ, so p99 may be 0."""
+    if unit:
+        return value / unit
+    return math.inf if value else 1.0
+
+
 def _print(record: GateRecord, coded: dict[str, Difference]) -> None:
     control, layout = record.control_difference, record.layout
     print(
@@ -262,7 +270,7 @@ def _print(record: GateRecord, coded: dict[str, Difference]) -> None:
     )
     print(f"{'':24}{'KL':>10}{'x control':>11}{'p99':>10}{'x control':>11}{'top token':>11}")
     for name, found in {f"control ({record.control})": control, **coded}.items():
-        times = found.kl / control.kl, found.kl_p99 / control.kl_p99
+        times = _times(found.kl, control.kl), _times(found.kl_p99, control.kl_p99)
         verdict = "" if found is control else "fails" if excesses(found, control) else "passes"
         print(
             f"{name:24}{found.kl:10.2e}{times[0]:11.2f}{found.kl_p99:10.2e}{times[1]:11.2f}"

@@ -79,7 +79,9 @@ class JudgedModel:
                 "reads it"
             )
         transformers.utils.logging.disable_progress_bar()
-        self.folder, self.control, self._device = folder, control, device
+        if dtype and dtype not in DTYPES:
+            raise ConfigError(f"--dtype: {dtype!r} is not one of {', '.join(DTYPES)}")
+        self.folder, self.control, self._device = folder, control, _checked_device(device)
         load: Any = transformers.AutoModelForCausalLM.from_pretrained
         try:
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -96,9 +98,15 @@ class JudgedModel:
                 "--control float32: the model is in fp32 itself; use --control batch, or judge "
                 "the dtype that is served, such as --dtype bfloat16"
             )
-        self._precise = load(folder, dtype=torch.float32).to(device).eval()
-        if control == "batch":
-            self._precise = self._model
+        self._precise = self._model
+        if control == "float32":
+            try:
+                self._precise = load(folder, dtype=torch.float32).to(device).eval()
+            except RuntimeError as error:
+                raise ConfigError(
+                    f"--control float32: a copy of the model in fp32 cannot be loaded: {error}; "
+                    "use --control batch"
+                ) from error
         versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
         self.engine = f"{versions}, {self.dtype} on {device}"
 
@@ -267,10 +275,15 @@ def read_prompts(file: Path, model: JudgedModel, lengths: Lengths) -> list[npt.N
         starts = np.linspace(0, len(tokens) - lengths.tokens, count).astype(int)
         found = [tokens[start : start + lengths.tokens] for start in starts]
     else:
-        try:
-            lines = [msgspec.json.decode(line) for line in text.splitlines() if line.strip()]
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"--prompts {file}: a line is not JSON: {error}") from error
+        lines = list[Any]()
+        for number, line in enumerate(text.split("\n"), 1):
+            try:
+                lines += [msgspec.json.decode(line)] if line.strip() else []
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise ConfigError(
+                    f"--prompts {file}: line {number} is not JSON: {error}; correct it, or name a "
+                    "text by another ending than .jsonl"
+                ) from error
         texts = [
             line.get("prompt") or line.get("text") if isinstance(line, dict) else line
             for line in lines
@@ -284,6 +297,20 @@ def read_prompts(file: Path, model: JudgedModel, lengths: Lengths) -> list[npt.N
             "result permits nothing"
         )
     return found[: lengths.prompts]
+
+
+def _checked_device(device: str) -> str:
+    """Return the name of a device that torch can use here; raise ConfigError for another one."""
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"--device: torch cannot use {device!r} here: {reason}; use another, such as cpu"
+        ) from error
+    return device
 
 
 def _layers(cache: Any, tokens: int) -> Cache:  # noqa: ANN401

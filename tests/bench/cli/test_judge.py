@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli import USAGE, main
-from holdfast.codec.gate import read_gate_record, why_refused
+from holdfast.codec.gate import Difference, read_gate_record, why_refused
+from holdfast_bench.cli import judge as command
 
 MODEL = Path(__file__).parents[2] / "data" / "trained-model"
 FINGERPRINT = "00112233445566778899aabbccddeeff"
@@ -87,6 +88,36 @@ def test_the_table_shows_every_coding_that_was_asked_for(capsys):
 def test_a_wrong_option_is_refused_before_the_model_is_loaded(options, message, capsys):
     assert judge(*options) == USAGE
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dtype", "float99"], "--dtype: 'float99' is not one of bfloat16, float16, float32"),
+        (["--dtype", "int8"], "--dtype: 'int8' is not one of bfloat16, float16, float32"),
+        (["--device", "vacuum"], "--device: torch cannot use 'vacuum' here: "),
+        (["--device", "cuda:99"], "--device: torch cannot use 'cuda:99' here: "),
+    ],
+)
+def test_a_dtype_or_device_that_torch_does_not_have_is_refused(options, message, capsys):
+    pytest.importorskip("transformers")
+    assert judge(*FEW, *options) == USAGE
+    assert message in capsys.readouterr().err
+
+
+def test_a_control_whose_p99_is_zero_has_figures_and_a_verdict(monkeypatch, capsys):
+    pytest.importorskip("transformers")
+    control, worse = Difference(1e-9, 0.0, 1.0, 0.0), Difference(1e-3, 1e-3, 1.0, 0.0)
+
+    def judged(_model, prompts, lengths, coders, _show):
+        coders["int8"].blocks = len(prompts) * lengths.coded
+        return control, {"int8": worse}
+
+    monkeypatch.setattr(command, "judge", judged)
+    assert judge(*FEW) == 1
+    shown = capsys.readouterr()
+    assert "inf" in shown.out
+    assert "KL p99 is 0.001, more than 2 times the control's 0" in shown.err
 
 
 def test_a_domain_without_a_key_is_refused(node, capsys):

@@ -114,6 +114,17 @@ def test_prompts_are_read_from_lines_of_json_and_short_ones_are_left_out(tmp_pat
         read_prompts(file, model, lengths._replace(prompts=4))
 
 
+def test_a_line_of_json_may_have_separators_of_unicode_and_a_damaged_one_is_named(tmp_path, model):
+    file = tmp_path / "prompts.jsonl"
+    text = "def read(self):\u2028 return self.data\x85 " * 3
+    file.write_text(json.dumps(text, ensure_ascii=False) + "\n", encoding="utf-8")
+    [found] = read_prompts(file, model, Lengths(1, 4, 2))
+    assert list(found) == list(model.tokens(text)[:7])
+    file.write_text(json.dumps(text) + "\n{")
+    with pytest.raises(ConfigError, match=r"line 2 is not JSON: .*; correct it"):
+        read_prompts(file, model, Lengths(1, 4, 2))
+
+
 def test_prompts_of_one_text_do_not_overlap(model):
     found = read_prompts(TEXT, model, LENGTHS)
     assert [len(each) for each in found] == [641] * 8
@@ -137,6 +148,21 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"--model .*: cannot be loaded"):
         JudgedModel(tmp_path, "", "float32", "cpu")
+
+
+def test_the_control_of_other_batches_has_one_copy_of_the_model(monkeypatch):
+    import transformers
+
+    loads = []
+    load = transformers.AutoModelForCausalLM.from_pretrained
+
+    def counted(*args, **options):
+        loads.append(options)
+        return load(*args, **options)
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", counted)
+    JudgedModel(FOLDER, "", "batch", "cpu")
+    assert len(loads) == 1
 
 
 def test_a_control_that_cannot_differ_is_refused():
