@@ -69,6 +69,12 @@ def test_the_decoders_bound_what_a_fast_tier_delivers():
     assert (raw.read_bytes_per_s, raw.ratio) == (2 * DECODED, 1.0)
 
 
+def test_a_limit_of_one_request_does_not_slow_the_disk_for_others():
+    _, disk, _ = specs(read_bytes_per_s=4e9, request_bytes_per_s=1e9)
+    assert disk.read_bytes_per_s == pytest.approx(4e9 * RATIO)
+    assert disk.model.request_bytes_per_s == pytest.approx(1e9 * RATIO)
+
+
 def test_without_a_model_the_type_is_unknown_and_records_count_raw():
     assert [spec.ratio for spec in specs(model=None)] == [1.0, 1.0, 1.0]
 

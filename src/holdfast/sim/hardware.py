@@ -228,7 +228,8 @@ def _encoded(spec: TierSpec, profile: Profile, namespace: Namespace, dtype: str)
         request_bytes_per_s=encoding.delivered(tier.request_bytes_per_s),
         worker_bytes_per_s=encoding.delivered(tier.worker_bytes_per_s),
     )
-    read = spec.read_bytes_per_s * ratio if tier.shared else encoding.delivered(reader)
+    read = spec.read_bytes_per_s
+    read = read * ratio if tier.shared else encoding.delivered(read)
     blocks = spec.blocks
     if blocks < UNBOUNDED and tier.capacity_tokens is None:
         blocks = int(spec.nbytes * ratio) // namespace.slot_bytes
