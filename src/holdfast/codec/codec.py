@@ -66,7 +66,7 @@ def register(codec: Codec) -> None:
     """Add a codec to the registry of this process. Raises ValueError for a number in use."""
     if codec.number not in CODEC_NUMBERS:
         raise ValueError(f"codec {codec.name}: number {codec.number} is not between 1 and 255")
-    if find_codec(codec.number) not in {None, codec} or codec.name in _codecs():
+    if find_codec(codec.number) is not None or codec.name in _codecs():
         raise ValueError(f"codec {codec.name}: number {codec.number} or the name is in use")
     _codecs()[codec.name] = codec
 

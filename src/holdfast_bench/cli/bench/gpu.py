@@ -24,7 +24,7 @@ from holdfast_bench.cli.progress import Steps
 from holdfast_bench.measure.gpu import collect
 from holdfast_bench.measure.gpu.phases import PHASES, Phase, PhaseRun, run_phases
 
-ALSO = ("folder", "blocks", "block_mib", "call_ms", "gpu", "why")
+ALSO = ("folder", "blocks", "block_mib", "worst_ms", "gpu", "why")
 
 ROUNDS = 9
 QUICK = ("hardware", "bus", "copies")

@@ -6,6 +6,7 @@ packages that Holdfast depends on.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,7 @@ PLATFORMS = (
 )
 PYTHON = "3.12"
 PROCESSOR = "x86_64"
+_VERSION = re.compile(r"3\.\d+")
 
 SCRIPT = """\
 #!/bin/sh
@@ -64,12 +66,19 @@ PYTHONPATH="$here/packages:$here/site${PYTHONPATH:+:$PYTHONPATH}" exec \\
 def collect(folder: Path, python: str = PYTHON, processor: str = PROCESSOR) -> int:
     """Fill a new or empty folder; return its bytes.
 
-    Raises ConfigError if the folder is not empty, if pip cannot get the packages, and if they have
-    more than `BYTES_MAX`.
+    Raises ConfigError for another version than 3.N, if the folder is not empty or cannot be made,
+    if pip cannot get the packages, and if they have more than `BYTES_MAX`.
     """
-    if folder.exists() and any(folder.iterdir()):
+    if not _VERSION.fullmatch(python):
+        raise ConfigError(f"--python: {python!r} is not a version such as {PYTHON}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--collect {folder}: cannot be made: {error.strerror}; name a new folder"
+        ) from error
+    if any(folder.iterdir()):
         raise ConfigError(f"--collect {folder}: the folder is not empty; name a new one")
-    folder.mkdir(parents=True, exist_ok=True)
     _download(folder / "wheels", python, processor)
     for package in (holdfast, holdfast_bench):
         source = Path(str(package.__file__)).parent

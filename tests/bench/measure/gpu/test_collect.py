@@ -91,3 +91,18 @@ def test_a_folder_that_is_too_large_is_an_error(pip, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="are more than 1000"):
         collect.collect(tmp_path / "folder")
     assert pip
+
+
+@pytest.mark.parametrize("python", ["2.x", "3", "three", ""])
+def test_another_version_of_python_is_refused(pip, tmp_path, python):
+    with pytest.raises(ConfigError, match=r"--python: '.*' is not a version such as 3\.12"):
+        collect.collect(tmp_path / "folder", python)
+    assert not pip
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(pip, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match="cannot be made: File exists; name a new folder"):
+        collect.collect(file)
+    assert not pip
