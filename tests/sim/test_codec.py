@@ -25,7 +25,7 @@ def ladder(**disk):
     return parse_ladder({"tiers": tiers, "engine": engine, "token_bytes": 1e5})
 
 
-def specs(model="Llama-3.1-8B", **disk):
+def specs(model: str | None = "Llama-3.1-8B", **disk):
     shape = load_model(model) if model else None
     return resolve(ladder(**disk), PROFILE, 128, shape).tier_specs
 

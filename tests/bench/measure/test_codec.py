@@ -1,6 +1,7 @@
 """The bench of the codec: trained KV shrinks as far as was promised, and every row is there."""
 
 from collections import defaultdict
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,7 @@ def test_two_stores_that_are_compared_have_the_same_history(monkeypatch):
 
     monkeypatch.setattr(codec, "BenchedStore", Recorder)
     monkeypatch.setattr(codec, "block", bytes)
-    codec._fetches("ours", "plain", 5)
+    fetches: Any = codec._fetches
+    fetches("ours", "plain", 5)
     assert done["ours"] == done["plain"]
     assert done["ours"].count(("hold", codec._CONTEXTS)) == codec._CHOICES + 1
