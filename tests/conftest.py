@@ -51,6 +51,21 @@ def pytest_xdist_make_scheduler(config, log):
     return EnginesInOneProcess(config, log)
 
 
+_internal_errors = []
+
+
+def pytest_internalerror(excrepr, excinfo):
+    """Keep the errors of pytest itself: that of a worker comes long before the run ends for it."""
+    _internal_errors.append(str(excrepr))
+
+
+def pytest_unconfigure(config):
+    """Say the first error of pytest itself again, as the last thing that a log shows."""
+    if _internal_errors and not hasattr(config, "workerinput"):
+        last_lines = "\n".join(_internal_errors[0].splitlines()[-40:])
+        sys.stderr.write(f"the first internal error ends with:\n{last_lines}\n")
+
+
 def pytest_collection_finish():
     """Go no more through what the tests have imported: every thread waits long for that."""
     gc.collect()

@@ -63,10 +63,12 @@ def test_no_thread_of_a_paused_process_runs_until_it_is_resumed(counts, argv):
 
 def test_a_process_that_leads_no_group_is_paused_alone(counts):
     with subprocess.Popen([sys.executable, "-c", COUNT, str(counts)]) as process:
-        assert moves(counts)
-        pause(process.pid)
-        assert not moves(counts, 0.1)
-        process.kill()
+        try:
+            assert moves(counts)
+            pause(process.pid)
+            assert not moves(counts, 0.1)
+        finally:
+            process.kill()
 
 
 def test_pausing_an_ended_process_is_an_error():
