@@ -1,8 +1,9 @@
 """Write-behind: copy saved blocks from host memory to one lower tier, in the background.
 
 The writer picks a batch under the store's lock, moves bytes without it, and publishes under it.
-Each tier has its own queue and thread, so that a slow pool does not delay the disk. A batch is
-encoded into staging memory if the tier's codec pays, and gets places for the size that it has then.
+Each tier has its own queue and thread, so that a slow pool does not delay the disk. If the tier's
+codec pays, a batch is encoded in groups into staging memory, each while the previous one is
+written. An encoded group gets places for the size that it has then.
 Blocks of a sealed domain are sealed into staging memory in groups. The cipher releases the GIL, so
 some groups are sealed while others are written.
 """
@@ -27,7 +28,7 @@ from holdfast.failpoints import reach
 from holdfast.limits import MIB
 from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.evict import evict_below
-from holdfast.store.record_encoder import STAGE_BYTES, RecordEncoder
+from holdfast.store.record_encoder import RecordEncoder
 from holdfast.store.rewrite import defer_queued
 from holdfast.store.sealing import UNKNOWN_EPOCH
 from holdfast.store.verify import is_damaged_in_memory
@@ -71,6 +72,13 @@ LOCAL_SEAL = ParallelSeal(8, max(1, len(os.sched_getaffinity(0)) // 2), MIB, 4 *
 SHARED_SEAL = ParallelSeal(2, 2, 16 * MIB, 16 * MIB)
 """Limits for shared tiers: large groups, because every message costs a round trip."""
 
+ENCODED_GROUP_BYTES = 8 * MIB
+"""Raw bytes of a group that is encoded while the previous one is written. A shared tier's groups
+are as long as those that are sealed, if that is longer."""
+
+_ENCODED_BATCH_BYTES = 16 * ENCODED_GROUP_BYTES
+"""Raw bytes of a batch to be encoded: many groups, because nothing is written beside the first."""
+
 _LOOK_AGAIN_S = 0.5
 """Interval in seconds at which an idle writer checks its queue."""
 
@@ -113,6 +121,7 @@ class WriteBehind:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._parallel = SHARED_SEAL if isinstance(self._tier, SharedTier) else LOCAL_SEAL
         self._encoder = RecordEncoder(table, table.codecs[number - 1])
+        self._encoding: ThreadPoolExecutor | None = None
         self._sealers: ThreadPoolExecutor | None = None
         self._work_slots = threading.BoundedSemaphore(self._parallel.sealed_at_once)
         # One for each sealing thread, and one for the writer, if the pool takes no more work.
@@ -138,8 +147,9 @@ class WriteBehind:
         """Wait until the writer thread ends; call after `end_by`."""
         if self._thread.is_alive():
             self._thread.join(max(0.0, self._until - time.monotonic()) + _STOP_S)
-        if self._sealers:
-            self._sealers.shutdown(wait=not self._thread.is_alive())
+        for pool in (self._sealers, self._encoding):
+            if pool:
+                pool.shutdown(wait=not self._thread.is_alive())
 
     def _run(self) -> None:
         queues, number = self._table.queues, self._number
@@ -176,18 +186,50 @@ class WriteBehind:
             table.pin(rows)
             table.queues.set_writing(number, len(rows))
         try:
-            batch = self._reserve(self._encode(self._mark_held(picked)))
-            try:
-                sent = self._send(batch)
-            except Exception:  # noqa: BLE001  # a tier may be third-party code
-                _log.exception("writing failed tier=%s", self._tier.name)
-                sent = [(Outcome.GONE, UNKNOWN_EPOCH)] * len(batch)
-                self._free([load.put.place for load in batch if not load.held])
-            self._publish(batch, sent)
+            marked = self._mark_held(picked)
+            if any(load.encodes and not load.held for load in marked):
+                self._write_encoded(marked)
+            else:
+                self._write_group(marked)
         finally:
             with table.lock:
                 table.queues.set_writing(number, 0)
                 table.unpin(rows)
+
+    def _write_encoded(self, picked: Sequence[_Load]) -> None:
+        """Encode and write a batch in groups: each is encoded while the previous one is written."""
+        size = max(ENCODED_GROUP_BYTES, self._parallel.group_bytes_max)
+        groups = list(_groups(picked, size))
+        ahead = submit_or_run(self._encoding_thread(len(groups)), self._encode, groups[0])
+        try:
+            for group in [*groups[1:], None]:
+                encoded = ahead.result()
+                if group is not None:
+                    ahead = submit_or_run(self._encoding, self._encode, group)
+                self._write_group(encoded)
+        finally:
+            wait([ahead])  # a slot must not be reused while it is read
+
+    def _encoding_thread(self, groups: int) -> ThreadPoolExecutor | None:
+        """Return the thread that encodes ahead; None if this thread encodes the only group."""
+        if groups > 1 and self._encoding is None:
+            try:
+                self._encoding = workers(1, f"holdfast-to-{self._tier.name}-encoded")
+            except ConfigError:
+                if not self._closing:  # no new threads at interpreter exit: encode in this one
+                    raise
+        return self._encoding if groups > 1 else None
+
+    def _write_group(self, encoded: Sequence[_Load]) -> None:
+        """Write blocks in the form in which the tier stores them, and publish them."""
+        batch = self._reserve(encoded)
+        try:
+            sent = self._send(batch)
+        except Exception:  # noqa: BLE001  # a tier may be third-party code
+            _log.exception("writing failed tier=%s", self._tier.name)
+            sent = [(Outcome.GONE, UNKNOWN_EPOCH)] * len(batch)
+            self._free([load.put.place for load in batch if not load.held])
+        self._publish(batch, sent)
 
     def _publish(self, batch: Sequence[_Load], sent: Sequence[tuple[Outcome, int]]) -> None:
         """Publish the blocks that were written, defer or do not admit the others."""
@@ -302,7 +344,7 @@ class WriteBehind:
         batch, to_encode = list[_Load](), 0
         while (
             len(batch) < BATCH_BLOCKS
-            and to_encode < STAGE_BYTES
+            and to_encode < _ENCODED_BATCH_BYTES
             and (row := table.queues.pop(number)) >= 0
         ):
             if not table.is_on(row, HOST) or table.is_on(row, number):
