@@ -81,6 +81,23 @@ def test_a_sealed_record_opens_to_the_original(nbytes):
     assert bytes(record) == bytes(record_of(namespace, KEY))
 
 
+@pytest.mark.parametrize("nbytes", [1, 300, 70_000])
+def test_a_record_that_is_decoded_next_is_decrypted_without_a_tag(nbytes):
+    namespace = namespace_of(nbytes)
+    record, end = sealed(namespace=namespace), HEADER_BYTES + nbytes
+    tag = bytes(record[end : end + 16])
+    assert DATA_KEY.decrypt(record) is Outcome.OK
+    assert bytes(record[:end]) == bytes(record_of(namespace, KEY)[:end])
+    assert bytes(record[end : end + 16]) == tag
+
+
+@pytest.mark.parametrize("at", [*range(16), HEADER_BYTES, HEADER_BYTES + 299, HEADER_BYTES + 300])
+def test_a_damaged_record_that_is_decoded_next_is_not_decrypted(at):
+    record = sealed()
+    record[at] ^= 1
+    assert DATA_KEY.decrypt(record) is Outcome.CORRUPT
+
+
 def test_a_sealed_record_hides_its_payload_and_fails_plain_verification():
     record = sealed()
     assert bytes(payload_of(KEY, 300))[:32] not in bytes(record)

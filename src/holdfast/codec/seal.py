@@ -118,10 +118,20 @@ class DataKey:
         return Sealer(header, plain, sealed_head, identity, nonce, cipher, self.epoch)
 
     def open(self, record: memoryview) -> Outcome:
-        """Decrypt a sealed record in place. Returns OK, MISS or CORRUPT.
+        """Decrypt a sealed record in place, and write its tag. Returns OK, MISS or CORRUPT.
 
         MISS: it names another epoch or key. CORRUPT: it is damaged or not sealed; its contents are
         then undefined.
+        """
+        outcome, header = self.decrypt(record), header_of_record(record)
+        if outcome is Outcome.OK and header is not None:
+            finish(record, header.payload_bytes)
+        return outcome
+
+    def decrypt(self, record: memoryview) -> Outcome:
+        """Decrypt a sealed record in place like `open`, but write no tag.
+
+        For a record that is decoded next: the decoded one gets a tag of its own.
         """
         sealed_head = bytes(record[:HEADER_BYTES])
         header = header_of_record(sealed_head)
@@ -144,7 +154,6 @@ class DataKey:
         except _library().InvalidTag:
             return Outcome.CORRUPT
         record[:HEADER_BYTES] = head
-        finish(record, header.payload_bytes)
         return Outcome.OK
 
     def wrapped(self, domain_key: bytes, domain: bytes, nonce: bytes) -> bytes:

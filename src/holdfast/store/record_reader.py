@@ -20,7 +20,7 @@ from holdfast.errors import Outcome
 from holdfast.failpoints import reach
 from holdfast.limits import MIB
 from holdfast.store.block_table import BlockTable
-from holdfast.store.verify import verify_record
+from holdfast.store.verify import verify_record, verify_to_decode
 from holdfast.tiers.base import Place, TierGet
 from holdfast.wire.remote.buffer_pool import copy_parts
 
@@ -138,10 +138,14 @@ class RecordReader:
 
     def _unpack(self, get: TierGet, slot: memoryview, tier: int, form: RecordForm) -> ReadRecord:
         """Verify and open a record where it was read, and decode it into its slot."""
-        outcome = verify_record(self._table, get.into, get.key, get.namespace, tier)
+        header = header_of_record(get.into)
+        is_encoded = header is not None and header.codec != CODEC_NONE
+        if is_encoded and form is RecordForm.RAW:
+            outcome = verify_to_decode(self._table, get.into, get.key, get.namespace)
+        else:
+            outcome = verify_record(self._table, get.into, get.key, get.namespace, tier)
         if outcome is not Outcome.OK:
             return ReadRecord(outcome, outcome is not Outcome.UNREADABLE)
-        header = header_of_record(get.into)
         if header is None or header.codec == CODEC_NONE:
             return ReadRecord(outcome, stored_bytes=len(slot))
         size = header.stored_bytes

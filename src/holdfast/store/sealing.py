@@ -12,7 +12,7 @@ import math
 import secrets
 from array import array
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from holdfast.blocks.envelope import (
     NONCE_BYTES,
@@ -99,6 +99,19 @@ class Sealing:
         once in `UNREADABLE_LOG_S` per domain. CORRUPT: anything else. The record may be encoded,
         before and after.
         """
+        return self._check(record, key, namespace, DataKey.open)
+
+    def check_and_decrypt(self, record: memoryview, key: bytes, namespace: Namespace) -> Outcome:
+        """Check and decrypt like `check_and_open`, but write no tag: the record is decoded next."""
+        return self._check(record, key, namespace, DataKey.decrypt)
+
+    def _check(
+        self,
+        record: memoryview,
+        key: bytes,
+        namespace: Namespace,
+        unseal: Callable[[DataKey, memoryview], Outcome],
+    ) -> Outcome:
         try:
             header, _ = read_header(record)
         except UnknownFormatError:
@@ -112,7 +125,7 @@ class Sealing:
             return Outcome.CORRUPT
         if header.seal == SEAL_NONE:
             return self._check_plain(record, header)
-        return self._open(record, header)
+        return self._open(record, header, unseal)
 
     def _check_plain(self, record: memoryview, header: Header) -> Outcome:
         if not matches(record, header):
@@ -121,7 +134,12 @@ class Sealing:
             return self._note_unreadable(header, "not sealed")
         return Outcome.OK
 
-    def _open(self, record: memoryview, header: Header) -> Outcome:
+    def _open(
+        self,
+        record: memoryview,
+        header: Header,
+        unseal: Callable[[DataKey, memoryview], Outcome],
+    ) -> Outcome:
         """Open a sealed record in place; a record of a foreign domain is left as it is."""
         if header.seal != SEAL_AES_GCM or len(record) < header.stored_bytes:
             return Outcome.CORRUPT
@@ -134,7 +152,7 @@ class Sealing:
             name = f"epoch {header.epoch}, key id {header.key_id.hex()}"
             why = f"sealed with a data key ({name}) that is not on this host's key ring"
             return self._note_unreadable(header, why)
-        return data_key.open(record)
+        return unseal(data_key, record)
 
     def _find_key(self, header: Header) -> DataKey | None:
         """Return the data key that a header names, reading the ring's file for one that is missing.

@@ -42,6 +42,16 @@ def verify_record(
     return table.sealing.check_and_open(record, key, namespace)
 
 
+def verify_to_decode(
+    table: BlockTable, record: memoryview, key: bytes, namespace: Namespace
+) -> Outcome:
+    """Verify an encoded record that was read from a lower tier and is decoded next.
+
+    Decrypts a sealed one in place; without a tag, because the decoded record gets its own.
+    """
+    return table.sealing.check_and_decrypt(record, key, namespace)
+
+
 def verify_in_memory(table: BlockTable, row: int) -> Place:
     """Verify the host copy of a leased or pinned row; quarantine it if the check fails.
 
