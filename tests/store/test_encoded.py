@@ -19,6 +19,7 @@ from holdfast.fairness.shares import Quota
 from holdfast.keys.keyring import KeyRing
 from holdfast.policy.admit import AlwaysAdmit
 from holdfast.store.options import StoreOptions, TierRules
+from holdfast.store.probe_tiers import BLOCKS, probe_tier
 from holdfast.store.store import Store
 from holdfast.testing.extents import MemoryExtents, tier_on
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
@@ -170,6 +171,23 @@ def test_a_record_of_a_shared_tier_is_decoded_although_its_size_was_not_known(ho
     two = house(SharedMemoryTier(records), sealed=sealed)
     assert two.fetch() == (6, Outcome.OK)
     assert two.used_bytes() == sum(len(record) for _, record in records.values())
+
+
+def test_the_estimate_of_a_probe_includes_the_time_of_decoding(house, monkeypatch):
+    one = house(MemoryTier(16 * MIB))
+    planes = type(codec_named("planes"))
+    decode = planes.decode
+
+    def slowly(self, stored, into):
+        one.clock.advance(1)
+        decode(self, stored, into)
+
+    monkeypatch.setattr(planes, "decode", slowly)
+    one.save(BLOCKS)
+    probe_tier(one.store, 1)
+    estimate = one.store.estimates.estimates(one.namespace.domain)[1]
+    assert estimate.seconds(BLOCKS * one.namespace.slot_bytes) > BLOCKS / 2
+    assert one.store.status().codecs[0].decoded == BLOCKS
 
 
 def test_a_quota_counts_stored_bytes(house):

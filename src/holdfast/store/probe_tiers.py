@@ -1,6 +1,7 @@
 """Probe unmeasured tiers: time a small read, so that the first plan has an estimate.
 
-The bytes are discarded. Shared tiers are not probed: what the index knows of them may be stale,
+The records are verified and decoded as for a fetch, so that the estimate includes it; then they are
+discarded. Shared tiers are not probed: what the index knows of them may be stale,
 and the first request that reads from one measures it.
 """
 
@@ -10,7 +11,8 @@ from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
 from holdfast.store.block_table import ROWS_AT_ONCE, BlockTable
 from holdfast.store.core import StoreParts
-from holdfast.tiers.base import Place, TierGet
+from holdfast.store.record_reader import ReadRecord, RecordForm, RecordReader, WantedRecord
+from holdfast.tiers.base import Place
 
 BLOCKS = 8
 """Number of blocks read from a tier."""
@@ -33,22 +35,22 @@ def probe_tier(store: StoreParts, number: int) -> None:
     if store.estimates.reads(number):
         return
     table = store.table
-    rows, batch = _pin_some(table, number)
+    rows, wanted = _pin_some(table, number)
     if not rows:
         return
-    size, domain = batch[0].namespace.slot_bytes, batch[0].namespace.domain
-    outcomes = list[Outcome]()
-    store.estimates.asked(number, len(batch) * size, domain)
+    namespace = table.index.namespace(rows[0])
+    asked, records = len(wanted) * namespace.slot_bytes, list[ReadRecord]()
+    store.estimates.asked(number, asked, namespace.domain)
     try:
-        outcomes = table.lower[number - 1].read(batch)
+        records = RecordReader(table).read(namespace, number, wanted, RecordForm.RAW)
     finally:
-        arrived = outcomes.count(Outcome.OK) * size
-        store.estimates.arrived(number, arrived, domain, of=len(batch) * size)
+        arrived = sum(record.outcome is Outcome.OK for record in records) * namespace.slot_bytes
+        store.estimates.arrived(number, arrived, namespace.domain, of=asked)
         with table.lock:
             table.unpin(rows)
 
 
-def _pin_some(table: BlockTable, number: int) -> tuple[list[int], list[TierGet]]:
+def _pin_some(table: BlockTable, number: int) -> tuple[list[int], list[WantedRecord]]:
     """Pin the first blocks of one namespace that a tier holds; return their rows, and the reads."""
     index, column = table.index, table.index.places[number]
     with table.lock:
@@ -59,15 +61,15 @@ def _pin_some(table: BlockTable, number: int) -> tuple[list[int], list[TierGet]]
             if held:
                 namespace = index.namespace(held[0])
                 rows = [row for row in held if index.namespace(row) == namespace][:BLOCKS]
-                batch = [
-                    TierGet(
+                wanted = [
+                    WantedRecord(
                         Place(column[row]),
                         index.keys[row] or b"",
                         aligned_buffer(namespace.slot_bytes),
-                        namespace,
+                        index.stored_bytes(row, number),
                     )
                     for row in rows
                 ]
                 table.pin(rows)
-                return rows, batch
+                return rows, wanted
     return [], []
