@@ -1,0 +1,1 @@
+"""The core of the tiers that keep records in segment objects on a shared medium."""
