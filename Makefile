@@ -18,6 +18,8 @@ BENCH   ?= tiers metrics seal codec quota pool plan calibrate vllm traces polici
 PROMISES := tests/blocks tests/codec tests/incidents tests/index tests/plan tests/policy \
     tests/client/test_session.py tests/store/test_fetch.py tests/store/test_stateful.py \
     tests/testing tests/tiers/test_host.py tests/tiers/disk/test_tier.py
+# It ends with 3 if pytest itself failed, for example because a worker could not report a test.
+ALL_TESTS := $(BIN)/pytest --hypothesis-profile=ci -n 3 --no-loadscope-reorder
 OTHER    := build/compatible-$(notdir $(PYTHON))-$(RESOLUTION)
 
 # Compiled once and kept, whatever the environment says: engines and nodes are started all the time.
@@ -38,7 +40,9 @@ run: setup ## set up, then show a real engine getting its context back (holdfast
 
 test: lint docs ## set up, then every check and all tests but the long ones (make soak)
 	@echo "test: pytest"
-	@$(BIN)/pytest --hypothesis-profile=ci -n 3 --no-loadscope-reorder
+	@$(ALL_TESTS) || { status=$$?; [ $$status = 3 ] || exit $$status; \
+	    echo "test: not a test failed but pytest, as said above; all tests run once more"; \
+	    $(ALL_TESTS); }
 
 quick: setup ## only the tests of what Holdfast promises, without engines, in about a minute
 	@$(BIN)/pytest -q -n 2 -m 'not vllm' $(PROMISES)
@@ -50,8 +54,7 @@ compatible: ## the tests of `quick` with another PYTHON and RESOLUTION of the de
 	@$(OTHER)/bin/pytest -q -n 2 -m 'not vllm' $(PROMISES)
 
 coverage: setup ## all tests with branch coverage: a table, and pages in build/coverage
-	@$(BIN)/pytest --hypothesis-profile=ci -n 3 --no-loadscope-reorder \
-	    --cov --cov-report=term:skip-covered --cov-report=html:build/coverage
+	@$(ALL_TESTS) --cov --cov-report=term:skip-covered --cov-report=html:build/coverage
 
 lint: setup ## ruff, mypy, pyright, the import contract, spelling
 	@echo "lint: ruff";         $(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
