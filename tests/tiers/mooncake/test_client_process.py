@@ -48,14 +48,14 @@ def tier(master):
 def test_a_client_that_is_killed_is_replaced(tier):
     blocks = ChainedBlocks(65_000)
     assert blocks.save(tier, range(3)) == [Outcome.OK] * 3
-    os.kill(tier._process._popen.pid, signal.SIGKILL)
+    os.kill(tier._child.pid, signal.SIGKILL)
     eventually(lambda: blocks.load(tier, range(3)) == [Outcome.OK] * 3)
 
 
 def test_a_client_that_hangs_is_late_then_replaced(tier):
     blocks = ChainedBlocks(65_000)
     assert blocks.save(tier, range(3)) == [Outcome.OK] * 3
-    hung = tier._process._popen
+    hung = tier._child._process._popen
     pause(hung.pid)
     assert blocks.load(tier, range(3)) == [Outcome.LATE] * 3
     assert hung.poll() == -signal.SIGKILL
@@ -64,7 +64,7 @@ def test_a_client_that_hangs_is_late_then_replaced(tier):
 
 def test_closing_the_tier_leaves_no_process(tier):
     ChainedBlocks(4_000).save(tier, [0])
-    client = tier._process._popen
+    client = tier._child._process._popen
     tier.close()
     assert client.poll() is not None
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from socket import create_server
 
 import pytest
+from msgspec.msgpack import encode
 
 from holdfast.byte_size import Size
 from holdfast.errors import Outcome
 from holdfast.testing.chained import ChainedBlocks
-from holdfast.tiers.mooncake import process
+from holdfast.tiers import child_process
 from holdfast.tiers.mooncake import tier as module
-from holdfast.tiers.mooncake.client import ClientRequest, ClientSettings
+from holdfast.tiers.mooncake.client import ClientRequest
 from holdfast.tiers.mooncake.kind import MooncakeOptions
 from holdfast.tiers.mooncake.tier import LANES, MooncakeTier
 from holdfast.wire.remote.stream import Deadline
@@ -92,7 +93,7 @@ def test_lookups_while_every_lane_is_busy_do_not_count_as_failures(store, tmp_pa
     wait_until_started(tier)
     hold.touch()
     ended, threads = read_in_parallel(tier, LANES)
-    while not tier._process._free.empty():
+    while not tier._child._process._free.empty():
         time.sleep(0.001)
     assert [tier.held(BLOCKS.namespace, [b"k" * 16], 0) for _ in range(2)] == [0, 0]
     assert tier.reachable()
@@ -104,10 +105,10 @@ def test_lookups_while_every_lane_is_busy_do_not_count_as_failures(store, tmp_pa
 
 
 def test_a_call_that_gets_its_lane_late_does_not_kill_the_client(store, monkeypatch):
-    monkeypatch.setattr(process, "HUNG_S", 60.0)
+    monkeypatch.setattr(module, "LIMITS", module.LIMITS._replace(hung_s=60.0))
     tier = store(takes_s=6.0, deadline_s=9.0)
     wait_until_started(tier)
-    client = tier._process
+    client = tier._child._process
     ended, threads = read_in_parallel(tier, 2 * LANES)
     for thread in threads:
         thread.join(30)
@@ -117,7 +118,7 @@ def test_a_call_that_gets_its_lane_late_does_not_kill_the_client(store, monkeypa
         client._release_answered()
         time.sleep(0.01)
     assert tier.read(BLOCKS.gets([0])) == [Outcome.OK]
-    assert tier._process is client
+    assert tier._child._process is client
 
 
 def test_a_wait_for_a_starting_client_does_not_count_as_a_failure(store):
@@ -132,10 +133,9 @@ def test_a_client_that_cannot_be_started_leaves_no_memory_behind(monkeypatch):
     def refuse(*_, **__):
         raise PermissionError
 
-    monkeypatch.setattr(process.subprocess, "Popen", refuse)
-    settings = ClientSettings("127.0.0.1:9", "127.0.0.1", "tcp", "")
+    monkeypatch.setattr(child_process.subprocess, "Popen", refuse)
     with pytest.raises(PermissionError):
-        process.ClientProcess(settings, LANES, 1 << 20)
+        child_process.LaneProcess(module.client_program(1 << 20), "")
     gc.collect()
     open_files = []
     for fd in Path("/proc/self/fd").iterdir():
@@ -145,17 +145,17 @@ def test_a_client_that_cannot_be_started_leaves_no_memory_behind(monkeypatch):
 
 
 def test_a_waiting_call_gets_a_lane_whose_late_answer_arrives(store, monkeypatch, tmp_path):
-    monkeypatch.setattr(process, "HUNG_S", 60.0)
+    monkeypatch.setattr(module, "LIMITS", module.LIMITS._replace(hung_s=60.0))
     tier, hold = store(takes_s=0.0, deadline_s=5.0), tmp_path / "hold"
     wait_until_started(tier)
-    client = tier._process
+    client = tier._child._process
     lanes = [client.acquire(Deadline.within(5.0)) for _ in range(LANES)]
     taken = []
     waiting = threading.Thread(target=lambda: taken.append(client.acquire(Deadline.within(60.0))))
     waiting.start()
     hold.touch()
     with pytest.raises(TimeoutError):
-        lanes[0].ask(ClientRequest("exist", ["slow"]), Deadline.within(0.2))
+        lanes[0].ask(encode(ClientRequest("exist", ["slow"])), Deadline.within(0.2))
     assert client.set_late(lanes[0])
     hold.unlink()
     waiting.join(60)

@@ -1,38 +1,28 @@
 """The process of Mooncake's client, and its messages: requests of lanes, records in shared memory.
 
-    python -m holdfast.tiers.mooncake.client SETTINGS MEMORY CONTROL LANE ...
-
-MEMORY, CONTROL and LANE are numbers of open file descriptors. Mooncake's client holds the GIL while
-it connects, and has no deadlines. In a separate process it blocks no other thread, and the tier can
-kill it when it hangs. The process ends when the control connection is closed.
+Mooncake's client holds the GIL while it connects, and has no deadlines. In a child process
+(`tiers/child_process.py`) it blocks no other thread, and the tier can kill it when it hangs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import mmap
-import os
 import sys
-import threading
-from collections.abc import Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
 from holdfast.prepared import prepared
-
-READY = b"ready"
-"""First message on the control connection after a successful start; any other is an error text."""
+from holdfast.tiers.child_serving import Answerer, serve_lanes
 
 METADATA = "P2PHANDSHAKE"
 """Clients exchange transfer metadata directly, without a metadata service."""
 
 _OWN_BYTES = 16 << 20
 """Size of Mooncake's own buffer; Holdfast's records do not use it."""
-
-_EXIT_OK, _EXIT_NOT_CONNECTED = 0, 1
 
 
 @prepared
@@ -67,24 +57,11 @@ class ClientRequest(msgspec.Struct, frozen=True, array_like=True):
 _DECODER = msgspec.msgpack.Decoder(ClientRequest)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Connect, report the result, serve until the control connection is closed."""
-    settings = msgspec.json.decode(argv[0], type=ClientSettings)
-    memory_fd, control_fd, *lane_fds = map(int, argv[1:])
-    memory = np.frombuffer(mmap.mmap(memory_fd, 0), np.uint8)
-    control = Connection(control_fd)
-    try:
-        store = _connect(settings, memory)
-    except Exception as error:  # noqa: BLE001  # the parent must learn of any error
-        control.send_bytes((str(error) or type(error).__name__).encode())
-        return _EXIT_NOT_CONNECTED
-    for fd in lane_fds:
-        args = store, memory, Connection(fd)
-        threading.Thread(target=_serve, args=args, name="holdfast-lane", daemon=True).start()
-    control.send_bytes(READY)
-    with contextlib.suppress(EOFError):
-        control.recv_bytes()
-    os._exit(_EXIT_OK)  # a lane's thread may be in a call that does not return
+def begin(settings: str, memory: mmap.mmap) -> Callable[[], Answerer]:
+    """Connect to the store; raise an error with a text for the tier if that is not possible."""
+    shared = np.frombuffer(memory, np.uint8)
+    store = _connect(msgspec.json.decode(settings, type=ClientSettings), shared)
+    return lambda: partial(_answer, store, shared.ctypes.data)
 
 
 def _connect(settings: ClientSettings, memory: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401  # Mooncake's
@@ -100,32 +77,23 @@ def _connect(settings: ClientSettings, memory: np.ndarray[Any, Any]) -> Any:  # 
     return store
 
 
-def _serve(store: Any, memory: np.ndarray[Any, Any], lane: Connection) -> None:  # noqa: ANN401  # Mooncake's
-    """Answer the requests of one lane, one at a time."""
-    start = memory.ctypes.data
-
-    def answer(request: ClientRequest) -> list[int]:
-        keys = request.keys
-        addresses = [start + span.offset for span in request.spans]
-        lengths = [span.nbytes for span in request.spans]
-        match request.call:
-            case "put":
-                codes = store.batch_put_from(keys, addresses, lengths)
-            case "get":
-                codes = store.batch_get_into(keys, addresses, lengths)
-            case "exist":
-                codes = store.batch_is_exist(keys)
-            case "remove":
-                codes = store.batch_remove(keys, force=True)
-        return list(codes)
-
-    while True:
-        try:
-            request = _DECODER.decode(lane.recv_bytes())
-            lane.send_bytes(msgspec.msgpack.encode(answer(request)))
-        except (EOFError, OSError):
-            return
+def _answer(store: Any, start: int, message: bytes) -> bytes:  # noqa: ANN401  # Mooncake's
+    """Return the codes of one request; the shared memory begins at address `start`."""
+    request = _DECODER.decode(message)
+    keys = request.keys
+    addresses = [start + span.offset for span in request.spans]
+    lengths = [span.nbytes for span in request.spans]
+    match request.call:
+        case "put":
+            codes = store.batch_put_from(keys, addresses, lengths)
+        case "get":
+            codes = store.batch_get_into(keys, addresses, lengths)
+        case "exist":
+            codes = store.batch_is_exist(keys)
+        case "remove":
+            codes = store.batch_remove(keys, force=True)
+    return msgspec.msgpack.encode(list(codes))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(serve_lanes(sys.argv[1:], begin))

@@ -10,11 +10,11 @@ client. A call that ends late therefore never accesses the caller's buffers.
 from __future__ import annotations
 
 import math
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from holdfast.address import tcp_endpoint
 from holdfast.blocks.envelope import header_of_record
@@ -30,10 +30,16 @@ from holdfast.tiers.base import (
     TierPut,
     TierUsage,
 )
+from holdfast.tiers.child_process import (
+    ChildLane,
+    ChildLimits,
+    ChildProgram,
+    LaneProcess,
+    SupervisedChild,
+)
 from holdfast.tiers.gate import MediumGate
 from holdfast.tiers.mooncake.client import ClientRequest, ClientSettings, RecordSpan
-from holdfast.tiers.mooncake.process import FAIR_WAIT_S, ClientLane, ClientProcess
-from holdfast.tiers.reachability import LocalTimeoutError, ServerBackoff
+from holdfast.tiers.reachability import ServerBackoff
 from holdfast.tiers.transfer_counts import TransferCounts
 from holdfast.tiers.unverified_records import UnverifiedRecords, check_again
 from holdfast.wire.remote.buffer_pool import copy_parts
@@ -45,6 +51,9 @@ if TYPE_CHECKING:
 
 LANES = 4
 """Concurrent calls to Mooncake's client."""
+
+LIMITS = ChildLimits(setup_s=15.0, starting_s=5.0, hung_s=1.0)
+"""Time limits of the client's process; the client itself gives up connecting after about 4 s."""
 
 PIECE_BYTES = 16 * MIB
 """Approximate size of the pieces of a batch: one piece is copied during another's transfer."""
@@ -87,9 +96,7 @@ class MooncakeTier(AnsweringTier):
         self._gate = MediumGate()
         self._unverified = UnverifiedRecords()
         self._threads = workers(LANES, f"holdfast-{name}")
-        self._starting = threading.Lock()
-        """Held while the client is checked or started, which may take until a call's deadline."""
-        self._process: ClientProcess | None = None
+        self._child = SupervisedChild("Mooncake's client", self._start)
         self._counts = TransferCounts()
 
     def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
@@ -173,10 +180,7 @@ class MooncakeTier(AnsweringTier):
         """Wait for calls in progress, which end by their deadlines, and kill the process."""
         self._gate.shut()
         self._threads.shutdown(wait=True)
-        with self._starting:
-            process, self._process = self._process, None
-        if process is not None:
-            process.kill()
+        self._child.close()
 
     def _name(self, namespace: Namespace, key: bytes) -> str:
         return f"{self.options.prefix}:{namespace_digest(namespace).hex()}:{key.hex()}"
@@ -220,10 +224,10 @@ class MooncakeTier(AnsweringTier):
                 parallel(act, [*pieces], self._threads)
 
     def _write(self, piece: Sequence[_Item], outcomes: list[Outcome], deadline: Deadline) -> None:
-        def work(lane: ClientLane) -> list[int]:
+        def work(lane: ChildLane) -> list[int]:
             spans = _spans(piece, lane)
-            copy_parts([item.memory for item in piece], [lane.view(span) for span in spans])
-            codes = lane.ask(ClientRequest("put", [item.key for item in piece], spans), deadline)
+            copy_parts([item.memory for item in piece], [lane.view(*span) for span in spans])
+            codes = _ask(lane, ClientRequest("put", [item.key for item in piece], spans), deadline)
             for item, code in zip(piece, codes, strict=True):
                 outcomes[item.number] = _STORED.get(code, Outcome.GONE)
                 if code == 0:
@@ -233,12 +237,12 @@ class MooncakeTier(AnsweringTier):
         self._finish(self._call(work, deadline), piece, outcomes)
 
     def _read(self, piece: Sequence[_Item], outcomes: list[Outcome], deadline: Deadline) -> None:
-        def work(lane: ClientLane) -> list[int]:
+        def work(lane: ChildLane) -> list[int]:
             spans = _spans(piece, lane)
-            codes = lane.ask(ClientRequest("get", [item.key for item in piece], spans), deadline)
+            codes = _ask(lane, ClientRequest("get", [item.key for item in piece], spans), deadline)
             for item, span, code in zip(piece, spans, codes, strict=True):
                 if 0 < code <= span.nbytes and not code % ALIGNMENT:
-                    copy_parts([lane.view(span)[:code]], [item.memory[:code]])
+                    copy_parts([lane.view(*span)[:code]], [item.memory[:code]])
                     self._counts.add(read_bytes=code)
                     outcomes[item.number] = Outcome.OK
                 elif code >= 0 or code in EXPECTED:
@@ -251,65 +255,35 @@ class MooncakeTier(AnsweringTier):
         """Send a request without records; return the outcome of the call, and the codes if OK."""
         codes: list[int] = []
 
-        def work(lane: ClientLane) -> list[int]:
-            codes.extend(lane.ask(request, deadline))
+        def work(lane: ChildLane) -> list[int]:
+            codes.extend(_ask(lane, request, deadline))
             return codes
 
         with self._gate.enter() as admitted:
             return self._call(work, deadline) if admitted else Outcome.GONE, codes
 
-    def _call(self, work: Callable[[ClientLane], list[int]], deadline: Deadline) -> Outcome:
+    def _call(self, work: Callable[[ChildLane], list[int]], deadline: Deadline) -> Outcome:
         """Call `work` with a lane; OK if it returns, whatever its codes."""
 
         def attempt() -> str:
-            codes = self._work(work, deadline)
+            codes = self._child.call(work, deadline)
             bad = next((code for code in codes if code < 0 and code not in EXPECTED), 0)
             self._counts.add(failures=bool(bad))
             return f"error {bad} of its client" if bad else ""
 
         return self._backoff.call(attempt, deadline)
 
-    def _work(self, work: Callable[[ClientLane], list[int]], deadline: Deadline) -> list[int]:
-        process = self._running(deadline)
-        lane = process.acquire(deadline)
-        try:
-            codes = work(lane)
-        except LocalTimeoutError:
-            process.release(lane)
-            raise
-        except TimeoutError as error:
-            if not process.set_late(lane):
-                process.kill()  # it hangs, and may still use the lane's memory
-            elif lane.waited_s < FAIR_WAIT_S:
-                raise LocalTimeoutError(str(error)) from error
-            raise
-        except BaseException:
-            process.kill()  # it may still use the lane's memory
-            raise
-        process.release(lane)
-        return codes
-
-    def _running(self, deadline: Deadline) -> ClientProcess:
-        """Return the process; start it if there is none, or replace it if it does not work."""
-        if not self._starting.acquire(timeout=max(0.0, deadline.at - time.monotonic())):
-            raise LocalTimeoutError("Mooncake's client is being started")
-        try:
-            process = self._process
-            if process is not None and not process.must_be_replaced:
-                return process
-            if process is not None:
-                process.kill()
-                self._process = None
-            endpoint = tcp_endpoint(self.options.master)
-            with dial(endpoint, deadline) as connected:
-                host = self.options.host or connected.getsockname()[0]
-            settings = ClientSettings(
-                "{}:{}".format(*endpoint), host, self.options.protocol, self.options.devices
-            )
-            self._process = ClientProcess(settings, LANES, self.options.lane)
-            return self._process
-        finally:
-            self._starting.release()
+    def _start(self, deadline: Deadline) -> LaneProcess:
+        """Start the client, if the master accepts a connection."""
+        endpoint = tcp_endpoint(self.options.master)
+        with dial(endpoint, deadline) as connected:
+            host = self.options.host or connected.getsockname()[0]
+        settings = ClientSettings(
+            "{}:{}".format(*endpoint), host, self.options.protocol, self.options.devices
+        )
+        return LaneProcess(
+            client_program(self.options.lane), msgspec.json.encode(settings).decode()
+        )
 
     def _finish(self, ended: Outcome, piece: Sequence[_Item], outcomes: list[Outcome]) -> None:
         if ended is not Outcome.OK:
@@ -318,7 +292,25 @@ class MooncakeTier(AnsweringTier):
                 outcomes[item.number] = ended
 
 
-def _spans(piece: Sequence[_Item], lane: ClientLane) -> list[RecordSpan]:
+def client_program(lane_bytes: int) -> ChildProgram:
+    """Return the program of Mooncake's client, for records of at most `lane_bytes`."""
+    return ChildProgram(
+        module="holdfast.tiers.mooncake.client",
+        label="Mooncake's client",
+        memory_name="holdfast-mooncake",
+        lanes=LANES,
+        lane_bytes=lane_bytes,
+        limits=LIMITS,
+    )
+
+
+def _ask(lane: ChildLane, request: ClientRequest, deadline: Deadline) -> list[int]:
+    """Return one code for each key of a request."""
+    answer = lane.ask(msgspec.msgpack.encode(request), deadline)
+    return msgspec.msgpack.decode(answer, type=list[int])
+
+
+def _spans(piece: Sequence[_Item], lane: ChildLane) -> list[RecordSpan]:
     """Return consecutive spans of a lane's memory for the records of a piece."""
     spans, offset = [], lane.offset
     for item in piece:
