@@ -118,7 +118,7 @@ def test_a_slow_tier_is_avoided_and_probed_until_it_is_fast_again(harness, small
             break
         assert one.tier.reads == before + probes, "the engine computes now"
         one.store.learn(ENGINE, [], [])
-        while one.store.table.reads:
+        while one.store.table.copies.fillings(0):
             pass
         with one.store.table.lock:
             one.store.table.remove_copy(one.store.table.index.find(one.namespace, chain.keys[0]), 0)
@@ -140,7 +140,7 @@ def test_a_slow_tier_is_probed_at_once_for_an_engine_without_timings(harness, sm
     one, chain = turned_out_slow(harness)
     prompt = PromptTokens(EngineId("silent", "f" * 32), 330, 0, limit_s=0.01)
     assert one.store.plan_fetch(one.namespace, chain.keys, prompt).plan.blocks == 0
-    while one.store.table.reads:
+    while one.store.table.copies.fillings(0):
         pass
     assert one.tier.reads == 21
 
@@ -193,7 +193,7 @@ def test_a_late_fetch_cancels_its_reads_that_have_not_started(harness, small_wav
     queued = one.store.estimates.estimates(one.namespace.domain)[1].queued_bytes
     assert queued == 16 * one.namespace.slot_bytes  # two waves are being read, the third is not
     one.tier.gate.set()
-    while one.store.table.reads:
+    while one.store.table.copies.fillings(0):
         pass
     assert one.tier.reads == 16
     assert one.store.estimates.estimates(one.namespace.domain)[1].queued_bytes == 0

@@ -129,7 +129,9 @@ def test_a_read_that_one_fetch_gives_up_still_serves_another_fetch(harness, monk
     while len(one.store.table.leases) < 3:
         assert time.monotonic() < until
     assert one.store.fetch(one.namespace, lone.keys, 0.2).places == []
-    assert one.store.table.index.find(one.namespace, lone.keys[0]) not in one.store.table.reads
+    assert one.store.table.index.find(
+        one.namespace, lone.keys[0]
+    ) not in one.store.table.copies.fillings(0)
     hasty.join(60)
     assert first[0].places == []
     slow.go.set()
@@ -158,7 +160,7 @@ def test_a_block_put_by_a_peer_during_a_fetch_is_not_taken_for_the_promoted_bloc
     work, fetched = fetching(one, keys)
     assert slow.begun.wait(60)
     until = time.monotonic() + 20
-    while first in table.reads:
+    while first in table.copies.fillings(0):
         assert time.monotonic() < until, "the first block is never found missing"
     put_damaged(one, keys[0])
     assert table.index.places[HOST][first] >= 0
@@ -273,7 +275,7 @@ def test_prefetches_do_not_delay_a_close(harness, monkeypatch) -> None:
         assert time.monotonic() < end, "nothing is read ahead"
     closing = threading.Thread(target=one.store.close)
     closing.start()
-    while one.store.mover._prefetches and len(one.store.table.reads) > BATCHES_AT_ONCE:
+    while one.store.mover._prefetches and len(one.store.table.copies.fillings(0)) > BATCHES_AT_ONCE:
         assert time.monotonic() < end, "it is read to its end"
     slow.go.set()
     closing.join(60)

@@ -198,7 +198,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Every used slot belongs to a block, or is pending free."""
         table = self.store.table
         with table.lock:
-            if table.reads:
+            if table.copies.fillings(0):
                 return
             column, namespaces = table.index.places[0], table.index.namespace
             for namespace in self.namespaces:
@@ -406,7 +406,7 @@ class EncodedOverRottingMemory(OverRottingMemory):
         """The domains' usage is the size of the records in their places, once nothing moves."""
         table = self.store.table
         with table.lock:
-            if len(table.queues) or table.reads:
+            if len(table.queues) or table.copies.fillings(0):
                 return
             column = table.index.places[1]
             rows = [row for row in table.index.rows() if column[row] != NOWHERE]

@@ -2,8 +2,9 @@
 
 A block is *reserved* (it has slots, but no reader sees it), then *held* (in the index, on one or
 more tiers), then evicted, demoted or promoted, and finally dropped. A *leased* block has readers,
-so its host slot is not evicted. A *loading* block is being read from a lower tier into its host
-slot. No function does I/O.
+so its host slot is not evicted. `holdfast.store.copies` owns the state of each copy; this module
+decides when it changes, and what follows for quotas, eviction order and queues. No function does
+I/O.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from holdfast.index.residency import NOT_HERE, Residency
 from holdfast.policy.base import EvictionPolicy
 from holdfast.policy.promotion import promotion_targets
 from holdfast.store.admission_rules import AdmissionRules
+from holdfast.store.copies import Copies
 from holdfast.store.drops import Drops
 from holdfast.store.leases import Generation, LeaseTable
 from holdfast.store.recalls import Recalls
@@ -69,25 +71,6 @@ class CopyFault(NamedTuple):
     outcome: Outcome
 
 
-class InflightRead:
-    """A read from a lower tier into a host slot. Waiting for its end needs no lock.
-
-    `waiting` counts the waiting fetches, without the one that started the read. `over` is set when
-    the read succeeds or fails. `is_dropped`: the block was dropped since, so it is not published.
-    """
-
-    __slots__ = ("is_dropped", "over", "waiting")
-
-    def __init__(self) -> None:
-        self.over = threading.Event()
-        self.waiting = 0
-        self.is_dropped = False
-
-    def drop(self) -> None:
-        """Note that the block was dropped after the read began."""
-        self.is_dropped = True
-
-
 class BlockState(NamedTuple):
     """The state of one block.
 
@@ -132,6 +115,8 @@ class BlockTable:
 
     def __post_init__(self) -> None:
         self.lock = threading.RLock()
+        self.copies = Copies(self.index)
+        self.is_on = self.copies.is_on
         below = list(enumerate(self.lower, start=1))
         self._volatile = {HOST, *(n for n, tier in below if isinstance(tier, Volatile))}
         self._promotion_targets = [
@@ -148,11 +133,9 @@ class BlockTable:
         self._owners: dict[bytes, dict[Namespace, int]] = {}
         """By domain, the owners of runs."""
         self.leases = LeaseTable(self.pin, self.unpin)
-        self.reads: dict[int, InflightRead] = {}
-        """By row, the reads from lower tiers that are queued or running; each row is pinned."""
         self._pending_free: dict[int, list[Place]] = {}
         """By row, the slots that are freed when its last reader ends."""
-        self.queues = WriteQueues(self.index, self.rules, len(self.lower))
+        self.queues = WriteQueues(self.copies, self.rules)
         self.remote_lookups = RemoteLookups()
         self.inflight_lookups = InflightLookups()
         self._element_bytes: dict[Namespace, int] = {}
@@ -191,8 +174,8 @@ class BlockTable:
 
     def is_arriving(self, row: int) -> bool:
         """Return whether a read will publish a row in memory if it succeeds."""
-        read = self.reads.get(row)
-        return read is not None and not read.is_dropped
+        filling = self.copies.fillings(HOST).get(row)
+        return filling is not None and not filling.is_dropped
 
     def host(self, namespace: Namespace) -> HostTier:
         """Return the host tier of a namespace's domain; domains with unknown keys share one.
@@ -276,9 +259,7 @@ class BlockTable:
 
     def publish_here(self, namespace: Namespace, places: Mapping[int, Place]) -> None:
         """Record that rows of a namespace are complete in its host tier, each at its place."""
-        column = self.index.places[HOST]
-        for row, place in places.items():
-            column[row] = place
+        self.copies.hold_all(HOST, places)
         self.host(namespace).name_slots(list(places.values()), list(places))
 
     def replace_here(self, row: int, place: Place) -> None:
@@ -286,8 +267,7 @@ class BlockTable:
 
         The former slot is freed when the row's last reader ends.
         """
-        column, namespace = self.index.places[HOST], self.index.namespace(row)
-        former, column[row] = Place(column[row]), place
+        namespace, former = self.index.namespace(row), self.copies.hold(row, HOST, place)
         self.host(namespace).name_slots([former, place], [NAMELESS, row])
         self.encoded.discard(row)
         self.unverified.discard(row)
@@ -302,14 +282,14 @@ class BlockTable:
         counts. `epoch` is the epoch of the data key that sealed the copy, if known.
         """
         self.epochs.note(row, tier, epoch)
-        index, column = self.index, self.index.places[tier]
+        index, known = self.index, self.copies.place(row, tier)
         namespace = index.namespace(row)
-        known, column[row] = Place(column[row]), place
         before = 0 if known == NOWHERE else index.stored_bytes(row, tier)
         if nbytes:
             self.rules.note_stored(tier, namespace, nbytes)
         if nbytes or known != place:
             index.note_stored(row, tier, nbytes or namespace.slot_bytes)
+        self.copies.hold(row, tier, place)
         added = index.stored_bytes(row, tier) - before
         self.usage.add(tier, namespace.domain, added)
         whole = namespace.slot_bytes if known == NOWHERE else 0
@@ -351,11 +331,9 @@ class BlockTable:
 
     def remove_copy(self, row: int, tier: int) -> None:
         """Remove a row's copy from one tier; its place is freed when the last reader ends."""
-        column = self.index.places[tier]
-        place = Place(column[row])
+        place = self.copies.remove(row, tier)
         if place == NOWHERE:
             return
-        column[row] = NOWHERE
         namespace = self.index.namespace(row)
         if tier == HOST:
             self._left_memory(row)
@@ -370,10 +348,9 @@ class BlockTable:
     def remove_copies(self, row: int) -> None:
         """Remove a row's copies from all tiers, which drops the row if it is not in use.
 
-        A read of it that is queued or running is not published.
+        A copy of it that is being made is not published.
         """
-        if (read := self.reads.get(row)) is not None:
-            read.drop()
+        self.copies.drop_fillings(row)
         for tier in self.index.tiers(row):
             self.remove_copy(row, tier)
 
@@ -382,11 +359,10 @@ class BlockTable:
 
         The caller owns the slots and must add their bytes to the usage again.
         """
-        column, places, namespaces = self.index.places[HOST], list[Place](), Counter[int]()
+        places, namespaces = list[Place](), Counter[int]()
         for row in rows:
             namespaces[self.index.namespace_number(row)] += 1
-            places.append(Place(column[row]))
-            column[row] = NOWHERE
+            places.append(self.copies.remove(row, HOST))
             self._left_memory(row)
             self._drop_if_unused(row)
         for number, blocks in namespaces.items():
@@ -402,11 +378,11 @@ class BlockTable:
         `capacity_bytes`: the tier's capacity, which the caller asks for without the lock.
         """
         row = self.index.find(dropped.namespace, dropped.key)
-        if row >= 0 and self.index.places[tier][row] == dropped.place:
+        if row >= 0 and self.copies.place(row, tier) == dropped.place:
             namespace = dropped.namespace
             self.rules.gave_up(row, tier)
+            self.copies.remove(row, tier)
             self._subtract_copy(row, tier, namespace)
-            self.index.places[tier][row] = NOWHERE
             self.evictions[tier] += 1
             public = namespace.domain == self.public and tier not in self._volatile
             if public and self.is_on(row, HOST):
@@ -428,7 +404,7 @@ class BlockTable:
             self.faults.append(
                 CopyFault(self.index.namespace(row), key, self.tier_name(tier), outcome)
             )
-        below = range(1, len(self.index.places)) if tier == HOST else ()
+        below = range(1, self.copies.tiers) if tier == HOST else ()
         for number in (*below, tier):
             self.remove_copy(row, number)
 
@@ -447,7 +423,7 @@ class BlockTable:
         tiers = tuple(self.index.tiers(row))
         return BlockState(
             tiers,
-            is_in_use=self.index.leases[row] > 0 or row in self.reads,
+            is_in_use=self.index.leases[row] > 0 or row in self.copies.fillings(HOST),
             is_saved=not self._volatile.issuperset(tiers)
             or (any(tier != HOST for tier in tiers) and not self.queues.is_queued(row)),
             is_admitted=self.queues.is_admitted(row),
@@ -468,7 +444,8 @@ class BlockTable:
 
     def is_idle(self) -> bool:
         """Return whether no row is leased, reserved, being read or waiting for its last reader."""
-        busy = self.leases or self.leases.reservations or self.reads or self._pending_free
+        reads = self.copies.fillings(HOST)
+        busy = self.leases or self.leases.reservations or reads or self._pending_free
         return not busy and not any(self.index.leases)
 
     def promoted_to_host(self, row: int, tier: int) -> bool:
@@ -477,10 +454,6 @@ class BlockTable:
             number for number in self._promotion_targets[tier] if not self.is_on(row, number)
         ]
         return bool(missing) and self.queues.enqueue(row, missing)
-
-    def is_on(self, row: int, tier: int) -> bool:
-        """Return whether a tier holds a copy of a row."""
-        return self.index.places[tier][row] >= 0
 
     def give_back(self, namespace: Namespace, places: Sequence[Place]) -> None:
         """Free slots of a namespace in the host tier, published or not."""
@@ -541,7 +514,11 @@ class BlockTable:
     def _drop_if_unused(self, row: int) -> None:
         """Drop a row without a copy, note one that only shared tiers hold, if it is not in use."""
         tier = self.index.fastest(row)
-        if self.index.keys[row] is None or self.index.leases[row] or row in self.reads:
+        if (
+            self.index.keys[row] is None
+            or self.index.leases[row]
+            or row in self.copies.fillings(HOST)
+        ):
             return
         if tier == NOWHERE:
             self.index.drop(row)

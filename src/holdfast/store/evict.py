@@ -108,7 +108,7 @@ def _victims_of_size(table: BlockTable, namespace: Namespace) -> Generator[int, 
             other = table.index.namespace(row)
             if other is not like and (table.host(other) is not host or other.slot_bytes != size):
                 break
-            if host.has_locks and host.is_recalled(Place(table.index.places[HOST][row])):
+            if host.has_locks and host.is_recalled(table.copies.place(row, HOST)):
                 break
             like = other
             if not own or other == namespace:
@@ -160,7 +160,7 @@ def _evict_from(table: BlockTable, namespace: Namespace, victim_domain: bytes) -
     own, passed = table.owner(namespace) != NOBODY, list[int]()
     with closing(_victims(table, victim_domain)) as rows:
         for row in rows:
-            other, place = table.index.namespace(row), Place(table.index.places[HOST][row])
+            other, place = table.index.namespace(row), table.copies.place(row, HOST)
             holder = table.host(other)
             if holder is host and other.slot_bytes == size:
                 if host.has_locks and host.is_recalled(place):
@@ -237,7 +237,7 @@ def _recall_least_valuable(table: BlockTable, requester: HostTier) -> None:
     """Ask for the locked run of another arena with the least valuable block, if there is one."""
     with closing(_victims(table, ANY_DOMAIN)) as rows:
         for row in rows:
-            namespace, place = table.index.namespace(row), table.index.places[HOST][row]
+            namespace, place = table.index.namespace(row), table.copies.place(row, HOST)
             holder = table.host(namespace)
             above = table.usage.evictable_bytes(HOST, namespace.domain) > 0
             if holder is not requester and above and holder.recall(Place(place)):

@@ -91,7 +91,7 @@ def fetch_unverified(
         _, rows, tiers = table.index.cover(namespace, keys)
         if not any(tiers) and len(rows) in (0, len(keys)):
             # All or none of it is in memory: there is nothing to plan.
-            column = table.index.places[HOST]
+            column = table.copies.places(HOST)
             places = [column[row] for row in rows]
             lease = table.leases.lease(rows, math.inf)
             if priority is Priority.DEMAND:
@@ -118,7 +118,7 @@ def _fetch(
     deadline_s: float,
     kind: _FetchKind,
 ) -> FetchResult:
-    table, mover, column = store.table, store.mover, store.table.index.places[HOST]
+    table, mover, column = store.table, store.mover, store.table.copies.places(HOST)
     late_at = store.clock.now() + deadline_s
     estimates = store.estimates.estimates(namespace.domain)
     with table.lock:
@@ -130,7 +130,8 @@ def _fetch(
         if kind.priority is Priority.DEMAND:
             table.touch(rows)
             mover.raise_priority(rows)
-        loading = [table.reads[row] for row in rows if row in table.reads]
+        fillings = table.copies.fillings(HOST)
+        loading = [fillings[row] for row in rows if row in fillings]
         for each in loading:
             each.waiting += 1
         promotions = mover.reserve(namespace, rows)
@@ -197,7 +198,7 @@ def _outcome(
 ) -> Outcome:
     if landed == planned:
         return Outcome.OK if landed else Outcome.MISS
-    if coverage.rows[landed] in store.table.reads or store.clock.now() >= late_at:
+    if coverage.rows[landed] in store.table.copies.fillings(HOST) or store.clock.now() >= late_at:
         return Outcome.LATE
     key = store.table.index.keys[coverage.rows[landed]]
     for fault in reversed(store.table.faults):

@@ -52,7 +52,7 @@ def probe_tier(store: StoreParts, number: int) -> None:
 
 def _pin_some(table: BlockTable, number: int) -> tuple[list[int], list[WantedRecord]]:
     """Pin the first blocks of one namespace that a tier holds; return their rows, and the reads."""
-    index, column = table.index, table.index.places[number]
+    index, column = table.index, table.copies.places(number)
     with table.lock:
         end = len(index.keys)
     for at in range(0, end, ROWS_AT_ONCE):

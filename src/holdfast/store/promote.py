@@ -21,7 +21,7 @@ from holdfast.errors import Outcome
 from holdfast.fairness.fair_queue import Priority, WorkItem
 from holdfast.fairness.fair_threads import FairThreads
 from holdfast.limits import MIB
-from holdfast.store.block_table import HOST, BlockTable, InflightRead
+from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.estimates import Estimates
 from holdfast.store.evict import reserve_slots
 from holdfast.store.record_reader import ReadRecord, RecordForm, RecordReader, WantedRecord
@@ -113,7 +113,7 @@ class BlockMover:
             return []
         below: list[tuple[int, bytes, int]] = []
         for row in dict.fromkeys(rows):  # a chain may name a block twice
-            if index.places[HOST][row] >= 0 or row in table.reads:
+            if table.is_on(row, HOST) or row in table.copies.fillings(HOST):
                 continue
             key, tier = index.keys[row], index.fastest(row)
             if key is None or tier <= HOST:
@@ -122,8 +122,8 @@ class BlockMover:
         generation, promotions = table.erase_generation(namespace.domain), list[Promotion]()
         slots = reserve_slots(table, namespace, len(below))
         for (row, key, tier), slot in zip(below, slots, strict=False):
-            table.reads[row] = InflightRead()
-            source, nbytes = Place(index.places[tier][row]), index.stored_bytes(row, tier)
+            table.copies.begin_filling(row, HOST)
+            source, nbytes = table.copies.place(row, tier), index.stored_bytes(row, tier)
             promotions.append(Promotion(row, key, tier, source, slot, nbytes, generation))
         table.pin([promotion.row for promotion in promotions])
         return promotions
@@ -187,7 +187,8 @@ class BlockMover:
             namespace, promotions = read_batch.namespace, read_batch.promotions
             with self._table.lock:  # so that no fetch starts to wait for it
                 # A batch that is done, or was cancelled before, does not own its slots any more.
-                reads = [self._table.reads.get(promotion.row) for promotion in promotions]
+                fillings = self._table.copies.fillings(HOST)
+                reads = [fillings.get(promotion.row) for promotion in promotions]
                 kept = read_batch.reading.done() or any(read and read.waiting for read in reads)
                 taken = not kept and read_batch.reading.cancel()
                 if taken:
@@ -220,7 +221,8 @@ class BlockMover:
         with self._table.lock:
             if not read_batch.reading.done():
                 rows = (promotion.row for promotion in read_batch.promotions)
-                self._prefetches |= {row: read_batch for row in rows if row in self._table.reads}
+                reads = self._table.copies.fillings(HOST)
+                self._prefetches |= {row: read_batch for row in rows if row in reads}
 
     def _for_later(self, rows: Iterable[int]) -> list[ReadBatch]:
         batches = (self._prefetches[row] for row in rows if row in self._prefetches)
@@ -276,10 +278,9 @@ class BlockMover:
             erase_generation = table.erase_generation(namespace.domain)
             for promotion, record in zip(read_batch, records, strict=True):
                 outcome = record.outcome
-                there = table.index.places[promotion.tier][promotion.row]
-                stale = promotion.erase_generation != erase_generation or (
-                    table.reads[promotion.row].is_dropped
-                )
+                there = table.copies.place(promotion.row, promotion.tier)
+                is_dropped = table.copies.fillings(HOST)[promotion.row].is_dropped
+                stale = is_dropped or promotion.erase_generation != erase_generation
                 if outcome is Outcome.OK and not away and not stale:
                     landed[promotion.row] = promotion.slot
                     if record.is_encoded:
@@ -305,5 +306,5 @@ class BlockMover:
         """Wake the fetches that wait for these blocks; call under the lock."""
         for promotion in promotions:
             self._prefetches.pop(promotion.row, None)
-            self._table.reads.pop(promotion.row).over.set()
+            self._table.copies.end_filling(promotion.row, HOST)
         self._table.unpin([promotion.row for promotion in promotions])

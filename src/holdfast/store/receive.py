@@ -137,7 +137,7 @@ def publish_received(
                 table.remove_copies(row)
                 table.unverified_records.unmark(namespace, header.key)
                 row = index.find(namespace, header.key)
-            in_memory = row >= 0 and (index.places[HOST][row] >= 0 or table.is_arriving(row))
+            in_memory = row >= 0 and (table.is_on(row, HOST) or table.is_arriving(row))
             if outcomes[i] is not Outcome.OK or row in here or in_memory:
                 table.give_back(namespace, [each.place])
             else:
@@ -174,5 +174,5 @@ def discard_received(store: StoreParts, receive_slots: Sequence[ReceiveSlot]) ->
 
 def _replaces(table: BlockTable, namespace: Namespace, header: Header, row: int) -> bool:
     """Return whether a new record replaces a doubted one. Call under the lock."""
-    held = row >= 0 and row not in table.reads
+    held = row >= 0 and row not in table.copies.fillings(HOST)
     return held and table.unverified_records.is_replaced_by(namespace, header)

@@ -15,7 +15,7 @@ from array import array
 
 from holdfast.blocks.namespace import namespace_of
 from holdfast.store.block_table import BlockTable
-from holdfast.tiers.base import NOWHERE, Erasable, LocalTier, Place, SurvivingRecord
+from holdfast.tiers.base import NOWHERE, Erasable, LocalTier, SurvivingRecord
 
 _log = logging.getLogger("holdfast.store")
 
@@ -94,12 +94,12 @@ class Recovery:
             namespace = namespace_of(header)
             if table.drops.generation(namespace):
                 row = table.index.find(namespace, header.key)
-                if row < 0 or table.index.places[number][row] != place:  # not written since
+                if row < 0 or table.copies.place(row, number) != place:  # not written since
                     table.free_place(number, place)
                     self.dropped += 1
                 return
             row = table.index.add(namespace, header.key, header.parent, header.depth)
-            known = Place(table.index.places[number][row])
+            known = table.copies.place(row, number)
             if known == place:
                 return  # the block was written since; the known place is not older
             if known != NOWHERE:

@@ -40,7 +40,7 @@ def _check_copy(store: StoreParts, namespace: Namespace, key: bytes, tier: int) 
         return False
     with table.lock:
         row = table.index.find(namespace, key)
-        place = Place(table.index.places[tier][row]) if row >= 0 else Place(-1)
+        place = table.copies.place(row, tier) if row >= 0 else Place(-1)
         if place < 0:
             return False
         table.pin([row])
@@ -52,7 +52,7 @@ def _check_copy(store: StoreParts, namespace: Namespace, key: bytes, tier: int) 
         header = header_of_record(record)
     finally:
         with table.lock:
-            there = table.index.places[tier][row] == place
+            there = table.copies.place(row, tier) == place
             if there and outcome is Outcome.CORRUPT:
                 table.quarantine(row, tier, outcome)
             elif there and outcome is Outcome.UNREADABLE and header is not None:

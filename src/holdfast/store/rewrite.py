@@ -59,7 +59,7 @@ def resume(table: BlockTable) -> bool:
 
 def _forget_lost(table: BlockTable, number: int, lost: Callable[[Place], bool]) -> None:
     """Forget the copies at lost places. The tier's test runs without the lock: it may be slow."""
-    column, places = table.index.places[number], set[int]()
+    column, places = table.copies.places(number), set[int]()
     table.for_each_row(lambda _: True, lambda row: places.add(column[row]))
     gone = {place for place in places if place != NOWHERE and lost(Place(place))}
 

@@ -167,7 +167,7 @@ def commit(store: StoreParts, number: int, retention: Retention = Retention.SESS
                 if place == NOWHERE:
                     continue
                 row = table.index.add(namespace, key, parents[i], reservation.depth + i)
-                here = row in taken or table.index.places[HOST][row] >= 0
+                here = row in taken or table.copies.place(row, HOST) >= 0
                 if here or table.is_arriving(row):
                     table.give_back(namespace, [place])
                 else:

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from holdfast.errors import Outcome
 from holdfast.limits import MIB
 from holdfast.status import ScrubStatus
-from holdfast.store.block_table import ROWS_AT_ONCE, BlockTable
+from holdfast.store.block_table import HOST, ROWS_AT_ONCE, BlockTable
 from holdfast.store.core import StoreParts
 from holdfast.store.verify import read_copy, verify_record
-from holdfast.tiers.base import Place, TierGet
+from holdfast.tiers.base import TierGet
 
 _RATE_MIN = MIB
 _PASS_SHARE = 0.8
@@ -140,7 +140,7 @@ class Scrubber:
     def _wait_for_fetches(self) -> None:
         """Wait while fetches are in progress, up to a limit."""
         for _ in range(_YIELDS_MAX):
-            if not self._store.table.reads or self._stop.wait(_YIELD_S):
+            if not self._store.table.copies.fillings(HOST) or self._stop.wait(_YIELD_S):
                 return
 
     def _run(self) -> None:
@@ -178,7 +178,7 @@ def _verify_copy(store: StoreParts, row: int, tier: int) -> tuple[Outcome, int]:
     """Verify one copy; return its outcome (MISS if there is none) and the bytes read."""
     table = store.table
     with table.lock:
-        key, place = table.index.keys[row], Place(table.index.places[tier][row])
+        key, place = table.index.keys[row], table.copies.place(row, tier)
         if key is None or place < 0:
             return Outcome.MISS, 0
         namespace, nbytes = table.index.namespace(row), table.index.stored_bytes(row, tier)
@@ -195,7 +195,7 @@ def _verify_copy(store: StoreParts, row: int, tier: int) -> tuple[Outcome, int]:
                 source.delete_corrupt([TierGet(place, key, record, namespace)])
     finally:
         with table.lock:
-            there = table.index.places[tier][row] == place
+            there = table.copies.place(row, tier) == place
             if there and outcome is not Outcome.OK and not table.sealing.is_away(namespace.domain):
                 table.quarantine(row, tier, outcome)
             table.unpin([row])

@@ -38,6 +38,7 @@ from holdfast.store import save as save_path
 from holdfast.store import scrub as scrubbing
 from holdfast.store.activity import PromptCounts
 from holdfast.store.call_threads import CallHandle
+from holdfast.store.copy_events import CopyListener
 from holdfast.store.core import StoreParts
 from holdfast.store.estimates import EngineId, EngineStep
 from holdfast.store.estimates_file import EstimatesFile
@@ -253,6 +254,20 @@ class Store(StoreParts):
 
     check_suspects = _while_open(reported_records.check_suspects)
 
+    def subscribe(self, listener: CopyListener) -> None:
+        """Call a listener with every later change of a copy's state; see `store.copy_events`.
+
+        Hold `table.lock` around this call and a look at what is held, to miss nothing between.
+        """
+        self._check_open()
+        with self.table.lock:
+            self.table.copies.events.subscribe(listener)
+
+    def unsubscribe(self, listener: CopyListener) -> None:
+        """Call a listener with no later change; events recorded before may still come."""
+        with self.table.lock:
+            self.table.copies.events.unsubscribe(listener)
+
     @_while_open
     def plans(self) -> PlansStatus:
         """Return the last plans, newest first, and the estimates behind them."""
@@ -380,6 +395,7 @@ class Store(StoreParts):
             partial(self.mover.close, write_s),
             partial(inspection.finish_drops, self),
             self._estimates_file.save,
+            self.table.copies.events.close,
             *(tier.close for tier in lower),
             *(host.close for host in hosts),
             partial(self.audit.catch_up, whole=True),

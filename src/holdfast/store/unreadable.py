@@ -17,7 +17,7 @@ from holdfast.keys.keyring import KeyRing
 from holdfast.store.block_table import HOST, ROWS_AT_ONCE, BlockTable
 from holdfast.store.core import StoreParts
 from holdfast.store.sealing import UNKNOWN_EPOCH
-from holdfast.tiers.base import Place, SharedTier, TierGet
+from holdfast.tiers.base import SharedTier, TierGet
 
 DELETES_MAX = 1 << 17
 """Most blocks that a shared tier is asked to delete; what is left there is a miss when read."""
@@ -157,12 +157,12 @@ def sealed_with(table: BlockTable, gone: Callable[[int], bool], row: int) -> lis
     """Return this store's own tiers whose copy of a row is sealed with one of certain epochs."""
     return [
         tier
-        for tier in range(1, len(table.index.places))
+        for tier in range(1, table.copies.tiers)
         if tier not in table.shared and table.is_on(row, tier) and gone(table.epochs.of(row, tier))
     ]
 
 
 def _named(table: BlockTable, row: int, tier: int) -> TierGet:
     """Return the delete requests for a shared tier."""
-    place, key = Place(table.index.places[tier][row]), table.index.keys[row] or b""
+    place, key = table.copies.place(row, tier), table.index.keys[row] or b""
     return TierGet(place, key, memoryview(b""), table.index.namespace(row))

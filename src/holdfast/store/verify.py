@@ -61,7 +61,7 @@ def verify_in_memory(table: BlockTable, row: int) -> Place:
     may hold another block: then nothing is quarantined, and the place does not match the row's any
     more.
     """
-    place, key = Place(table.index.places[HOST][row]), table.index.keys[row]
+    place, key = table.copies.place(row, HOST), table.index.keys[row]
     if place < 0 or key is None:
         return NOWHERE
     namespace = table.index.namespace(row)
@@ -75,14 +75,14 @@ def verify_in_memory(table: BlockTable, row: int) -> Place:
     if outcome is Outcome.OK:
         return place
     with table.lock:
-        if table.index.places[HOST][row] == place and table.index.keys[row] == key:
+        if table.copies.place(row, HOST) == place and table.index.keys[row] == key:
             table.quarantine(row, HOST, outcome)
     return NOWHERE
 
 
 def is_damaged_in_memory(table: BlockTable, row: int) -> bool:
     """Return whether the host copy of a pinned row fails its check, and quarantine it then."""
-    place, key = Place(table.index.places[HOST][row]), table.index.keys[row]
+    place, key = table.copies.place(row, HOST), table.index.keys[row]
     if place < 0 or key is None:
         return True
     namespace = table.index.namespace(row)
@@ -90,7 +90,7 @@ def is_damaged_in_memory(table: BlockTable, row: int) -> bool:
     outcome = verify_record(table, record, key, namespace, HOST)
     if outcome is not Outcome.OK:
         with table.lock:
-            if table.index.places[HOST][row] == place and table.index.keys[row] == key:
+            if table.copies.place(row, HOST) == place and table.index.keys[row] == key:
                 table.quarantine(row, HOST, outcome)
     return outcome is not Outcome.OK
 
@@ -109,7 +109,7 @@ def _decode_in_memory(table: BlockTable, row: int, place: Place, record: memoryv
             outcome = decode_verified(record, into)
     finally:
         with table.lock:
-            there = table.index.places[HOST][row] == place and table.index.keys[row] == key
+            there = table.copies.place(row, HOST) == place and table.index.keys[row] == key
             if there and outcome is Outcome.OK:
                 table.replace_here(row, slots[0])
             else:

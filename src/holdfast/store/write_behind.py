@@ -185,6 +185,8 @@ class WriteBehind:
             rows = [load.row for load in picked]
             table.pin(rows)
             table.queues.set_writing(number, len(rows))
+            for row in rows:
+                table.copies.begin_filling(row, number)
         try:
             marked = self._mark_held(picked)
             if any(load.encodes and not load.held for load in marked):
@@ -194,6 +196,8 @@ class WriteBehind:
         finally:
             with table.lock:
                 table.queues.set_writing(number, 0)
+                for row in rows:
+                    table.copies.end_filling(row, number)
                 table.unpin(rows)
 
     def _write_encoded(self, picked: Sequence[_Load]) -> None:
@@ -248,7 +252,7 @@ class WriteBehind:
                 if row in damaged:
                     continue
                 erased = load.erase_generation != table.erase_generation(load.domain)
-                if erased or table.index.places[HOST][row] != load.slot:
+                if erased or table.copies.place(row, HOST) != load.slot:
                     # During the write it was erased, dropped, quarantined or decoded into another
                     # slot. The tier freed the place of a failed write.
                     self._free([place] if outcome is Outcome.OK else [])
@@ -354,7 +358,7 @@ class WriteBehind:
             except FormatError:
                 table.quarantine(row, HOST, Outcome.CORRUPT)
                 continue
-            namespace, slot = table.index.namespace(row), table.index.places[HOST][row]
+            namespace, slot = table.index.namespace(row), table.copies.place(row, HOST)
             put = TierPut(NOWHERE if self._local else segment_place(header.segment), record)
             generation = table.erase_generation(namespace.domain)
             encodes = row not in table.encoded and self._encoder.wants(namespace)
@@ -431,7 +435,7 @@ class WriteBehind:
     def _record(self, row: int) -> memoryview:
         """Return the record of a row in memory; one that another node encoded is shorter."""
         namespace = self._table.index.namespace(row)
-        slot = Place(self._table.index.places[HOST][row])
+        slot = self._table.copies.place(row, HOST)
         record = self._table.host(namespace).view(slot, namespace.slot_bytes)
         return record[: record_length(record)] if row in self._table.encoded else record
 

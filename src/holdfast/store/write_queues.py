@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Sequence
 
-from holdfast.index.residency import Residency
 from holdfast.store.admission_rules import AdmissionRules
+from holdfast.store.copies import Copies
 
 
 class WriteQueues:
-    """The write queues of the `tiers` lower tiers of one store, numbered from 1."""
+    """The write queues of the lower tiers of one store, numbered from 1."""
 
-    def __init__(self, index: Residency, rules: AdmissionRules, tiers: int) -> None:
-        self._index = index
+    def __init__(self, copies: Copies, rules: AdmissionRules) -> None:
+        self._copies = copies
         self._rules = rules
+        tiers = copies.tiers - 1
         self._queues: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(tiers)]
         self._deferred: list[set[int]] = [set() for _ in range(tiers)]
         self._not_admitted: set[int] = set()
@@ -49,11 +50,12 @@ class WriteQueues:
         """
         if not tiers and not self._rules.choosy:
             self.write_through([row])
-            return self.is_queued(row) or any(places[row] >= 0 for places in self._index.places[1:])
+            lower = range(1, self._copies.tiers)
+            return self.is_queued(row) or any(self._copies.is_on(row, tier) for tier in lower)
         wanted = False
-        for tier in tiers or range(1, len(self._index.places)):
+        for tier in tiers or range(1, self._copies.tiers):
             queue = self._queues[tier - 1]
-            if row not in queue and self._index.places[tier][row] < 0:
+            if row not in queue and not self._copies.is_on(row, tier):
                 if not self._rules.admits(row, tier):
                     continue
                 self._queue(row, tier)
@@ -67,7 +69,7 @@ class WriteQueues:
         """
         for row in rows:
             for tier, queue in enumerate(self._queues, start=1):
-                missing = row not in queue and self._index.places[tier][row] < 0
+                missing = row not in queue and not self._copies.is_on(row, tier)
                 if missing and tier not in skipped and self._rules.affords(row, tier):
                     self._queue(row, tier)
 

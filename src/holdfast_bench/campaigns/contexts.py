@@ -98,7 +98,7 @@ class Contexts:
         table = self.store.table
         with table.lock:
             for row in table.index.find_all(self.namespace, keys):
-                if row >= 0 and row not in table.reads:
+                if row >= 0 and row not in table.copies.fillings(0):
                     table.remove_copy(row, 0)
 
     def wait_written(self) -> None:
