@@ -9,7 +9,7 @@ import holdfast.store
 from holdfast.blocks.namespace import Namespace
 from holdfast.index.residency import Residency
 from holdfast.store.block_table import HOST
-from holdfast.store.copies import BlockCopies
+from holdfast.store.copies import CopyTable
 from holdfast.store.copy_events import EVENTS_AT_ONCE, EVENTS_MAX, CopyState
 from holdfast.testing.memory import MemoryTier
 from holdfast.tiers.base import NOWHERE, Place
@@ -25,7 +25,7 @@ def copies():
     index = Residency(2)
     for number in range(4):
         index.add(NAMESPACE, bytes([number]) * 16, b"", number)
-    return BlockCopies(index)
+    return CopyTable(index)
 
 
 class Heard:

@@ -7,7 +7,7 @@ from holdfast.clock import ManualClock
 from holdfast.index.residency import Residency
 from holdfast.policy.admit import AlwaysAdmit, SecondTouch, WriteBudget
 from holdfast.store.admission_rules import AdmissionRules
-from holdfast.store.copies import BlockCopies
+from holdfast.store.copies import CopyTable
 from holdfast.store.write_queues import WriteQueues
 
 NAMESPACE = Namespace(b"f" * 32, b"d" * 16, 1_024, 16)
@@ -28,7 +28,7 @@ def rules(index):
 
 @pytest.fixture
 def queues(index, rules):
-    return WriteQueues(BlockCopies(index), rules)
+    return WriteQueues(CopyTable(index), rules)
 
 
 def test_a_block_is_queued_once_for_each_tier_without_it(queues, index):
@@ -53,7 +53,7 @@ def test_blocks_leave_a_queue_in_order_of_arrival(queues):
 
 def test_a_tier_that_does_not_admit_a_block_does_not_get_it(index):
     rules = AdmissionRules(index, ManualClock(), [SecondTouch(100), AlwaysAdmit()], [{}, {}])
-    queues = WriteQueues(BlockCopies(index), rules)
+    queues = WriteQueues(CopyTable(index), rules)
     assert not queues.enqueue(0, [1])
     assert queues.enqueue(0), "the other tier takes it"
     queues.write_through([1])
@@ -64,7 +64,7 @@ def test_a_block_beyond_its_domains_write_budget_is_queued_for_no_tier(index):
     budget = WriteBudget(AlwaysAdmit(), NAMESPACE.slot_bytes * 24)  # one record a minute
     budgets = [{NAMESPACE.domain: budget}, {NAMESPACE.domain: budget}]
     rules = AdmissionRules(index, ManualClock(), [AlwaysAdmit(), AlwaysAdmit()], budgets)
-    queues = WriteQueues(BlockCopies(index), rules)
+    queues = WriteQueues(CopyTable(index), rules)
     assert queues.enqueue(0)
     assert not queues.enqueue(1), "so it may be evicted"
     assert len(queues) == 1

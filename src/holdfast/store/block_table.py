@@ -22,7 +22,7 @@ from holdfast.index.residency import NOT_HERE, Residency
 from holdfast.policy.base import EvictionPolicy
 from holdfast.policy.promotion import promotion_targets
 from holdfast.store.admission_rules import AdmissionRules
-from holdfast.store.copies import BlockCopies
+from holdfast.store.copies import CopyTable
 from holdfast.store.drops import Drops
 from holdfast.store.leases import Generation, LeaseTable
 from holdfast.store.recalls import Recalls
@@ -115,7 +115,7 @@ class BlockTable:
 
     def __post_init__(self) -> None:
         self.lock = threading.RLock()
-        self.copies = BlockCopies(self.index)
+        self.copies = CopyTable(self.index)
         self.is_on = self.copies.is_on
         below = list(enumerate(self.lower, start=1))
         self._volatile = {HOST, *(n for n, tier in below if isinstance(tier, Volatile))}
@@ -148,9 +148,9 @@ class BlockTable:
         self.failed_remote = RecentOutcomes(FAILED_S, FAILED_MAX)
         """Blocks whose copy on a shared tier was CORRUPT or UNREADABLE here."""
         self.evictions = Counter[int]()
-        """BlockCopies that left each tier for others, since the start."""
+        """Copies that left each tier for others, since the start."""
         self.failed_checks = Counter[tuple[int, Outcome]]()
-        """BlockCopies that failed a check, by tier and outcome, since the start."""
+        """Copies that failed a check, by tier and outcome, since the start."""
         self.faults: deque[CopyFault] = deque(maxlen=QUARANTINE_NOTES)
 
     def erase_generation(self, domain: bytes) -> int:
@@ -395,7 +395,7 @@ class BlockTable:
     def quarantine(self, row: int, tier: int, outcome: Outcome) -> None:
         """Remove a bad copy from the index at once, so that the next save rewrites the block.
 
-        The slot of a leased host copy is freed when the last reader ends. BlockCopies on lower tiers
+        The slot of a leased host copy is freed when the last reader ends. Copies on lower tiers
         are removed with a host copy, because they may have been written from it.
         """
         key = self.index.keys[row]

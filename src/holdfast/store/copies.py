@@ -41,7 +41,7 @@ class Filling:
         self.is_dropped = True
 
 
-class BlockCopies:
+class CopyTable:
     """The copies of the blocks of one index, on its tiers: 0 is the host."""
 
     def __init__(self, index: Residency) -> None:
@@ -101,7 +101,7 @@ class BlockCopies:
             self._leaving[tier].discard(row)
         return place
 
-    # BlockCopies that are being made.
+    # Copies that are being made.
 
     def begin_filling(self, row: int, tier: int) -> Filling:
         """Begin a copy; the caller ends it with `end_filling`, published or not."""
@@ -132,7 +132,7 @@ class BlockCopies:
             if (filling := fillings.get(row)) is not None:
                 filling.drop()
 
-    # BlockCopies that leave.
+    # Copies that leave.
 
     def begin_leaving(self, row: int, tier: int) -> None:
         """Note that a tier has named a held copy as one that it evicts next."""

@@ -11,13 +11,13 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable, Sequence
 
 from holdfast.store.admission_rules import AdmissionRules
-from holdfast.store.copies import BlockCopies
+from holdfast.store.copies import CopyTable
 
 
 class WriteQueues:
     """The write queues of the lower tiers of one store, numbered from 1."""
 
-    def __init__(self, copies: BlockCopies, rules: AdmissionRules) -> None:
+    def __init__(self, copies: CopyTable, rules: AdmissionRules) -> None:
         self._copies = copies
         self._rules = rules
         tiers = copies.tiers - 1
