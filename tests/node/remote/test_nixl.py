@@ -1,12 +1,23 @@
 """Records over NIXL between a node and a target, where both have it; over TCP where one has not."""
 
 import logging
+from itertools import repeat
 
 import pytest
 
+from holdfast.buffers import aligned_buffer
+from holdfast.codec.codec import codec_named
 from holdfast.errors import Outcome
 from holdfast.limits import MIB
-from holdfast.testing.payloads import key_of, namespace_of, record_of
+from holdfast.testing.payloads import (
+    encoded_record,
+    header_of,
+    is_right,
+    is_right_encoded,
+    key_of,
+    namespace_of,
+    record_of,
+)
 from holdfast.wire.remote import nixl
 from holdfast.wire.remote.buffer_pool import TransferBuffers, copy_parts
 from holdfast.wire.remote.nixl import NixlAgent
@@ -45,6 +56,20 @@ def test_records_are_transferred_by_nixl_and_not_over_the_socket(served):
     assert there.target.transport == "nixl"
     assert there.get(KEYS) == len(KEYS)
     assert there.service.counters.received_bytes == sum(map(len, RECORDS))
+
+
+def test_encoded_records_are_transferred_by_nixl_with_their_own_length(served):
+    there = served()
+    encoded = [encoded_record(header_of(NAMESPACE, key), codec_named("planes")) for key in KEYS]
+    assert all(len(record) < NAMESPACE.slot_bytes for record in encoded)
+    records = [*encoded[:-1], RECORDS[-1]]
+    assert there.target.put(records, 10) == [Outcome.OK] * len(records)
+    assert there.service.counters.received_bytes == sum(map(len, records))
+    into = [aligned_buffer(NAMESPACE.slot_bytes) for _ in KEYS]
+    assert there.target.get(NAMESPACE, KEYS, into, 10).blocks == len(KEYS)
+    assert there.target.transport == "nixl"
+    assert all(is_right_encoded(*each) for each in zip(into[:-1], repeat(NAMESPACE), KEYS))
+    assert is_right(into[-1], NAMESPACE, KEYS[-1])
 
 
 def test_nixl_is_used_after_the_arena_released_its_memory(served):

@@ -6,12 +6,23 @@ import threading
 import pytest
 
 from holdfast.blocks.envelope import SEAL_AES_GCM
+from holdfast.buffers import aligned_buffer
 from holdfast.byte_size import Size
+from holdfast.codec.codec import codec_named
 from holdfast.errors import Outcome
 from holdfast.testing.chained import ChainedBlocks
-from holdfast.testing.payloads import fill_record, header_of, key_of, namespace_of
+from holdfast.testing.payloads import (
+    encoded_record,
+    fill_record,
+    header_of,
+    is_right,
+    is_right_encoded,
+    key_of,
+    namespace_of,
+    record_of,
+)
 from holdfast.testing.shared_tier_contract import SharedTierContract
-from holdfast.tiers.base import Place, TierPut
+from holdfast.tiers.base import Place, TierGet, TierPut, segment_place
 from holdfast.tiers.mooncake.kind import MooncakeOptions
 from holdfast.tiers.mooncake.tier import NOT_FOUND, MooncakeTier
 from holdfast_bench.peers.mooncake_server import MooncakeServers
@@ -38,6 +49,35 @@ class TestMooncakeTier(SharedTierContract):
                 ask_s=DEADLINE_S,
             )
         )
+
+
+@pytest.fixture
+def mooncake(_mooncake, tmp_path):
+    """Yield the options of a tier on a Mooncake Store of this test."""
+    servers = MooncakeServers(tmp_path / "servers", 256 << 20)
+    servers.start()
+    yield MooncakeOptions(
+        master=servers.address, lane=Size(LANE_BYTES), deadline_s=DEADLINE_S, ask_s=DEADLINE_S
+    )
+    servers.close()
+
+
+def test_encoded_and_raw_records_of_one_namespace_are_read_as_they_were_written(mooncake):
+    namespace, keys = namespace_of(300_000), [key_of(n) for n in range(6)]
+    headers = [header_of(namespace, key) for key in keys]
+    records = [encoded_record(header, codec_named("planes")) for header in headers[:5]]
+    assert all(len(record) < namespace.slot_bytes for record in records)
+    records.append(record_of(namespace, keys[5]))
+    with contextlib.closing(MooncakeTier(mooncake)) as tier:
+        place = segment_place(headers[0].segment)
+        assert tier.write([TierPut(place, record) for record in records]) == [Outcome.OK] * 6
+    with contextlib.closing(MooncakeTier(mooncake)) as tier:
+        into = [aligned_buffer(namespace.slot_bytes) for _ in keys]
+        gets = [TierGet(place, *each, namespace) for each in zip(keys, into, strict=True)]
+        assert tier.read(gets) == [Outcome.OK] * 6
+    for key, record in zip(keys[:5], into, strict=False):
+        assert is_right_encoded(record, namespace, key)
+    assert is_right(into[5], namespace, keys[5])
 
 
 def test_a_lookup_does_not_wait_for_a_write_that_waits_for_the_master(monkeypatch):
