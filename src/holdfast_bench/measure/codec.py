@@ -1,7 +1,7 @@
 """Measure a codec beside a plain copy and other compressors, on keys and values of a trained model.
 
-Speeds are bytes of raw payload per second of this thread's processor time, so that they count one
-core whatever else the machine does. Encoding includes the proof.
+Speeds are bytes of raw payload per second of this process's processor time, so that they count one
+core whatever else the machine does, and threads of a compressor's own. Encoding includes the proof.
 """
 
 from __future__ import annotations
@@ -327,13 +327,13 @@ def _speeds(pipeline: Pipeline, raw: memoryview, rounds: int) -> tuple[float, fl
 
 
 def _gb_per_cpu_s(nbytes: int, work: Callable[[], object], rounds: int) -> float:
-    """Return the median over rounds of GB per second of this thread's processor time."""
+    """Return the median over rounds of GB per second of this process's processor time."""
     work()
     speeds = []
     for _ in range(rounds):
-        start_s = time.thread_time()
+        start_s = time.process_time()
         work()
-        speeds.append(nbytes / max(time.thread_time() - start_s, 1e-9) / GB)
+        speeds.append(nbytes / max(time.process_time() - start_s, 1e-9) / GB)
     return median(speeds)
 
 
