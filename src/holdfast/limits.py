@@ -12,6 +12,15 @@ BLOCK_TOKENS = 128
 SEGMENT_BLOCKS = 512
 """Default number of consecutive blocks of a chain that a pool places together."""
 
+STRIPE_TARGETS = 9
+"""Default of the most targets over which a segment is striped: eight blocks and their parity."""
+
+STRIPE_TARGETS_MAX = 32
+
+STRIPE_MEMBERS_MIN = 4
+"""Fewest targets over which a segment is striped: of fewer, a parity record costs a half or more of
+what it protects."""
+
 PAYLOAD_BYTES_MAX = 256 * MIB
 """Largest payload of one block."""
 

@@ -93,6 +93,12 @@ METRICS: Mapping[str, Metric] = {
         ("tier",), "Writes to a tier that were refused to keep its write budget."
     ),
     "tier_failures_total": Metric(("tier",), "Failed reads and writes of a tier."),
+    "tier_rebuilt_records_total": Metric(
+        ("tier",), "Records that a pool rebuilt from parity, because a target lacked them."
+    ),
+    "tier_parity_bytes_total": Metric(
+        ("tier",), "Bytes of parity records written; a part of the bytes written."
+    ),
     "tier_writes_stopped": Metric(
         ("tier",), "1 while a tier takes no new records, because its medium failed."
     ),
@@ -345,6 +351,8 @@ def _tier_samples(status: NodeStatus) -> Iterator[Sample]:
         yield Sample("tier_written_bytes_total", (tier,), usage.written_bytes)
         yield Sample("tier_failures_total", (tier,), usage.failures)
         yield Sample("tier_writes_stopped", (tier,), int(bool(usage.writes_stopped)))
+        yield Sample("tier_rebuilt_records_total", (tier,), usage.rebuilt)
+        yield Sample("tier_parity_bytes_total", (tier,), usage.parity_bytes)
     for codec in status.codecs:
         labels = (codec.tier,)
         yield Sample("codec_encodes", labels, int(codec.encodes))

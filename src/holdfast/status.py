@@ -33,6 +33,7 @@ class TierStatus(StatusFields, frozen=True):
 
     `writes_stopped`: why it takes no new records for now, as words that follow "writes stopped";
     empty while it does. `trouble`: why the tier's own report could not be used; empty if it could.
+    `rebuilt`: records computed from others of their row; `parity_bytes`: bytes written for that.
     """
 
     tier: str
@@ -43,6 +44,8 @@ class TierStatus(StatusFields, frozen=True):
     written_bytes: int = 0
     failures: int = 0
     writes_stopped: str = ""
+    rebuilt: int = 0
+    parity_bytes: int = 0
     trouble: str = ""
 
 
@@ -564,6 +567,8 @@ def tier_totals(tiers: Iterable[TierStatus]) -> dict[str, TierStatus]:
             written_bytes=before.written_bytes + one.written_bytes,
             failures=before.failures + one.failures,
             writes_stopped=before.writes_stopped or one.writes_stopped,
+            rebuilt=before.rebuilt + one.rebuilt,
+            parity_bytes=before.parity_bytes + one.parity_bytes,
             trouble=before.trouble or one.trouble,
         )
     return totals

@@ -27,6 +27,9 @@ TAG_BYTES = 16
 CODEC_NONE = 0
 """The payload is stored as it is."""
 
+CODEC_PARITY = 254
+"""The payload is the parity of other records; no codec has this number."""
+
 SEAL_NONE = 0
 """Tag is xxh3-128 over identity and payload."""
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Literal, Protocol, TypeAlias
 
+from holdfast.blocks.envelope import CODEC_PARITY
+
 CodecMode: TypeAlias = Literal["auto", "off", "planes"]
 """Option of a tier: encode where it pays (`auto`), never, or always with this codec."""
 
@@ -66,6 +68,10 @@ def register(codec: Codec) -> None:
     """Add a codec to the registry of this process. Raises ValueError for a number in use."""
     if codec.number not in CODEC_NUMBERS:
         raise ValueError(f"codec {codec.name}: number {codec.number} is not between 1 and 255")
+    if codec.number == CODEC_PARITY:
+        raise ValueError(
+            f"codec {codec.name}: number {CODEC_PARITY} is that of parity records; choose another"
+        )
     if find_codec(codec.number) is not None or codec.name in _codecs():
         raise ValueError(f"codec {codec.name}: number {codec.number} or the name is in use")
     _codecs()[codec.name] = codec

@@ -63,7 +63,8 @@ class ChainedBlocks:
         """Return write requests for blocks, each with memory of its own."""
         puts = []
         for number in numbers:
-            header = header_of(self.namespace, self.key(number), depth=number)
+            parent = self.key(number - 1) if number else None
+            header = header_of(self.namespace, self.key(number), parent, number)
             header = header._replace(segment=self.segment(number))
             if self._codec is None:
                 record = aligned_buffer(self.namespace.slot_bytes)

@@ -84,7 +84,8 @@ class TierUsage(msgspec.Struct, frozen=True):
     """Usage of a tier in bytes and records, and its counters since start.
 
     `writes_stopped`: why the tier takes no new records for now, as words that follow "writes
-    stopped"; empty while it does.
+    stopped"; empty while it does. `rebuilt`: records computed from others of their row;
+    `parity_bytes`: bytes of the records that make that possible, a part of `written_bytes`.
     """
 
     capacity_bytes: int
@@ -94,6 +95,8 @@ class TierUsage(msgspec.Struct, frozen=True):
     written_bytes: int = 0
     failures: int = 0
     writes_stopped: str = ""
+    rebuilt: int = 0
+    parity_bytes: int = 0
 
 
 class Tier(Protocol):

@@ -7,7 +7,7 @@ import time
 import msgspec
 import pytest
 
-from holdfast.blocks.envelope import read_header
+from holdfast.blocks.envelope import header_of_record, read_header
 from holdfast.blocks.key import Chain
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import check_without_key, pack, payload, verify
@@ -26,6 +26,7 @@ NAMESPACE = namespace_of(8_000)
 QUICK = PoolTierOptions(
     deadline_s=20.0,  # a busy machine is not what these targets are judged by
     ask_s=20.0,
+    stripe_targets=1,  # tests of stripes set it
     membership=MembershipOptions(dead_after_s=0.0, ramp_s=0.0, transient_s=0.0, unseen_s=0.0),
     health=HealthOptions(breaker=BreakerOptions(failures=2, pause_s=30.0)),
 )
@@ -53,9 +54,10 @@ class FakeTarget:
         if not self._answers():
             return ReceivedRecords(0, Outcome.GONE)
         for number, (key, buffer) in enumerate(zip(keys, into, strict=True)):
-            if key not in self.records:
+            if not self._has(namespace, key):
                 return ReceivedRecords(number, Outcome.MISS)
-            buffer[:] = self.records[key]
+            record = self.records[key]
+            buffer[: len(record)] = record
         return ReceivedRecords(len(keys), Outcome.OK)
 
     def exist(self, namespace, keys, deadline_s):
@@ -63,7 +65,7 @@ class FakeTarget:
             return HeldFlags(b"", Outcome.GONE if "dead" in self.mood else Outcome.OK)
         if not self._answers():
             return HeldFlags(bytes(len(keys)), Outcome.GONE)
-        return HeldFlags(bytes(key in self.records for key in keys), Outcome.OK)
+        return HeldFlags(bytes(self._has(namespace, key) for key in keys), Outcome.OK)
 
     def delete(self, namespace, keys, deadline_s):
         return BlockCount(sum(self.records.pop(key, None) is not None for key in keys), Outcome.OK)
@@ -85,6 +87,10 @@ class FakeTarget:
 
     def close(self) -> None:
         pass
+
+    def _has(self, namespace, key) -> bool:
+        header = header_of_record(self.records.get(key, b""))
+        return header is not None and header.fingerprint == namespace.fingerprint
 
     def _answers(self) -> bool:
         self.calls += 1
@@ -139,7 +145,8 @@ class Fleet:
         for depth, key in enumerate(chain.keys):
             record = aligned_buffer(NAMESPACE.slot_bytes)
             payload(record, NAMESPACE.raw_bytes)[:] = payload_of(key, NAMESPACE.raw_bytes)
-            header = header_of(NAMESPACE, key)._replace(depth=depth, segment=chain.segment(depth))
+            header = header_of(NAMESPACE, key, chain.parent(depth), depth)
+            header = header._replace(segment=chain.segment(depth))
             pack(record, header)
             yield segment_place(chain.segment(depth)), record
 

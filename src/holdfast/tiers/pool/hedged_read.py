@@ -46,6 +46,11 @@ class HedgeBudget:
             most = 100 * HEDGES_SAVED_MAX
             self._saved_percent = min(most, self._saved_percent + self._percent)
 
+    def is_ready(self) -> bool:
+        """Return whether `take` would allow a hedge now."""
+        with self._lock:
+            return self._saved_percent >= 100  # noqa: PLR2004  # per cent
+
     def take(self) -> bool:
         """Return whether one more hedge may be sent, and count it if so."""
         with self._lock:

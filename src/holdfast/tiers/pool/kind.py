@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.finding import Finding, problem
+from holdfast.limits import STRIPE_MEMBERS_MIN, STRIPE_TARGETS, STRIPE_TARGETS_MAX
 from holdfast.tiers.base import Tier
 from holdfast.tiers.kind import RecordTierSection, TierContext, TierKind
 from holdfast.tiers.option_checks import DEADLINE_S_MAX, check_above_zero
@@ -33,19 +34,27 @@ class PoolOptions(RecordTierSection, frozen=True, tag="pool", tag_field="kind"):
     kubernetes://[NAMESPACE/]SERVICE[:PORT] or etcd://HOST:PORT[,HOST:PORT][/PREFIX]. A suffix
     ?ca=FILE&cert=FILE&key=FILE enables TLS to etcd (cert and key if etcd requires a client's).
     `ramp_s`: time in which the share of a joining target grows from a sixteenth to its full share.
+    `stripe_targets`: most targets over which a segment is striped; 1: each is on one target.
     """
 
     members: str
     deadline_s: float = 2.0
     ask_s: float = 0.25
     ramp_s: float = 300.0
+    stripe_targets: int = STRIPE_TARGETS
 
 
 def check_pool(options: PoolOptions, at: str) -> None:
-    """Raise ConfigError for a time out of range."""
+    """Raise ConfigError for a time or a number out of range."""
     check_above_zero(f"{at}.deadline_s", options.deadline_s, DEADLINE_S_MAX)
     check_above_zero(f"{at}.ask_s", options.ask_s, DEADLINE_S_MAX)
     check_above_zero(f"{at}.ramp_s", options.ramp_s, RAMP_S_MAX)
+    least, stripe = STRIPE_MEMBERS_MIN, options.stripe_targets
+    if stripe != 1 and not least <= stripe <= STRIPE_TARGETS_MAX:
+        raise ConfigError(
+            f"{at}.stripe_targets: {stripe} is neither 1 nor {least} to {STRIPE_TARGETS_MAX}; "
+            "choose another, the same on all nodes that share a pool"
+        )
 
 
 def open_pool(options: PoolOptions, context: TierContext) -> Tier:
@@ -58,6 +67,7 @@ def open_pool(options: PoolOptions, context: TierContext) -> Tier:
         deadline_s=options.deadline_s,
         ask_s=options.ask_s,
         segment_blocks=context.segment_blocks,
+        stripe_targets=options.stripe_targets,
         membership=MembershipOptions(ramp_s=options.ramp_s),
     )
     source = open_source(options.members, f"{context.at}.members")

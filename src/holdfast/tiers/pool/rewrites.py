@@ -76,4 +76,4 @@ class LostBlocks:
         self._down = set(down)
         if not gone:
             return None
-        return lambda place: any(member.id in gone for member in before.rank(segment_of(place))[:1])
+        return lambda place: any(member.id in gone for member in before.owners(segment_of(place)))

@@ -15,12 +15,14 @@ from holdfast.tiers.base import Place, TierGet, TierPut
 class SegmentBatch(NamedTuple):
     """Indices into a batch of the records of one segment.
 
-    However many members are asked, all work on it ends at `until`, in `time.monotonic()`.
+    However many members are asked, all work on it ends at `until`, in `time.monotonic()`. `block`:
+    the number in the segment of one of its blocks; all are on the lane of this one.
     """
 
     segment: bytes
     indices: list[int]
     until: float
+    block: int = 0
 
     @property
     def left_s(self) -> float:
@@ -46,6 +48,22 @@ def _parts(groups: Sequence[tuple[Place, Namespace | None]], seconds: float) -> 
             parts[group] = SegmentBatch(segment_of(group[0]), [], until)
         parts[group].indices.append(index)
     return list(parts.values())
+
+
+def parts_by_lane(
+    parts: Sequence[SegmentBatch], lanes: int, blocks: Sequence[int]
+) -> list[SegmentBatch]:
+    """Split parts by lane; `blocks` has the number in its segment of each record of the batch."""
+    found = list[SegmentBatch]()
+    for part in parts:
+        of_lane: dict[int, SegmentBatch] = {}
+        for index in part.indices:
+            lane = blocks[index] % lanes
+            if lane not in of_lane:
+                of_lane[lane] = part._replace(indices=[], block=blocks[index])
+            of_lane[lane].indices.append(index)
+        found += of_lane.values()
+    return found
 
 
 def segment_of(place: Place) -> bytes:

@@ -1,9 +1,13 @@
 """The pool tier: records on other nodes, placed by segment, requested within a deadline.
 
-    write   each record to the owner of its segment (and to a second member if it is hot)
+    write   each record to its owner (and to a second member if its segment is hot); then a parity
+            record of each row of blocks
     read    from the owner, or from members that may hold it instead: the next in rank, or the
-            owner before a change of members
+            owner before a change of members; else rebuilt from the other blocks of its row
     held    the number of leading blocks of a chain, with one question per member
+
+With few members a segment has one owner. With more it is striped over several, each of which owns a
+lane of it; `striped_reads` and `striped_lookup` combine the lanes.
 
 A slow, dead or late member costs a bounded time once. Then its breaker opens, its segments go to
 the next member in rank, and its blocks are recomputed.
@@ -16,16 +20,16 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from holdfast.blocks.envelope import read_header, record_length
+from holdfast.blocks.envelope import header_of_record, read_header, record_length
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace, namespace_of
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import Outcome
-from holdfast.limits import MIB, SEGMENT_BLOCKS
+from holdfast.limits import MIB, SEGMENT_BLOCKS, STRIPE_TARGETS
 from holdfast.membership.members import Member
 from holdfast.membership.membership import Membership, MembershipOptions, MembershipSource
 from holdfast.status import MemberStatus
@@ -40,6 +44,7 @@ from holdfast.tiers.base import (
     segment_place,
 )
 from holdfast.tiers.gate import MediumGate
+from holdfast.tiers.pool.chain_links import ChainLinks
 from holdfast.tiers.pool.connection_checks import check_members
 from holdfast.tiers.pool.connections import TargetConnections
 from holdfast.tiers.pool.health import HealthOptions, PoolHealth
@@ -47,14 +52,20 @@ from holdfast.tiers.pool.health_probe import HealthProbes
 from holdfast.tiers.pool.hedged_read import HEDGED_BYTES_MAX, HedgedReads
 from holdfast.tiers.pool.hot_segments import HotSegments
 from holdfast.tiers.pool.lookup import Route, SegmentLookup
+from holdfast.tiers.pool.parity import parity_key, parity_namespace
+from holdfast.tiers.pool.parity_writes import ParityWrites
+from holdfast.tiers.pool.pool_calls import PoolCalls
 from holdfast.tiers.pool.rewrites import LostBlocks, MisplacedBlocks
 from holdfast.tiers.pool.segment_batch import (
     SegmentBatch,
     names_of,
+    parts_by_lane,
     parts_of_gets,
     parts_of_puts,
     segment_of,
 )
+from holdfast.tiers.pool.striped_lookup import StripedLookup
+from holdfast.tiers.pool.striped_reads import Lateness, StripedReads
 from holdfast.tiers.pool.target_statistics import CallKind
 from holdfast.tiers.transfer_counts import TransferCounts
 from holdfast.tiers.unverified_records import UnverifiedRecords
@@ -72,18 +83,21 @@ they are sent."""
 _LIST_POLL_S = 0.01
 """Interval at which `wait_listed` checks the source for an error, in seconds."""
 
+T = TypeVar("T")
 _Tell: TypeAlias = Callable[[TargetClient, Namespace, Sequence[bytes], float], BlockCount]
 
 
 class PoolTierOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Timeouts of calls in seconds, and the options of membership and health.
 
-    `segment_blocks` blocks of a chain are placed together; all users of the pool must agree on it.
+    `segment_blocks` blocks of a chain are placed together, on one target, or striped over up to
+    `stripe_targets`. All users of the pool must agree on both.
     """
 
     deadline_s: float = 2.0
     ask_s: float = 0.25
     segment_blocks: int = SEGMENT_BLOCKS
+    stripe_targets: int = STRIPE_TARGETS
     threads: int = 16
     membership: MembershipOptions = MembershipOptions()
     health: HealthOptions = HealthOptions()
@@ -108,7 +122,9 @@ class PoolTier(AnsweringTier):
         self.health = PoolHealth(clock, self.options.health, chance)
         self._counts = TransferCounts()
         self.connections = TargetConnections(connect, self.health, self._counts)
-        self.lookup = SegmentLookup(self.membership, self.health.trusted, self.health.unsure)
+        self.lookup = SegmentLookup(
+            self.membership, self.health.trusted, self.health.unsure, self.options.stripe_targets
+        )
         self.misplaced_blocks = MisplacedBlocks(clock)
         self._unverified_records = UnverifiedRecords()
         self._lost_blocks = LostBlocks(self.lookup.placement())
@@ -122,8 +138,17 @@ class PoolTier(AnsweringTier):
         self.hedged_reads = HedgedReads(self.health, f"holdfast-{name}-hedged-read")
         self._gate = MediumGate()
         self._listed = threading.Event()
+        segment_blocks, deadline_s = self.options.segment_blocks, self.options.deadline_s
+        calls = PoolCalls(self._each, self._read, self._receive_found, self._exist, self._send)
+        self._links = ChainLinks(segment_blocks)
+        self._striped_lookup = StripedLookup(self.lookup, self._links, calls, segment_blocks)
+        lateness = Lateness(self.health, self.hedged_reads.hedging)
+        self._striped_reads = StripedReads(self.lookup, self._links, calls, lateness, deadline_s)
+        self._parity = ParityWrites(clock, self.lookup, calls, deadline_s, segment_blocks)
         source.watch(self._on_members)
         self._probes.start()
+        if self.lookup.stripe > 1:
+            self._parity.start()
 
     def wait_listed(self, within_s: float) -> bool:
         """Wait for the first member list, or for an error of its source, up to a time.
@@ -140,20 +165,23 @@ class PoolTier(AnsweringTier):
     def known(self, batch: Sequence[TierPut]) -> list[bool]:
         """Ask the owners which records they hold already, because another host wrote them."""
         found = [False] * len(batch)
-        parts = parts_of_puts(batch, self.options.ask_s)
+        parts = self._put_parts(batch, self.options.ask_s)
         self._each(parts, lambda part: self._find(part, batch, found))
         return found
 
     def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
         """Send each record to the owner of its segment; OK once one copy is stored."""
         outcomes = [Outcome.GONE] * len(batch)
-        parts = parts_of_puts(batch, self.options.deadline_s)
+        parts = self._put_parts(batch, self.options.deadline_s)
         self._each(parts, lambda part: self._write(part, batch, outcomes))
+        self._parity.add(batch, outcomes)
         return outcomes
 
     def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
         """Receive records straight into their buffers, all segments concurrently."""
         outcomes = [Outcome.GONE if self._gate.is_shut else Outcome.LATE] * len(batch)
+        if self.lookup.is_striped() and not self._gate.is_shut:
+            return self._striped_reads.read(batch)
         parts = parts_of_gets(batch, self.options.deadline_s)
         self._each(parts, lambda part: self._read(part, batch, outcomes))
         return outcomes
@@ -164,6 +192,8 @@ class PoolTier(AnsweringTier):
         """Ask the members; OK if all that may hold the first missing block have answered."""
         found = bytearray(len(keys))
         until = time.monotonic() + min(self.options.ask_s, within_s)
+        if self.lookup.is_striped() and not self._gate.is_shut:
+            return self._striped_lookup.ask(namespace, keys, start, until)
         parts = [
             SegmentBatch(segment_of(place), list(blocks), until)
             for place, blocks in chain_segments(keys, start, self.options.segment_blocks)
@@ -184,9 +214,13 @@ class PoolTier(AnsweringTier):
         )
 
     def delete(self, batch: Sequence[TierGet]) -> None:
-        """Have every member that may hold a record delete it."""
+        """Have every member that may hold a record delete it, and parity records that begin so."""
+        rows = [
+            get._replace(key=parity_key(get.key), namespace=parity_namespace(get.namespace))
+            for get in (batch if self.lookup.is_striped() else ())
+        ]
         self._tell_holders(
-            batch, self.options.ask_s, lambda target, *blocks: target.delete(*blocks)
+            [*batch, *rows], self.options.ask_s, lambda target, *blocks: target.delete(*blocks)
         )
 
     def misplaced(self, namespace: Namespace, keys: Sequence[bytes]) -> set[bytes]:
@@ -251,15 +285,31 @@ class PoolTier(AnsweringTier):
             "limits": self.limits(),
             "hedges": self.hedged_reads.hedging.hedges,
             "moved": self.misplaced_blocks.moved,
+            "lanes": self.lookup.lanes(),
+            "rebuilt": self._striped_reads.rebuilt,
+            "parity": {
+                "records": self._parity.written,
+                "bytes": self._parity.written_bytes,
+                "refused": self._parity.refused,
+            },
             "members": members,
         }
 
     def usage(self) -> TierUsage:
-        """Return the bytes transferred; the members report their own usage."""
-        return self._counts.usage()
+        """Return the bytes transferred, and blocks rebuilt; the members report their own usage."""
+        return msgspec.structs.replace(
+            self._counts.usage(),
+            rebuilt=self._striped_reads.rebuilt,
+            parity_bytes=self._parity.written_bytes,
+        )
 
     def close(self) -> None:
-        """Stop watching, wait for calls in progress (bounded), close the connections."""
+        """Protect open rows, stop watching, wait for calls in progress, close the connections.
+
+        Bounded in time.
+        """
+        self._parity.close()
+        self._parity.end_all()
         self._gate.shut()
         self._source.close()
         self._probes.close()
@@ -282,14 +332,27 @@ class PoolTier(AnsweringTier):
         self.health.keep(known, listed)
         self.connections.keep(known)
 
-    def _each(self, parts: Sequence[SegmentBatch], act: Callable[[SegmentBatch], None]) -> None:
-        """Call a function for every part, concurrently; calls keep their own deadlines.
+    def _each(self, items: Sequence[T], act: Callable[[T], object]) -> None:
+        """Call a function for every item, concurrently; calls keep their own deadlines.
 
-        Does nothing if the tier is closed. After it, no part uses the caller's buffers.
+        Does nothing if the tier is closed. After it, no call uses the caller's buffers.
         """
         with self._gate.enter() as admitted:
             if admitted:
-                parallel(act, parts, self._threads)
+                parallel(act, items, self._threads)
+
+    def _put_parts(self, batch: Sequence[TierPut], seconds: float) -> list[SegmentBatch]:
+        """Split records to write by segment and lane, and note where they are in their chains."""
+        parts, lanes = parts_of_puts(batch, seconds), self.lookup.lanes()
+        if lanes == 1:
+            return parts
+        blocks = [0] * len(batch)
+        for index, put in enumerate(batch):
+            header = header_of_record(put.record)
+            if header is not None:
+                blocks[index] = header.depth % self.options.segment_blocks
+                self._links.note_block(header.key, header.parent, header.depth)
+        return parts_by_lane(parts, lanes, blocks)
 
     def _find(self, part: SegmentBatch, batch: Sequence[TierPut], found: list[bool]) -> None:
         """Ask all owners of a part which of its records they hold, if the part is large enough."""
@@ -308,7 +371,8 @@ class PoolTier(AnsweringTier):
 
     def _route(self, part: SegmentBatch) -> Route:
         """Return the members to write a part to."""
-        return self.lookup.route(part.segment, HOT_COPIES if self.hot.is_hot(part.segment) else 1)
+        copies = HOT_COPIES if self.hot.is_hot(part.segment) else 1
+        return self.lookup.route(part.segment, copies, part.block)
 
     def _write(self, part: SegmentBatch, batch: Sequence[TierPut], outcomes: list[Outcome]) -> None:
         records = [batch[index].record for index in part.indices]
@@ -323,8 +387,6 @@ class PoolTier(AnsweringTier):
                 if outcome is Outcome.OK and self._unverified_records:
                     header, _ = read_header(batch[index].record)
                     self._unverified_records.unmark(namespace_of(header), header.key)
-                if outcome is Outcome.OK:
-                    self._counts.add(written_bytes=len(batch[index].record))
 
     def _send(
         self, member: Member, part: SegmentBatch, records: Sequence[memoryview]
@@ -336,6 +398,8 @@ class PoolTier(AnsweringTier):
             sum(map(len, records)),
             CallKind.WRITE,
         )
+        lengths = zip(map(len, records), stored or (), strict=False)
+        self._counts.add(written_bytes=sum(n for n, outcome in lengths if outcome is Outcome.OK))
         return stored or ()
 
     def _read(self, part: SegmentBatch, batch: Sequence[TierGet], outcomes: list[Outcome]) -> None:
@@ -349,7 +413,8 @@ class PoolTier(AnsweringTier):
         begins = any(segment_place(get.key[:SEGMENT_BYTES]) == get.place for get in gets)
         hot = self.hot.hit(part.segment) if begins else self.hot.is_hot(part.segment)
         copies = HOT_COPIES if hot else 1
-        route = self.lookup.route(part.segment, copies)
+        route = self.lookup.route(part.segment, copies, part.block)
+        owners = {*route.write, *self.lookup.owners(part.segment)}
         left = list(part.indices)
         members, asked = list(route.read), set[Member]()
         if route.owners >= HOT_COPIES:
@@ -369,11 +434,12 @@ class PoolTier(AnsweringTier):
                 self._note_misplaced(batch, part.indices[: len(part.indices) - len(left)])
         for member in members:
             if left and member not in asked:
-                before, owns = left, member in route.write
+                before, owns = left, member in owners
                 left = self._receive(member, part._replace(indices=left), batch, outcomes)
                 if missed or not owns:
                     self._note_misplaced(batch, before[: len(before) - len(left)])
-                missed |= owns and bool(left) and outcomes[left[0]] is Outcome.MISS
+                had_copy = copies > 1 and member in route.write
+                missed |= had_copy and bool(left) and outcomes[left[0]] is Outcome.MISS
         done = [batch[i].into for i in part.indices if outcomes[i] is Outcome.OK]
         self._counts.add(read_bytes=sum(map(record_length, done)))
 
@@ -381,6 +447,15 @@ class PoolTier(AnsweringTier):
         if came:
             keys = [batch[index].key for index in came]
             self.misplaced_blocks.found(batch[came[0]].namespace, keys)
+
+    def _receive_found(
+        self, member: Member, part: SegmentBatch, batch: Sequence[TierGet], outcomes: list[Outcome]
+    ) -> list[int]:
+        """Receive records that a member has answered that it holds, and count their bytes."""
+        left = self._receive(member, part, batch, outcomes)
+        came = part.indices[: len(part.indices) - len(left)]
+        self._counts.add(read_bytes=sum(record_length(batch[index].into) for index in came))
+        return left
 
     def _receive(
         self,
@@ -460,8 +535,10 @@ class PoolTier(AnsweringTier):
         def visit(part: SegmentBatch) -> None:
             namespace = batch[part.indices[0]].namespace
             keys = [batch[index].key for index in part.indices]
-            route = self.lookup.route(part.segment, HOT_COPIES)
-            for member in route.read:
+            members = dict.fromkeys(self.lookup.route(part.segment, HOT_COPIES).read)
+            if self.lookup.is_striped():
+                members |= dict.fromkeys(self.lookup.holders(part.segment))
+            for member in members:
                 if part.left_s:
                     self.connections.call(
                         member, lambda target, _: tell(target, namespace, keys, part.left_s)
