@@ -44,8 +44,17 @@ class LoopbackNetwork:
     cuts = False
     """Whether hosts can be disconnected."""
 
-    def host(self) -> Host:
-        """Return a new host; it exists as long as the network."""
+    limits = False
+    """Whether the rate of a host's link can be limited."""
+
+    def host(self, bits_per_s: int = 0) -> Host:
+        """Return a new host; it exists as long as the network.
+
+        `bits_per_s`: rate of its link, each way; 0: no limit. Raises HoldfastError for another
+        number if `limits` is false.
+        """
+        if bits_per_s:
+            raise HoldfastError(f"a loopback port has no link of {bits_per_s} bit/s; run as root")
         return Host(f"tcp://{LOOPBACK}:{free_port()}")
 
     def cut(self, address: str) -> None:
@@ -61,6 +70,7 @@ class NamespaceNetwork:
 
     kind = "network namespaces"
     cuts = True
+    limits = shutil.which("tc") is not None
 
     def __init__(self, stack: ExitStack, log: Path) -> None:
         """Create the bridge; `stack` ends all namespaces. Raises HoldfastError if refused."""
@@ -72,7 +82,7 @@ class NamespaceNetwork:
         self._in(self._switch, "link", "add", "bridge", "type", "bridge")
         self._in(self._switch, "link", "set", "bridge", "up")
 
-    def host(self) -> Host:
+    def host(self, bits_per_s: int = 0) -> Host:
         self._hosts += 1
         name, address = f"host{self._hosts}", f"{_SUBNET}.{self._hosts}"
         held = self._hold(name)
@@ -82,6 +92,9 @@ class NamespaceNetwork:
         self._in(held, "addr", "add", f"{address}/{_BITS}", "dev", "eth0")
         for device in ("lo", "eth0"):
             self._in(held, "link", "set", device, "up")
+        if bits_per_s:
+            self._limit(held, "eth0", bits_per_s)
+            self._limit(self._switch, name, bits_per_s)
         host = Host(f"tcp://{address}:{PORT}", _inside(held))
         self._cables[host.address] = name
         return host
@@ -105,12 +118,18 @@ class NamespaceNetwork:
         wait_until(held, separated, _HOLD_READY_S, "in a network of its own")
         return held
 
+    def _limit(self, held: ChildProcess, device: str, bits_per_s: int) -> None:
+        """Limit what leaves through a device."""
+        bucket = ("tbf", "rate", f"{bits_per_s}bit", "burst", "256kb", "latency", "20ms")
+        self._run(held, "tc", "qdisc", "add", "dev", device, "root", *bucket)
+
     def _in(self, held: ChildProcess, *words: str) -> None:
-        done = subprocess.run(
-            [*_inside(held), "ip", *words], capture_output=True, text=True, check=False
-        )
+        self._run(held, "ip", *words)
+
+    def _run(self, held: ChildProcess, *argv: str) -> None:
+        done = subprocess.run([*_inside(held), *argv], capture_output=True, text=True, check=False)
         if done.returncode:
-            raise HoldfastError(f"ip {' '.join(words)}: {done.stderr.strip() or done.returncode}")
+            raise HoldfastError(f"{' '.join(argv)}: {done.stderr.strip() or done.returncode}")
 
 
 Network: TypeAlias = LoopbackNetwork | NamespaceNetwork

@@ -88,13 +88,18 @@ class PoolUnderTest:
         self._token_key = self._replace("token.key", self._signing)
         self._token = self.renew_token()
 
-    def start_targets(self, count: int, disk_bytes: int = TARGET_DISK_BYTES) -> list[str]:
-        """Start targets, write the members file, and return the new targets' names."""
+    def start_targets(
+        self, count: int, disk_bytes: int = TARGET_DISK_BYTES, bits_per_s: int = 0
+    ) -> list[str]:
+        """Start targets, write the members file, and return the new targets' names.
+
+        `bits_per_s`: rate of each target's link; 0: no limit.
+        """
         self.renew_token()
         names = [f"target-{self._started + number}" for number in range(1, count + 1)]
         self._started += count
         for name in names:
-            place = self._network.host()
+            place = self._network.host(bits_per_s)
             node = NodeUnderTest(
                 self._folder / name,
                 TARGET_HOST_BYTES,

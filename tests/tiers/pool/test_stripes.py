@@ -404,3 +404,22 @@ def test_a_closed_pool_answers_gone(striped) -> None:
     one.pool.close()
     assert set(one.read(chain)) == {Outcome.GONE}
     assert one.pool.ask(NAMESPACE, chain.keys, 0).outcome is not Outcome.OK
+
+
+def test_a_late_and_a_lost_block_of_one_row_both_come_if_the_late_member_answers_in_time(striped):
+    one = striped(16, deadline_s=8.0)
+    chain = one.chain(57, 16)
+    one.write(chain)
+    [lost] = holders(one, chain.keys[4])
+    del one.targets[lost].records[chain.keys[4]]
+    [late] = holders(one, chain.keys[2])
+    at_once, calls = one.targets[late].get, []
+
+    def late_at_first(namespace, keys, into, deadline_s, on_progress=None):
+        calls.append(keys)
+        if len(calls) == 1:
+            return ReceivedRecords(0, Outcome.LATE)
+        return at_once(namespace, keys, into, deadline_s, on_progress)
+
+    one.targets[late].get = late_at_first
+    assert set(one.read(chain)) == {Outcome.OK}

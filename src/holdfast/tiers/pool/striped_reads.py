@@ -116,6 +116,9 @@ class StripedReads:
         self._by_parity(batch, _missing(outcomes), outcomes, until)
         late = [index for index in indices if outcomes[index] is Outcome.LATE]
         self._by_search(batch, late, outcomes, until)
+        if any(outcomes[index] is Outcome.OK for index in late):
+            # Rows that lacked a late block beside a lost one lack one only now.
+            self._by_parity(batch, _missing(outcomes), outcomes, until)
         return outcomes
 
     def _by_lane(

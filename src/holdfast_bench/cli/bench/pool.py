@@ -10,7 +10,7 @@ from holdfast.report import Row, not_measured
 from holdfast_bench.cli import measuring
 from holdfast_bench.cli.progress import Steps
 from holdfast_bench.harness import model
-from holdfast_bench.measure import degraded_pool, peers, placement, pool, silent_pool
+from holdfast_bench.measure import degraded_pool, peers, placement, pool, silent_pool, stripes
 from holdfast_bench.measure.silent_pool import SilentPoolSettings
 
 ALSO = ("local_cpu_s_per_gb", "remote_cpu_s_per_gb", "plain_us", "alone_s", "why")
@@ -24,6 +24,8 @@ PARTS = {
     "nixl": "the first over NIXL, if it is installed",
     "placement": "segments moved by a join, prefixes usable after a loss, reads caused by "
     "1,000 threads; no timing",
+    "stripes": "contexts whole after a loss and what that costs (no timing); one context over four "
+    "links of 1 Gbit/s, as root",
     "trouble": "a member that joins, one late target, all targets stopped",
     "engine": "a real engine while all targets are mute, if vLLM is installed",
     "peers": "other stores, those that are installed",
@@ -70,6 +72,9 @@ def _parts(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
                     yield from pool.nixl_rows(scratch, args.rounds)
                 case "placement":
                     yield from placement.placement_rows(scratch)
+                case "stripes":
+                    yield from stripes.survival_rows()
+                    yield from stripes.speed_rows(scratch)
                 case "trouble":
                     yield from degraded_pool.trouble_rows(scratch)
                 case "engine" if find_spec("vllm") is None:
