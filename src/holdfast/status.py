@@ -111,7 +111,9 @@ class MemberReport(StatusFields, frozen=True):
 class SharedTierReport(StatusFields, frozen=True):
     """What a shared tier tells of its remote side; `trouble`: why it cannot tell more.
 
-    `limits`: what this node's credentials do not permit there, in words.
+    `limits`: what this node's credentials do not permit there, in words. Of a pool: `lanes`, over
+    how many members a segment is striped; records that were rebuilt; parity records that were
+    written and that members refused.
     """
 
     tier: str
@@ -119,6 +121,10 @@ class SharedTierReport(StatusFields, frozen=True):
     trouble: str = ""
     members: list[MemberReport] = []
     limits: str = ""
+    lanes: int = 1
+    rebuilt: int = 0
+    parity_records: int = 0
+    parity_refused: int = 0
 
 
 @prepared

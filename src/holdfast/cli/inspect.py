@@ -159,6 +159,12 @@ def _pools_text(pools: Sequence[SharedTierReport]) -> str:
     lines = []
     for pool in pools:
         lines.append(f"{pool.tier}: {many(len(pool.members), 'member')}, epoch {pool.epoch}")
+        if pool.lanes > 1 or pool.parity_records:
+            refused = f", {pool.parity_refused:,} refused" if pool.parity_refused else ""
+            lines.append(
+                f"  striped over {pool.lanes}: {many(pool.parity_records, 'parity record')} "
+                f"written{refused}, {many(pool.rebuilt, 'record')} rebuilt"
+            )
         if pool.limits:
             lines.append(f"  {pool.limits}: `holdfast doctor` says what does not work")
         if pool.trouble:

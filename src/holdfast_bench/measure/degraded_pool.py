@@ -2,7 +2,7 @@
 
 The targets are real processes over loopback; the host's pool tier runs in this process. The answers
 of a late target arrive `LATE_S` later. A mute target is stopped (SIGSTOP): its connections stay
-open and it answers nothing.
+open and it answers nothing. The pools are not striped: a block is on the owner of its segment.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _join_row(addresses: Sequence[str]) -> Row:
 def _miss_share(addresses: Sequence[str], overlap_s: float) -> float:
     """Return the share of blocks missed after another member has joined with its full share."""
     membership = MembershipOptions(overlap_s=overlap_s, ramp_s=0.0, transient_s=0.0, unseen_s=0.0)
-    options = PoolTierOptions(membership=membership, health=_NO_EJECTION)
+    options = PoolTierOptions(stripe_targets=1, membership=membership, health=_NO_EJECTION)
     with closing(DegradedPool(addresses, options, TARGETS - 1)) as pool:
         blocks = _blocks(CHAINS)
         pool.save(blocks)
@@ -205,7 +205,9 @@ def _late(
     Hedged reads need second copies, so with `hedge` the segments are made hot and saved again.
     """
     reads = READS if hedge else LATE_READS
-    with closing(DegradedPool(addresses, PoolTierOptions(health=health), TARGETS)) as pool:
+    with closing(
+        DegradedPool(addresses, PoolTierOptions(stripe_targets=1, health=health), TARGETS)
+    ) as pool:
         blocks, rng = _blocks(HOT_CHAINS), random.Random(SEED)  # noqa: S311  # an order, not a secret
         pool.save(blocks)
         if hedge:
@@ -226,7 +228,7 @@ def _mute_rows(targets: Sequence[TargetUnderTest]) -> list[Row]:
     A user's request waits only for the lookup: with all breakers open, nothing else is sent.
     """
     addresses = [target.peer_address for target in targets]
-    with closing(DegradedPool(addresses, PoolTierOptions(), TARGETS)) as pool:
+    with closing(DegradedPool(addresses, PoolTierOptions(stripe_targets=1), TARGETS)) as pool:
         blocks = _blocks(CHAINS)
         pool.save(blocks)
         asking = itertools.cycle(blocks)

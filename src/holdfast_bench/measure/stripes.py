@@ -106,6 +106,11 @@ class KeepingTarget(TargetClient):
         return NodeStatus(), Outcome.GONE if self.dead else Outcome.OK
 
 
+def stripe_rows(folder: Path) -> list[Row]:
+    """Measure survival, cost and speed."""
+    return [*survival_rows(), *speed_rows(folder)]
+
+
 def survival_rows() -> list[Row]:
     """Write conversations to 16 targets, lose one, and count the prefixes that come back whole."""
     members = [Member(id=f"t{n}", address=f"tcp://10.0.0.{n + 1}:1") for n in range(MEMBERS)]

@@ -393,7 +393,7 @@ def test_members_are_named_in_the_description_with_lanes_and_parity(striped) -> 
     one.write(one.chain(55, 64))
     told = one.pool.describe()
     assert told["lanes"] == 9
-    assert told["parity"]["records"] == 8
+    assert told["parity_records"] == 8
     assert {member["id"] for member in told["members"]} == set(one.targets)
 
 

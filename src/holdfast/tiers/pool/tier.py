@@ -287,11 +287,8 @@ class PoolTier(AnsweringTier):
             "moved": self.misplaced_blocks.moved,
             "lanes": self.lookup.lanes(),
             "rebuilt": self._striped_reads.rebuilt,
-            "parity": {
-                "records": self._parity.written,
-                "bytes": self._parity.written_bytes,
-                "refused": self._parity.refused,
-            },
+            "parity_records": self._parity.written,
+            "parity_refused": self._parity.refused,
             "members": members,
         }
 

@@ -73,8 +73,7 @@ def _parts(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
                 case "placement":
                     yield from placement.placement_rows(scratch)
                 case "stripes":
-                    yield from stripes.survival_rows()
-                    yield from stripes.speed_rows(scratch)
+                    yield from stripes.stripe_rows(scratch)
                 case "trouble":
                     yield from degraded_pool.trouble_rows(scratch)
                 case "engine" if find_spec("vllm") is None:

@@ -21,6 +21,7 @@ def measured(monkeypatch, tmp_path, reported):
             ("pool", "sealed_rows"),
             ("pool", "nixl_rows"),
             ("placement", "placement_rows"),
+            ("stripes", "stripe_rows"),
             ("degraded_pool", "trouble_rows"),
             ("silent_pool", "mute_rows"),
             ("peers", "peer_rows"),
@@ -36,8 +37,8 @@ def measured(monkeypatch, tmp_path, reported):
 
 
 def test_all_parts_are_measured_if_none_is_named(measured):
-    rows = ["pool_rows", "sealed_rows", "nixl_rows", "placement_rows", "trouble_rows"]
-    assert measured() == (0, [*rows, "mute_rows", "peer_rows"])
+    rows = ["pool_rows", "sealed_rows", "nixl_rows", "placement_rows", "stripe_rows"]
+    assert measured() == (0, [*rows, "trouble_rows", "mute_rows", "peer_rows"])
 
 
 def test_only_the_parts_named_are_measured_in_their_order(measured):
