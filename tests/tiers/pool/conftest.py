@@ -20,7 +20,7 @@ from holdfast.tiers.base import TierGet, TierPut, segment_place
 from holdfast.tiers.breaker import BreakerOptions
 from holdfast.tiers.pool.health import HealthOptions
 from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
-from holdfast.wire.remote.client import BlockCount, HeldFlags, ReceivedRecords
+from holdfast.wire.remote.client import BlockCount, HeldFlags, ReceivedRecords, TargetClient
 
 NAMESPACE = namespace_of(8_000)
 QUICK = PoolTierOptions(
@@ -32,11 +32,11 @@ QUICK = PoolTierOptions(
 )
 
 
-class FakeTarget:
+class FakeTarget(TargetClient):
     """A target in memory that can be dead, slow or rude."""
 
     def __init__(self) -> None:
-        self.refusal = self.trouble = self.page = ""
+        super().__init__("tcp://10.0.0.1:7000")
         self.records = {}
         self.mood = "well"
         self.slow_s = 0.2
@@ -105,8 +105,8 @@ class FakeTarget:
 class Source:
     """Members as the test says."""
 
-    def watch(self, told) -> None:
-        self.told = told
+    def watch(self, on_members) -> None:
+        self.told = on_members
 
     def trouble(self) -> str:
         return ""
