@@ -7,7 +7,7 @@ that takes it per block or page would be slow; a device takes it about once per 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from holdfast.buffers import Registrar, SharedMapping
@@ -135,8 +135,13 @@ class Device(Protocol):
         moves: Sequence[Move],
         after: Any = None,
         locks: LockedRanges | None = None,
+        proceed: Callable[[], bool] | None = None,
     ) -> Transfer:
-        """Copy payloads from the arena into pages; nothing else uses the pages until then."""
+        """Copy payloads from the arena into pages; nothing else uses the pages until then.
+
+        A device that copies a long batch in pieces calls `proceed` before each piece. If it returns
+        False, no further piece is copied, and the transfer's result is False.
+        """
 
     @abstractmethod
     def close(self) -> None:

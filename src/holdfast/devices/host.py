@@ -110,8 +110,9 @@ class HostDevice:
         moves: Sequence[Move],
         after: Any = None,
         locks: LockedRanges | None = None,
+        proceed: Callable[[], bool] | None = None,
     ) -> HostTransfer:
-        del after, locks
+        del after, locks, proceed
         return self._move(rows(self.pages, arena, moves), moves)
 
     def gather(self, arena: SharedMapping, moves: Sequence[Move]) -> HostTransfer:

@@ -128,9 +128,10 @@ class PortableHostDevice:
         moves: Sequence[Move],
         after: Any = None,
         locks: LockedRanges | None = None,
+        proceed: Callable[[], bool] | None = None,
     ) -> ConvertingTransfer:
         """Copy blocks from the arena into pages, converted; see `base.Device`."""
-        del after, locks
+        del after, locks, proceed
         check(self.pages, arena, moves, self._block_bytes)
         return self._share(arena, moves, Direction(self._in_block.to_pages, self._load))
 

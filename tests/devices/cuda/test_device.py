@@ -317,6 +317,66 @@ def test_payloads_outside_the_arena_and_pages_outside_the_engine_are_refused():
         machine.device.scatter(machine.arena, [Move(0, [0, 1])] * 13)
 
 
+def long_load(machine):
+    """A load of all pages; return its moves and the content that it brings."""
+    moves = [Move(at % SLOTS * SLOT, [2 * at, 2 * at + 1]) for at in range(COUNT // 2)]
+    return moves, [machine.payload(move.payload // SLOT) for move in moves]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("pieces", [0, 1, 6, 47])
+def test_a_load_that_may_not_proceed_copies_no_further_piece(seed, pieces, locking, piece_bytes):
+    piece_bytes(1)  # a wide layer or two narrow ones a piece: 4 for each block
+    machine = Machine(seed)
+    locks = locking(machine)
+    for slot in range(SLOTS):
+        machine.fill(slot)
+    moves, contents = long_load(machine)
+    before = [machine.block(move.pages) for move in moves]
+    asked = []
+
+    def proceed():
+        asked.append(None)
+        return len(asked) <= pieces
+
+    assert not machine.device.scatter(machine.arena, moves, None, locks, proceed).result()
+    whole, rest = divmod(pieces, 4)
+    blocks = [machine.block(move.pages) for move in moves]
+    assert blocks[:whole] == contents[:whole]
+    untouched = whole + (rest > 0)
+    assert blocks[untouched:] == before[untouched:]
+    assert len(asked) == pieces + 1
+    assert not machine.locks.uses
+    # Nothing of it is left that could still write a page.
+    assert not any(machine.driver._streams)
+    assert machine.device.scatter(machine.arena, moves, None, locks, lambda: True).result()
+    assert [machine.block(move.pages) for move in moves] == contents
+    assert not machine.driver.faults
+    machine.device.close()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_long_load_is_queued_at_most_32_pieces_ahead_of_the_gpu(seed, piece_bytes):
+    piece_bytes(1)
+    machine = Machine(seed)
+    machine.lock_all()
+    for slot in range(SLOTS):
+        machine.fill(slot)
+    moves, contents = long_load(machine)
+    queued = 0
+
+    def proceed():
+        nonlocal queued
+        ended = max(0, queued - 32) // 4
+        assert [machine.block(move.pages) for move in moves[:ended]] == contents[:ended]
+        queued += 1
+        return True
+
+    assert machine.device.scatter(machine.arena, moves, None, machine.locks, proceed).result()
+    assert queued == 4 * len(moves)
+    machine.device.close()
+
+
 CALLS = ("copy", "launch", "record", "wait", "pause", "query", "synchronise", "create_event")
 
 

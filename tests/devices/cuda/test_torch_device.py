@@ -173,6 +173,20 @@ def test_a_load_writes_no_page_before_its_mark(pages, device, fake, monkeypatch)
     assert fake.said[:6] == ["wait for event", "unpack"] * 3
 
 
+def test_a_load_that_may_not_proceed_fills_no_further_stage(layers, pages, device, fake):
+    arena = FakeArena(len(WHOLE) * pages.payload_bytes)
+    before = [layer.clone() for layer in layers]
+    answers = [True, False]
+    loaded = device.scatter(arena, whole(pages), None, None, lambda: answers.pop(0))
+    assert not loaded.result()
+    filled = [page for ids in WHOLE[:2] for page in ids]
+    others = [page for page in range(PAGES) if page not in filled]
+    for layer, old in zip(layers, before, strict=True):
+        assert not layer[filled].any()
+        assert torch.equal(layer[others], old[others])
+    assert fake.said[-1] == "synchronize"
+
+
 def test_a_load_that_fails_half_way_waits_for_its_copies(pages, device, fake, monkeypatch):
     arena = FakeArena(pages.payload_bytes)
     fake.said.clear()

@@ -81,6 +81,9 @@ class FakeClient:
         self.runnable = False
         self._pending = {}
 
+    def connected(self):
+        return not self.gone
+
     def of(self, kind):
         return [message for message in self.sent if isinstance(message, kind)]
 

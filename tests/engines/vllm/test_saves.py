@@ -10,11 +10,12 @@ from holdfast.devices.base import Pages
 from holdfast.devices.cuda import device as device_module
 from holdfast.devices.cuda.device import CudaDevice
 from holdfast.devices.registry import DeviceOptions
+from holdfast.engines.vllm import loader as loader_module
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.saves import COPY_BEFORE_S
 from holdfast.engines.vllm.work import LoadTask, SaveTask, StepWork
 from holdfast.engines.vllm.worker import WorkerSide
-from holdfast.errors import RefusedError
+from holdfast.errors import NodeGoneError, RefusedError
 from holdfast.testing.page_locks import TestLocks
 from holdfast.testing.payloads import key_of
 from holdfast.testing.simulated_driver import SimulatedDriver
@@ -340,3 +341,43 @@ def test_a_load_on_the_gpu_fills_its_pages(fakes, seed):
     assert harness.block(ids) == [content[start : start + PAYLOAD].tobytes() for start in starts]
     assert not harness.locks.uses
     harness.side.close()
+
+
+def load(harness):
+    """Run a load of two blocks to its end; return the pages that failed."""
+    work = StepWork([LoadTask("r", (b"".join(KEYS[:2]),), [9, 3, 30, 1], 0, 64)])
+    harness.side.begin(work)
+    harness.side.start_loads(work)
+    while not harness.side.ended():
+        harness.side.save(StepWork())
+    return harness.side.failed_pages()
+
+
+@pytest.fixture
+def one_block_a_piece(monkeypatch):
+    monkeypatch.setattr(device_module, "PIECE_BYTES", PAYLOAD)
+
+
+def test_a_load_stops_between_two_pieces_if_its_session_ends(one_block_a_piece, harness):
+    harness.client.arena.view[: 4 * RECORD] = bytes([7]) * (4 * RECORD)
+    before = harness.block([30, 1])
+    answers = [True, False]
+    harness.client.connected = lambda: answers.pop(0)
+    harness.client.answer = lambda message: (
+        NodeGoneError("gone") if isinstance(message, Release) else harness.node(message)
+    )
+    assert load(harness) == {9, 3, 30, 1}
+    assert harness.block([9, 3]) == [bytes([7]) * PAYLOAD]
+    assert harness.block([30, 1]) == before
+    assert counted(harness) == {"calls/fetch/gone": 1}
+
+
+def test_a_load_that_is_too_late_copies_no_further_piece(one_block_a_piece, harness, monkeypatch):
+    harness.client.arena.view[: 4 * RECORD] = bytes([7]) * (4 * RECORD)
+    before = harness.block([9, 3, 30, 1])
+    monkeypatch.setattr(loader_module, "COPY_S", -10.0)
+    monkeypatch.setattr(harness.side, "_deadline_max_s", -10.0)
+    assert load(harness) == {9, 3, 30, 1}
+    assert harness.block([9, 3, 30, 1]) == before
+    assert counted(harness) == {"calls/fetch/late": 1}
+    assert [message.lease for message in harness.client.of(Release)] == [7]

@@ -18,7 +18,8 @@ import os
 import time
 import weakref
 from array import array
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -50,6 +51,10 @@ a copy engine serves the streams in the order in which their copies became ready
 PIECES = 4
 """Stages of a load: pieces that are on their way at once."""
 
+PIECES_AHEAD = 16
+"""A long load waits for the GPU after this many pieces each, with as many still queued: so it can
+stop, and the bus has work while the calling thread takes the GIL again."""
+
 SAVE_STAGE_BYTES_MAX = GIB
 """Most GPU memory for the stages of saves, but at least one block."""
 
@@ -67,11 +72,12 @@ _devices: weakref.WeakSet[CudaDevice] = weakref.WeakSet()
 class QueuedCopies:
     """Copies that end with an event; when that is seen, their memory is no longer in use."""
 
-    def __init__(self, device: CudaDevice, event: Event, use: ArenaUse) -> None:
+    def __init__(self, device: CudaDevice, event: Event, use: ArenaUse, *, complete: bool) -> None:
+        """`complete` False: not all copies of the batch were queued."""
         self._device = device
         self._event = event
         self._use: ArenaUse | None = use
-        self._copied = True
+        self._copied = complete
 
     def done(self) -> bool:
         if self._use is None:
@@ -225,12 +231,10 @@ class CudaDevice:
         """Return an event at the end of the engine's work so far."""
         self._check_alive()
         try:
-            event = self.driver.create_event()
-            self.driver.record(event, self.driver.engine_stream())
+            return self._event_on(self.driver.engine_stream())
         except DriverError as error:
             self.give_up(str(error))  # no load may start without its mark
             raise
-        return event
 
     def scatter(
         self,
@@ -238,6 +242,7 @@ class CudaDevice:
         moves: Sequence[Move],
         after: Any = None,
         locks: LockedRanges | None = None,
+        proceed: Callable[[], bool] | None = None,
     ) -> QueuedCopies:
         self._check_alive()
         check(self.pages, arena, moves, self._payload_bytes)
@@ -247,14 +252,15 @@ class CudaDevice:
             self._last_load.result()  # its page numbers are in the memory that this load writes
         use = ArenaUse(arena, locks, [move.payload for move in moves], self._payload_bytes)
         try:
-            self._queue_load(arena, moves, after, use)
-            load = self._recorded(self._unpack_stream, use)
+            complete = self._queue_load(arena, moves, after, use, proceed)
+            load = self._recorded(self._unpack_stream, use, complete=complete)
         except BaseException:
             self.rest()  # the pages are used for other work after an error
             use.end()
             raise
         use.want()
-        self._count("load", use)
+        if complete:
+            self._count("load", use)
         self._last_load = load
         return load
 
@@ -306,8 +312,7 @@ class CudaDevice:
             rows, stage = self._save_rows_at + start * size * ROW_BYTES, self._save_stage
             for work in self._block.launches(None, rows, count * size, stage, to_pages=False):
                 self.driver.launch(work, stream)
-            packed = self.driver.create_event()
-            self.driver.record(packed, stream)
+            packed = self._event_on(stream)
         except DriverError:
             self.rest(stream)
             raise
@@ -364,9 +369,7 @@ class CudaDevice:
         own = (self._save_stream, self._copy_stream, self._unpack_stream)
         try:
             for stream in (*own, *streams):
-                event = self.driver.create_event()
-                self.driver.record(event, stream)
-                self.driver.synchronise(event)
+                self.driver.synchronise(self._event_on(stream))
         except DriverError as error:
             if not self._failed:
                 self._failed = str(error)
@@ -396,10 +399,13 @@ class CudaDevice:
         self.rest()
         self._check_alive()
 
-    def _recorded(self, stream: Stream, use: ArenaUse) -> QueuedCopies:
+    def _event_on(self, stream: Stream) -> Event:
         event = self.driver.create_event()
         self.driver.record(event, stream)
-        queued = QueuedCopies(self, event, use)
+        return event
+
+    def _recorded(self, stream: Stream, use: ArenaUse, *, complete: bool = True) -> QueuedCopies:
+        queued = QueuedCopies(self, self._event_on(stream), use, complete=complete)
         self._unfinished.add(queued)
         return queued
 
@@ -423,15 +429,29 @@ class CudaDevice:
         return self._save_stage + slot * self._block.nbytes
 
     def _queue_load(
-        self, arena: SharedMapping, moves: Sequence[Move], after: Event, use: ArenaUse
-    ) -> None:
-        """Queue all pieces of a load; those that share a stage follow each other by events."""
-        driver = self.driver
+        self,
+        arena: SharedMapping,
+        moves: Sequence[Move],
+        after: Event,
+        use: ArenaUse,
+        proceed: Callable[[], bool] | None,
+    ) -> bool:
+        """Queue the pieces of a load; those that share a stage follow each other by events.
+
+        Returns False if `proceed` did: then later pieces are not queued.
+        """
+        driver, ends = self.driver, deque[Event]()
         if after is not None:
             driver.wait(self._unpack_stream, after)
         per_piece = max(1, self._piece_bytes // self._block.nbytes)
         firsts = self._write_rows(moves, per_piece)
         for number, piece in enumerate(pieces(self._block, len(moves), self._piece_bytes)):
+            if number and number % PIECES_AHEAD == 0:
+                ends.append(self._event_on(self._unpack_stream))
+                if len(ends) > 1:
+                    driver.synchronise(ends.popleft())
+            if proceed is not None and not proceed():
+                return False
             ring = number % PIECES
             stage = self._load_stages[ring]
             driver.wait(self._copy_stream, self._unpacked[ring])
@@ -445,6 +465,7 @@ class CudaDevice:
             for work in self._block.launches(piece.some, rows, named, stage, to_pages=True):
                 driver.launch(work, self._unpack_stream)
             driver.record(self._unpacked[ring], self._unpack_stream)
+        return True
 
     def _write_rows(self, moves: Sequence[Move], per_piece: int) -> list[int]:
         """Write pages and slots of a load for its kernels; return the first row of each block."""

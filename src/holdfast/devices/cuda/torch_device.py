@@ -13,7 +13,7 @@ import importlib.util
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -41,9 +41,13 @@ _log = logging.getLogger("vllm.holdfast")  # shown by vLLM, with its time and le
 
 
 class LoadTransfer(NamedTuple):
-    """A batch on the load stream; `end` is recorded after its last copy. None: an empty batch."""
+    """A batch on the load stream; `end` is recorded after its last copy. None: an empty batch.
+
+    `complete` False: not all of its copies were queued.
+    """
 
     end: Any
+    complete: bool = True
 
     def done(self) -> bool:
         return self.end is None or bool(self.end.query())
@@ -51,7 +55,7 @@ class LoadTransfer(NamedTuple):
     def result(self) -> bool:
         if self.end is not None:
             self.end.synchronize()
-        return True
+        return self.complete
 
 
 class TorchDevice:
@@ -84,6 +88,7 @@ class TorchDevice:
         moves: Sequence[Move],
         after: Any = None,
         locks: LockedRanges | None = None,
+        proceed: Callable[[], bool] | None = None,
     ) -> LoadTransfer:
         del locks
         check(self.pages, arena, moves)
@@ -94,6 +99,8 @@ class TorchDevice:
         try:
             with torch.cuda.stream(self._load_stream):
                 for at in range(0, len(moves), blocks):
+                    if proceed is not None and not proceed():
+                        return LoadTransfer(_recorded(self._device), complete=False)
                     part = moves[at : at + blocks]
                     stage = empty_stage(self._layers, self.pages, len(part))
                     for move, staged in zip(part, payloads(stage), strict=True):

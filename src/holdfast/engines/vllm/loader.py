@@ -30,6 +30,9 @@ GRACE_S = 0.25
 RELEASE_S = 1.0
 """Minimum timeout for the node's confirmation that the lease was valid."""
 
+COPY_S = 1.0
+"""Minimum time for the copies of a load: the node may answer as late as at the load's deadline."""
+
 LOADS_AT_ONCE = 4
 """Loading threads at most. Each but the first runs only loads much shorter than the others'."""
 
@@ -166,14 +169,11 @@ class Loader:
             fetch = Fetch(job.keys, job.deadline_s, job.load.plan)
             fetched = client.call(fetch, Fetched, job.deadline_s + GRACE_S)
             moves = moves_of(job.load, fetched.places, self._device.pages.pages_per_block)
-            try:
-                locks = self._locks_of(client)
-                with self._copying:
-                    moved = self._device.scatter(client.arena, moves, job.after, locks).result()
-            except Exception:  # on any error of the device, release the slots now
-                if fetched.lease:
-                    client.forget(client.send(Release(fetched.lease)))
-                raise
+            until_s = max(start_s + job.deadline_s, time.monotonic() + COPY_S)
+            moved = self._copy(client, fetched, moves, job.after, until_s)
+            if not moved and time.monotonic() > until_s:
+                client.forget(client.send(Release(fetched.lease)))
+                return _LoadResult(Outcome.LATE)
             if fetched.lease:
                 # The node has the rest of the deadline, at least `RELEASE_S`, to confirm the lease:
                 # computing the pages, which are copied already, would cost more than the wait.
@@ -203,6 +203,29 @@ class Loader:
             counts.add("fetched_tokens", number=tokens)
             return _LoadResult(outcome, landed, fetched.sources)
         return _LoadResult(outcome)
+
+    def _copy(
+        self, client: Client, fetched: Fetched, moves: Sequence[Move], after: Any, until_s: float
+    ) -> bool:
+        """Copy blocks into their pages; return whether all were copied.
+
+        Stops between two pieces if the session has ended or it is too late: the pages are computed.
+        """
+
+        def proceed() -> bool:
+            return time.monotonic() <= until_s and client.connected()
+
+        arena = client.arena
+        if arena is None:
+            raise NodeGoneError("the session has no arena")
+        try:
+            locks = self._locks_of(client)
+            with self._copying:
+                return self._device.scatter(arena, moves, after, locks, proceed).result()
+        except Exception:  # on any error of the device, release the slots now
+            if fetched.lease:
+                client.forget(client.send(Release(fetched.lease)))
+            raise
 
 
 def moves_of(load: LoadTask, places: Sequence[int], pages_per_block: int) -> list[Move]:

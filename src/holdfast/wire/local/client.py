@@ -124,6 +124,15 @@ class Client:
         """Whether the connection has ended; then every call raises NodeGoneError."""
         return bool(self._closed_for)
 
+    def connected(self) -> bool:
+        """Return whether the connection stands, after receiving what has arrived; never waits."""
+        with self._lock:
+            if not self._closed_for and not self._receiving:
+                with contextlib.suppress(NodeGoneError):
+                    if readable_within(self._socket.fileno(), 0):  # keeps the GIL, as most often
+                        self._drain()
+            return not self._closed_for
+
     def send(self, message: Request) -> int:
         """Send a request; return its id for `poll`, `wait` or `forget`."""
         with self._lock:
