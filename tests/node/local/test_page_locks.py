@@ -108,6 +108,50 @@ def test_a_grant_that_arrives_with_its_recall_is_given_back_and_not_locked(
     assert device.calls == 0
 
 
+class ConfusedClient(LateClient):
+    """A client whose node grants two chunks, and answers the request for a recall with nonsense.
+
+    A second lock request has no answer yet.
+    """
+
+    def __init__(self):
+        super().__init__()
+        chunk = MIB // 4
+        self.welcome = m.Welcome(m.PROTOCOL, "x", b"", MIB, chunk_bytes=chunk, lockable_bytes=MIB)
+        self.forgotten = []
+
+    def send(self, message):
+        self.sent.append(message)
+        if isinstance(message, m.Lock) and self.sent.count(message) == 1:
+            self.replies[len(self.sent)] = m.Locked([0, 2])
+        if isinstance(message, m.AwaitRecall):
+            self.replies[len(self.sent)] = m.Done()
+        return len(self.sent)
+
+    def forget(self, request_id):
+        self.forgotten.append(self.sent[request_id - 1])
+
+
+def test_a_thread_that_ends_by_an_error_gives_back_all_that_was_granted(
+    locked, registrar, until, caplog
+):
+    client, device = ConfusedClient(), registrar()
+    memory = locked(client, device)
+    assert memory.lock_at_start(within_s=0.05) == MIB // 2
+    assert client.sent == [m.Lock(most=32), m.Lock(most=32)]
+    memory.start()
+    until(lambda: client.forgotten)
+    memory.close()
+    (unlock,) = [each for each in client.sent if isinstance(each, m.Unlock)]
+    assert sorted(unlock.chunks) == [0, 2]
+    assert "Recall was expected" in unlock.failure
+    assert device.locked == {}
+    assert m.Lock(most=32) in client.forgotten, "what it grants goes back, too"
+    assert not memory.use([(0, 1)])
+    assert [each.levelname for each in caplog.records] == ["WARNING"]
+    assert "copied without page-locked memory: Recall was expected" in caplog.text
+
+
 def test_closing_unlocks_everything_once_no_batch_uses_it(saved, locked, registrar, until):
     _, one, ranges = saved()
     device = registrar()
@@ -365,8 +409,8 @@ def test_a_device_that_cannot_unlock_keeps_its_memory_and_loses_its_session(
     device.unregister = fail
     memory.start()
     two.save(names("grow", 40))
-    assert "did not unlock" in until(lambda: why_ended(one))
-    assert "memory stays page-locked" in caplog.text
+    assert "bytes stay page-locked: the device cannot unlock" in until(lambda: why_ended(one))
+    assert "the session with the node ends, and begins again" in caplog.text
     assert device.locked == before
     view = one.client.arena.view
     one.client.arena = None

@@ -49,6 +49,27 @@ def test_grants_in_a_received_reply_are_returned_when_it_is_forgotten(fake_node)
     client.close()
 
 
+def test_locks_in_a_forgotten_reply_are_returned_when_it_arrives(fake_node):
+    returned, forgotten = [], threading.Event()
+
+    def script(peer):
+        peer.welcome()
+        lock = peer.take()
+        forgotten.wait(30)
+        peer.say(lock.request_id, m.Locked([3, 5]))
+        while frame := peer.take():
+            returned.append(frame.message)
+            peer.say(frame.request_id, m.Done())
+
+    client = Client(fake_node(script), HELLO, 5)
+    client.forget(client.send(m.Lock([3, 5])))
+    forgotten.set()
+    client.call(m.Status(), m.Done, 5)
+    client.call(m.List(), m.Done, 5)
+    assert m.Unlock([3, 5]) in returned
+    client.close()
+
+
 def test_grants_are_returned_after_the_frame_that_is_being_sent(fake_node, monkeypatch):
     monkeypatch.setattr("holdfast.wire.local.client.SEND_S", 20.0)
     said = []

@@ -36,11 +36,13 @@ from holdfast.wire.local.messages import (
     Abort,
     Fetched,
     Hello,
+    Locked,
     Refused,
     Release,
     Reply,
     Request,
     Reserved,
+    Unlock,
     Welcome,
 )
 from holdfast.wire.local.peer_check import check_listener, owners_of, peer_of
@@ -231,7 +233,7 @@ class Client:
         return stat.rpartition(b") ")[2][:1] == b"R"
 
     def forget(self, request_id: int) -> None:
-        """Discard a reply; a lease or reservation that it grants is returned to the node."""
+        """Discard a reply; a lease, reservation or lock that it grants is returned to the node."""
         with self._lock:
             if self._closed_for or request_id not in self._pending:
                 return
@@ -252,10 +254,13 @@ class Client:
             poll.register(watched, select.POLLRDHUP)
             poll.poll()
 
-    def close(self) -> None:
-        """End the session; the node frees its leases and reservations."""
+    def close(self, reason: str = "closed by the caller") -> None:
+        """End the session; the node frees its leases and reservations.
+
+        Later calls raise NodeGoneError with the reason.
+        """
         with self._lock, contextlib.suppress(NodeGoneError):
-            self._end("closed by the caller")
+            self._end(reason)
 
     # The methods below are called with `_lock` held.
 
@@ -369,10 +374,12 @@ class Client:
             self._end(str(error))
 
     def _discard(self, request_id: int, reply: Reply) -> None:
-        """Return the lease or reservation that a forgotten reply grants."""
+        """Return the lease, reservation or locks that a forgotten reply grants."""
         self._forgotten.remove(request_id)
         if isinstance(reply, Fetched) and reply.lease:
             self._returns.append(Release(reply.lease))
+        elif isinstance(reply, Locked) and reply.chunks:
+            self._returns.append(Unlock(reply.chunks))
         elif isinstance(reply, Reserved) and reply.ticket:
             self._returns.append(Abort(reply.ticket))
         self._post_returns()

@@ -207,8 +207,9 @@ class LockedMemory:
             pass
         except HoldfastError as error:
             self._fail(str(error))
-        except Exception:  # noqa: BLE001  # the engine goes on without locks
+        except Exception as error:  # noqa: BLE001  # the engine goes on without locks
             _log.exception("page-locking of memory ended")
+            self._fail(f"{type(error).__name__}: {error}")
         self._end()
 
     def _step(self) -> None:
@@ -352,7 +353,11 @@ class LockedMemory:
             self._client.forget(self._client.send(Unlock(list(chunks), failure)))
 
     def _end(self) -> None:
-        """Unlock everything as soon as no batch uses it, then let go of the arena."""
+        """Unlock everything as soon as no batch uses it, and let go of the arena.
+
+        The node gets back all that it has granted. If a part cannot be unlocked, the session ends,
+        because nothing answers a recall of it any more.
+        """
         until_s = time.monotonic() + END_S
         with self._lock:
             self._is_open = False
@@ -363,9 +368,16 @@ class LockedMemory:
             unused = [chunk for chunk in self._registered if not self._uses[chunk]]
         returned = [chunk for chunk in unused if self._unregister(chunk)]
         with contextlib.suppress(HoldfastError):
-            self._return(returned)
+            self._return([*returned, *self._granted], "" if self._closing else self.failure)
+            for request_id in (self._lock_id, self._recall_id):
+                self._client.forget(request_id)
+        self._granted.clear()
         if self._registered and self._arena is not None:
             _unreleased.append(self._arena)
+            if not (self._closing or self._client.closed):
+                reason = f"{self.locked_bytes} bytes stay page-locked: {self.failure}"
+                _log.error("the session with the node ends, and begins again: %s", reason)
+                self._client.close(reason)
         self._arena = None
 
     def _address(self, chunk: int) -> int:
