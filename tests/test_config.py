@@ -83,7 +83,7 @@ def test_flags_override_the_environment_which_overrides_the_file(written):
 
 
 @pytest.mark.parametrize(
-    ("lock", "nbytes"), [("auto", None), ("off", 0), ("3 GiB", 3 * GIB), (4096, 4096)]
+    ("lock", "nbytes"), [("auto", None), ("off", 0), ("48 MiB", 48 * MIB), (4096, 4096)]
 )
 def test_the_memory_that_engines_may_lock_is_a_size_or_a_word(lock, nbytes):
     assert parse(data({**HOST, "lock": lock})).lock_bytes == nbytes
@@ -193,6 +193,10 @@ def test_plain_data_of_a_config_is_the_same_config():
             r"tiers\.0\.lock: 'some' is neither auto nor off, and not a",
         ),
         (data({**HOST, "lock": -1}), r"tiers\.0\.lock: -1 is neither auto nor off"),
+        (
+            data({**HOST, "lock": "900 TiB"}),
+            r"tiers\.0\.lock: 900 TiB given, tiers\.0\.capacity is 64 MiB; .*: lower it, or write",
+        ),
         (data({**HOST, "capacity": 5}), r"tiers\.0\.capacity: 5 B is less than 16 MiB; raise it"),
         (data(HOST, {**DISK, "capacity": 5}), r"tiers\.1\.capacity: 5 B is less than 16 MiB"),
         (data(HOST, DISK, DISK), r"tiers\.2\.path: '/data/blocks' is also the folder of tiers\.1"),

@@ -348,7 +348,7 @@ def test_doctor_says_which_engine_cannot_lock_memory_and_what_to_set(monkeypatch
     [
         ("off", "tiers.0.lock: off", "set tiers.0.lock to auto"),
         ("auto", "up to all that is not reserved", "memlock"),
-        ("3 GiB", "up to 3 GiB a domain", "memlock"),
+        ("12 MiB", "up to 12 MiB a domain", "memlock"),
     ],
 )
 def test_doctor_says_how_much_memory_engines_may_lock(examined_here, config, lock, found, why):

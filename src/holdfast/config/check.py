@@ -308,6 +308,21 @@ def _check_register(config: Config, register: RegisterOptions) -> None:
         raise ConfigError(str(error)) from error
 
 
+def _check_lock(host: HostOptions, at: str) -> None:
+    """Raise ConfigError for a limit of locked memory that means nothing."""
+    try:
+        most = host.lock_bytes
+    except ValueError as error:
+        raise ConfigError(
+            f"{at}.lock: {host.lock!r} is neither auto nor off, and {error}"
+        ) from error
+    if most is not None and most > host.capacity:
+        raise ConfigError(
+            f"{at}.lock: {Size(most)} given, {at}.capacity is {host.capacity}; engines lock memory "
+            "of the tier only: lower it, or write auto"
+        )
+
+
 def _check_tiers(config: Config) -> None:
     tiers = config.tiers
     if [type(tier) for tier in tiers].count(HostOptions) != 1 or not isinstance(
@@ -328,12 +343,7 @@ def _check_tiers(config: Config) -> None:
                     f"{at}.capacity: {tier.capacity} given, {limit.source} is "
                     f"{Size(limit.nbytes)}; lower it"
                 )
-            try:
-                _ = tier.lock_bytes
-            except ValueError as error:
-                raise ConfigError(
-                    f"{at}.lock: {tier.lock!r} is neither auto nor off, and {error}"
-                ) from error
+            _check_lock(tier, at)
             continue
         kind = tier_kind(tier)
         kind.check(tier, at)

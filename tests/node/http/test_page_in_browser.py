@@ -19,7 +19,9 @@ from holdfast.status import (
     CurveStatus,
     DomainStatus,
     DomainTraffic,
+    EngineLockStatus,
     MemberStatus,
+    PageLockStatus,
     PlanStatus,
     PlanTimes,
     SharedTierStatus,
@@ -100,8 +102,17 @@ BUSY = PageStatus(
     },
     domains=[
         DomainStatus("0123456789abcdef" * 2, used_bytes={"host": 1 << 37, "disk": 1 << 40}),
-        DomainStatus("acme", configured=True, unreadable=123_456),
+        DomainStatus(
+            "acme", configured=True, unreadable=123_456, locked_bytes=6 << 30, kept_bytes=1 << 30
+        ),
     ],
+    page_locks=PageLockStatus(
+        [
+            EngineLockStatus("vllm", "acme", 5 << 30),
+            EngineLockStatus("vllm", "acme", 1 << 30, "the device cannot lock more: ENOMEM " * 5),
+        ],
+        {"returned": 17, "missed": 1},
+    ),
     target=TargetStatus(
         requests=5_310,
         refused=3,
@@ -202,6 +213,7 @@ def test_the_page_shows_that_a_node_is_idle(measured_page):
     measured = measured_page(1_400)
     for words in ("Since start", "host", "No plan yet.", "This node has no pool.", "default"):
         assert words in measured["text"]
+    assert "Page-locked memory" not in measured["text"]
 
 
 @pytest.mark.parametrize("width", [400, 1_000, 1_400])
@@ -223,9 +235,13 @@ def test_the_page_of_a_busy_target_shows_every_column(measured_page, width):
             "123,456",
             BUSY.tiers[1].tier,
             "no answer no answer",
+            "the device cannot lock more: ENOMEM",
+            "Memory asked back: 17 returned, 1 missed.",
         ),
     ):
         assert words in text
+    locks = "vllm acme 5.0 GiB 6.0 GiB 1.0 GiB"
+    assert locks in text or width == 400  # names stand beside each figure
     curve = "host 256 GiB 12.0 % 20.0 % 31.0 % 60.0 %"
     assert curve in text or width == 400  # names stand beside each figure
     assert "last 1,340 requests with 310,000 distinct blocks (1.2 TiB); unlimited 61.0 %" in text
@@ -240,5 +256,6 @@ def test_the_page_of_a_busy_target_shows_every_column(measured_page, width):
         "trouble",
         "reason",
         "sent",
+        "without blocks",
     ):
         assert name in measured["names"]
