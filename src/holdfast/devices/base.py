@@ -121,6 +121,11 @@ class Device(Protocol):
 
     pages: Pages
 
+    @property
+    @abstractmethod
+    def failure(self) -> str:
+        """Why every later call fails, such as an error of the GPU; empty while the device works."""
+
     @abstractmethod
     def mark(self) -> Any:
         """Return a point in the engine's queued work, after which `scatter` can start.

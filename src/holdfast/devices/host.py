@@ -100,6 +100,11 @@ class HostDevice:
         if not self._batched:
             warn_of_single_copies()
 
+    @property
+    def failure(self) -> str:
+        """Always empty: memory of the host does not fail."""
+        return ""
+
     def mark(self) -> Any:
         """Return None: host work is synchronous, so earlier calls have ended."""
         return None

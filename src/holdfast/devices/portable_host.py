@@ -118,6 +118,11 @@ class PortableHostDevice:
         self._copy = copier()
         self._helper = workers(1, "holdfast-copy", run_anywhere)
 
+    @property
+    def failure(self) -> str:
+        """Always empty: memory of the host does not fail."""
+        return ""
+
     def mark(self) -> Any:
         """Return None: host work is synchronous, so earlier calls have ended."""
         return None

@@ -140,7 +140,7 @@ class FakeLink:
         self.refused = False
 
     def client(self):
-        return self.lent
+        return None if self.closed else self.lent
 
     def close(self):
         self.closed = True

@@ -207,6 +207,7 @@ def worker():
         counts=ConnectorCounts(),
     )
     side._saves, side._moving, side._landed = SimpleNamespace(busy=False), False, {}
+    side._passive = False
     side.report = partial(WorkerSide.report, side)
     return worker
 

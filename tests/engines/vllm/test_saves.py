@@ -298,19 +298,56 @@ def test_a_device_error_costs_the_save_only_and_the_next_one_succeeds(harness, c
     assert first in harness.client.forgotten or [m.ticket for m in harness.client.of(Abort)] == [1]
 
 
-def test_a_device_that_has_failed_costs_all_saves_and_loads_but_no_step(harness):
-    harness.driver.fail("launch", lasting=True)
+CALLS = ("copy", "launch", "record", "wait", "pause", "query", "synchronise", "create_event")
+
+
+@pytest.mark.parametrize("call", [*CALLS, "engine_stream"])
+def test_after_a_lasting_error_of_the_gpu_the_worker_is_passive_and_says_so_once(
+    harness, call, caplog
+):
+    harness.driver.fail(call, lasting=True)
     for _ in range(3):
         harness.step([9, 3], KEYS[:1])
-        harness.idle(5)
-    assert harness.side.counts.data["calls/save/failed"] == 3
-    work = StepWork([LoadTask("r", (KEYS[0],), [9, 3], 0, 64)])
-    harness.side.begin(work)
-    harness.side.start_loads(work)
-    while not harness.side.ended():
-        harness.side.save(StepWork())
-    assert harness.side.failed_pages() == {9, 3}
-    assert [message.lease for message in harness.client.of(Release)] == [7]
+        load(harness)
+    harness.side.begin(StepWork())
+    (said,) = [each for each in caplog.records if "Holdfast is off" in each.message]
+    assert said.levelname == "ERROR"
+    assert "all requests are computed" in said.message
+    assert said.message.endswith(harness.device.failure)
+    assert harness.side.counts.data["device_failures"] == 1
+    assert harness.link.closed
+    assert harness.side.report(StepWork(tokens=1)).passive
+    calls, sent, logged = harness.driver.calls.copy(), len(harness.client.sent), len(caplog.records)
+    harness.step([9, 3], KEYS[:1])
+    assert load(harness) == {9, 3, 30, 1}, "vLLM computes these pages"
+    assert harness.driver.calls == calls
+    assert len(harness.client.sent) == sent
+    assert len(caplog.records) == logged
+
+
+def test_slots_and_leases_go_back_to_the_node_before_a_worker_becomes_passive(harness):
+    harness.step([9, 3], KEYS[:1])
+    harness.driver.fail("copy", lasting=True)
+    harness.driver.run()
+    harness.idle(3)
+    load(harness)
+    harness.idle(3)
+    assert harness.link.closed
+    assert [message.ticket for message in harness.client.of(Abort)] == [1]
+    assert harness.node.committed == []
+    leases = len(harness.client.of(Fetch)), len(harness.client.of(Release))
+    assert leases[0] == leases[1]
+
+
+def test_an_error_of_the_gpu_that_passes_leaves_the_worker_active(harness):
+    for call in CALLS:
+        harness.driver.fail(call)
+        harness.step([9, 3], KEYS[:1])
+        load(harness)
+    harness.driver.mend()
+    harness.side.begin(StepWork())
+    assert "device_failures" not in harness.side.counts.data
+    assert not harness.side.report(StepWork(tokens=1)).passive
 
 
 @pytest.mark.parametrize("seed", SEEDS)

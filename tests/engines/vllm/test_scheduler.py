@@ -521,3 +521,27 @@ def test_a_lookup_without_a_public_domain_carries_no_public_keys(harness):
     harness.request(20)
     (cover,) = harness.client.of(Cover)
     assert cover.common == b""
+
+
+def test_after_a_worker_became_passive_every_request_is_computed(fakes):
+    harness = fakes.SchedulerRig(fakes, ranks=2)
+    harness.held = 2
+    loading, waiting = harness.request(40, request_id="l"), harness.request(40, request_id="w")
+    assert harness.side.matched_tokens(loading, 0) == (16, True)
+    harness.side.allocated(loading, [1, 2, 3, 4, 5], 16)
+    reports = WorkerReport(computed=True), WorkerReport(passive=True)
+    harness.side.on_worker_output(fakes.outcome(said=reports[0].aggregate(reports[1])))
+    assert all(link.closed for link in harness.links)
+    assert harness.side.matched_tokens(waiting, 0) == (0, False)
+    sent = len(harness.client.sent)
+    new = harness.request(40, request_id="n")
+    assert harness.side.matched_tokens(new, 0) == (0, False)
+    assert harness.run(new, 40, [6, 7, 8, 9, 10]).saves == []
+    # The load under way fails on the worker, and vLLM computes its pages.
+    failed = fakes.outcome(ended=["l"], invalid=[1, 2], said=WorkerReport(passive=True))
+    harness.side.on_worker_output(failed)
+    assert harness.side.matched_tokens(loading, 0) == (0, False)
+    for request in (loading, waiting, new):
+        harness.side.on_finished(request)
+    assert len(harness.client.sent) == sent
+    assert harness.side.counts.data["calls/lookup/gone"] == 1

@@ -227,6 +227,11 @@ class CudaDevice:
         self._warm_up()
         _devices.add(self)
 
+    @property
+    def failure(self) -> str:
+        """Why the GPU copies no more blocks; empty while it does."""
+        return self._failed
+
     def mark(self) -> Event:
         """Return an event at the end of the engine's work so far."""
         self._check_alive()
@@ -307,14 +312,15 @@ class CudaDevice:
         """Queue the kernel that copies pages to their stage, on the engine's stream."""
         self._check_alive()
         size = self.pages.pages_per_block
-        stream = self.driver.engine_stream()
+        used: list[Stream] = []
         try:
+            used.append(stream := self.driver.engine_stream())
             rows, stage = self._save_rows_at + start * size * ROW_BYTES, self._save_stage
             for work in self._block.launches(None, rows, count * size, stage, to_pages=False):
                 self.driver.launch(work, stream)
             packed = self._event_on(stream)
         except DriverError:
-            self.rest(stream)
+            self.rest(*used)
             raise
         return packed
 
@@ -371,9 +377,7 @@ class CudaDevice:
             for stream in (*own, *streams):
                 self.driver.synchronise(self._event_on(stream))
         except DriverError as error:
-            if not self._failed:
-                self._failed = str(error)
-                _log.error("the GPU copies no more blocks: %s", error)
+            self.give_up(str(error))
 
     def forget(self, transfer: QueuedCopies) -> None:
         """Forget a transfer that has ended."""

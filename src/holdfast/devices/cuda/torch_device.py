@@ -77,10 +77,21 @@ class TorchDevice:
         self._saves: list[tuple[int, Future[bool]]] = []
         """Bytes and results of the saves in flight."""
         self._saver = workers(1, "holdfast-save")
+        self._failed = ""
+
+    @property
+    def failure(self) -> str:
+        """Why the GPU copies no more blocks; empty while it does."""
+        return self._failed
 
     def mark(self) -> Any:
         """Return an event at the end of the work queued on the calling thread's stream."""
-        return torch.cuda.current_stream(self._device).record_event()
+        self._check_alive()
+        try:
+            return torch.cuda.current_stream(self._device).record_event()
+        except RuntimeError as error:
+            self._failed = self._failed or str(error)  # no load may start without its mark
+            raise DeviceError(str(error)) from error
 
     def scatter(
         self,
@@ -91,6 +102,7 @@ class TorchDevice:
         proceed: Callable[[], bool] | None = None,
     ) -> LoadTransfer:
         del locks
+        self._check_alive()
         check(self.pages, arena, moves)
         if not moves:
             return LoadTransfer(None)
@@ -110,10 +122,11 @@ class TorchDevice:
                     self._kernels.unpack(stage, part)
                 return LoadTransfer(_recorded(self._device))
         except BaseException:
-            self._load_stream.synchronize()  # the pages are used for other work after an error
+            self._rest()  # the pages are used for other work after an error
             raise
 
     def gather(self, arena: SharedMapping, moves: Sequence[Move]) -> Future[bool]:
+        self._check_alive()
         check(self.pages, arena, moves)
         nbytes = len(moves) * self.pages.payload_bytes
         for move in moves:
@@ -126,19 +139,33 @@ class TorchDevice:
             _log.warning("%d blocks not saved: %d bytes still wait to be copied from the GPU; at "
                          "most %d may wait", len(moves), staged, STAGED_BYTES_MAX)  # fmt: skip
             return _ended(copied=False)
-        stage = empty_stage(self._layers, self.pages, len(moves))
-        self._kernels.pack(stage, moves)
-        stage.record_stream(self._save_stream)
+        try:
+            stage = empty_stage(self._layers, self.pages, len(moves))
+            self._kernels.pack(stage, moves)
+            stage.record_stream(self._save_stream)
+            packed = _recorded(self._device)
+        except RuntimeError:
+            self._rest()
+            raise
         until_s = time.monotonic() + SAVE_S
-        result = self._saver.submit(
-            self._save, arena, moves, stage, _recorded(self._device), until_s
-        )
+        result = self._saver.submit(self._save, arena, moves, stage, packed, until_s)
         self._saves.append((nbytes, result))
         return result
 
     def close(self) -> None:
         self._saver.shutdown(wait=True)
-        self._load_stream.synchronize()
+        self._rest()
+
+    def _check_alive(self) -> None:
+        if self._failed:
+            raise DeviceError(f"the device has failed: {self._failed}")
+
+    def _rest(self) -> None:
+        """Wait until no load runs; if the GPU has failed, give it up: it runs nothing any more."""
+        try:
+            self._load_stream.synchronize()
+        except RuntimeError as error:
+            self._failed = self._failed or str(error)
 
     def _save(
         self, arena: SharedMapping, moves: Sequence[Move], stage: Any, packed: Any, until_s: float
@@ -156,6 +183,7 @@ class TorchDevice:
             return True
         except Exception:  # noqa: BLE001  # e.g. a device error: the engine continues
             _log.exception("blocks not saved")
+            self._rest()
             return False
 
     def _payload(self, memory: Any, move: Move) -> Any:

@@ -36,6 +36,7 @@ COUNTERS: Mapping[str, tuple[tuple[str, ...], str]] = {
         "Bytes between GPU and arena: locked memory, or bounced through the driver's buffers.",
     ),
     "lock_seconds": ((), "Time in the GPU's driver for page-locking and unlocking."),
+    "device_failures": ((), "Workers whose GPU has failed: all later requests are computed."),
     "saved_blocks": ((), "Blocks that were saved."),
     "declined_requests": (("reason",), "Requests that do not load from Holdfast."),
     "bad_hints": ((), "Requests with invalid hints."),

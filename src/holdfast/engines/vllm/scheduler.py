@@ -260,6 +260,8 @@ class SchedulerSide:
         if worker_report is not None and worker_report.computed:
             self._timer.end()
         self._moving = worker_report is not None and worker_report.moving
+        if worker_report is not None and worker_report.passive:
+            self._become_passive()
         self._report()
 
     def moving(self) -> bool:
@@ -298,6 +300,18 @@ class SchedulerSide:
             tracked.forget()
             self._end_plan(tracked, NotFollowed.RESET)
         self._tracked.clear()
+
+    def _become_passive(self) -> None:
+        """End the sessions: from now on every request is computed, and counted as without a node.
+
+        Loads under way end as failed ones.
+        """
+        for tracked in self._tracked.values():
+            tracked.forget()
+            self._end_plan(tracked, NotFollowed.GONE)
+        self._tracked.clear()
+        for connection in self._connections:
+            connection.close()
 
     def close(self) -> None:
         """End the sessions."""

@@ -59,12 +59,14 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """A worker's report at the end of a step; vLLM aggregates the reports of all workers.
 
     `computed`: the step had a forward. `moving`: blocks are still being copied to the arena.
-    `landed`: verified blocks of the loads that ended, by request and tier.
+    `landed`: verified blocks of the loads that ended, by request and tier. `passive`: the device of
+    a worker has failed, so it loads and saves nothing any more.
     """
 
     computed: bool = False
     moving: bool = False
     landed: dict[str, dict[str, int]] = field(default_factory=dict)
+    passive: bool = False
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         """Return a report with each flag set that is set for any worker, and the fewest blocks."""
@@ -72,7 +74,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
         for request in self.landed.keys() & other.landed.keys():
             both = self.landed[request], other.landed[request]
             landed[request] = min(both, key=lambda blocks: sum(blocks.values()))
-        return WorkerReport(self.computed or other.computed, self.moving or other.moving, landed)
+        computed, moving = self.computed or other.computed, self.moving or other.moving
+        return WorkerReport(computed, moving, landed, self.passive or other.passive)
 
 
 @dataclass

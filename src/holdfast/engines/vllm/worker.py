@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -66,6 +67,8 @@ class WorkerSide:
         self._failed: set[int] = set()
         self._landed: dict[str, dict[str, int]] = {}
         self._moving = True  # last reported value; True, so that the first step is reported
+        self._passive = False
+        """Whether the device has failed: then nothing is loaded or saved any more."""
 
     def lock_arena(self, registrar: Registrar) -> None:
         """Page-lock the node's arena for the device from now on.
@@ -78,6 +81,10 @@ class WorkerSide:
 
     def begin(self, work: StepWork) -> None:
         """Before the forward: request the slots for this step's saves."""
+        if self._device.failure and not self._passive:
+            self._become_passive()
+        if self._passive:
+            return
         if (locked := self._locked_memory()) is not None:
             locked.start()
             self._count_locking(locked)
@@ -91,11 +98,10 @@ class WorkerSide:
     def start_loads(self, work: StepWork) -> None:
         """Hand this step's loads to the loading thread."""
         if work.loads:
-            try:
+            after = None
+            # If the device has failed, its loads fail, too, and the next step says why.
+            with contextlib.suppress(DeviceError):
                 after = self._device.mark()
-            except DeviceError as error:  # the device has failed, so its loads fail, too
-                _log.warning("loads cannot begin: %s", error)
-                after = None
             for load in work.loads:
                 deadline_s = self._deadline_max_s
                 if load.deadline_s:
@@ -104,12 +110,13 @@ class WorkerSide:
 
     def save(self, work: StepWork) -> None:
         """After the forward: copy full blocks out of their pages."""
-        if work.tokens:
+        if work.tokens and not self._passive:
             self._saves.copy()
         # Nothing was computed: vLLM waits for loads or answers, and would poll without pause.
         elif not self._loader.rest(REST_S):
             time.sleep(POLL_S)
-        self._saves.poll()
+        if not self._passive:
+            self._saves.poll()
 
     def ended(self) -> set[str]:
         """Return the requests whose loads ended; `failed_pages` returns the pages that failed."""
@@ -126,23 +133,43 @@ class WorkerSide:
 
     def report(self, work: StepWork) -> WorkerReport | None:
         """Return this step's report for the scheduler side; None if nothing changed."""
-        before, self._moving = self._moving, self._saves.busy
+        before, self._moving = self._moving, self._saves.busy and not self._passive
         landed, self._landed = self._landed, {}
         # The scheduler side keeps the last report, so the end of all copies must be reported, too.
         if not (work.tokens or self._moving or before or landed):
             return None
-        return WorkerReport(work.tokens > 0, self._moving, landed)
+        return WorkerReport(work.tokens > 0, self._moving, landed, self._passive)
 
     def close(self) -> None:
         """Wait for all copies, commit them, and stop."""
+        if not self._passive:
+            self._end_session()
+        self._loader.close()
+        self._locks.close()
+        self._device.close()
+
+    def _become_passive(self) -> None:
+        """Load and save nothing any more, because the device has failed; say so once.
+
+        Loads under way fail, and those that the scheduler side has planned, too. It ends its own
+        session when it has this step's report.
+        """
+        self._passive = True
+        self.counts.add("device_failures")
+        _log.error(
+            "Holdfast is off until this engine restarts, and all requests are computed, because "
+            "the device that copies blocks has failed: %s",
+            self._device.failure,
+        )
+        self._end_session()
+
+    def _end_session(self) -> None:
+        """Commit the saves whose copies have ended or end now, and leave the node."""
         try:
             self._saves.close()
         except Exception:  # noqa: BLE001  # a failed device must not keep the rest from closing
             _log.exception("blocks not saved")
         self._connection.close()
-        self._loader.close()
-        self._locks.close()
-        self._device.close()
 
     def _count_copies(self, device: StagingDevice) -> None:
         """Count what the device has copied since the last call."""
