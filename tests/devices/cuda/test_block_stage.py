@@ -11,6 +11,7 @@ from holdfast.devices.cuda.device import CudaDevice
 from holdfast.devices.page_format import cpu_format, latent_format, plain_format
 from holdfast.devices.portable_host import open_portable
 from holdfast.devices.registry import DeviceOptions
+from holdfast.errors import BlockError
 from holdfast.testing.page_locks import TestLocks
 from holdfast.testing.simulated_driver import SimulatedDriver
 
@@ -127,11 +128,24 @@ def test_latents_are_copied_as_they_are_and_written_by_one_rank(writes):
 
 
 def test_pages_of_a_cpu_kernel_are_not_converted_on_a_gpu():
-    layout = layout_of((32, 32))
     form = cpu_format("amx", HEADS, 32, 32, 2)
     memory = np.zeros((LAYERS, 2, form.page_bytes), np.uint8)
     bases = tuple(layer.ctypes.data for layer in memory)
     pages = Pages.uniform(bases, form.page_bytes, form.page_bytes, 2, 1)
+    layout = Layout.portable(
+        layers=LAYERS, kv_heads=HEADS, head_size=32, dtype="bfloat16", block_tokens=32
+    )
     portable = PortablePages(form, layout.whole())
     with pytest.raises(DeviceError, match=r"pages of the format .* are not converted on a GPU"):
+        CudaDevice(SimulatedDriver(), pages, DeviceOptions(4, portable), memory)
+
+
+def test_pages_that_do_not_fit_the_layout_are_refused():
+    form = plain_format("nhd", HEADS, TOKENS, (16, 16), 2, fused=True)
+    memory, pages = pages_of(form, 1)
+    fewer = Layout.portable(
+        layers=LAYERS - 1, kv_heads=HEADS, head_size=16, dtype="bfloat16", block_tokens=16
+    )
+    portable = PortablePages(form, fewer.whole())
+    with pytest.raises(BlockError, match="2 layers must be alike, and as many as the engine's 3"):
         CudaDevice(SimulatedDriver(), pages, DeviceOptions(4, portable), memory)

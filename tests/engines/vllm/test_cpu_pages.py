@@ -28,5 +28,5 @@ def test_a_kernel_that_packs_in_another_order_is_refused(real, taken):
 
 
 def test_an_instruction_set_that_the_kernel_does_not_know_is_refused():
-    with pytest.raises(UnsupportedError, match="does not pack pages of 'vsx2'"):
+    with pytest.raises(UnsupportedError, match="does not write pages of 'vsx2'"):
         check_kernel(cpu_format("vec", 1, 32, 32, 2), "vsx2", torch.bfloat16)

@@ -13,11 +13,12 @@ from vllm.v1.attention.backends import cpu_attn
 
 from holdfast.blocks.layout import Layout
 from holdfast.blocks.payload_part import covers
-from holdfast.devices.page_format import cpu_format
+from holdfast.devices.page_format import cpu_format, plain_format
 from holdfast.engines.vllm import portable
 from holdfast.engines.vllm.describe import PagedGroup, geometry_of
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.portable import block_form
+from holdfast.testing.packings import pack_hnd, pack_hnd_fused, pack_nhd_fused
 
 SETTING = ConnectorSettings("", "default", 0, "pinned", 0.05, 5.0, saves=True, layout="portable")
 PAGES, TOKENS, SIZE, HEADS = 6, 32, 64, 4
@@ -127,7 +128,11 @@ def test_pages_with_tokens_before_heads_are_not_portable():
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"spec": full(), "config": config_of(device="cuda")}, "pages on cuda are not converted"),
+        ({"spec": full(), "config": config_of(device="xpu")}, "pages on xpu are not converted"),
+        ({"spec": full(), "config": config_of(device="cuda", backend="FLASHINFER")},
+         "pages of FLASHINFER are not converted on a GPU, only of FLASH_ATTN and TRITON_ATTN"),
+        ({"spec": latent(), "config": config_of(device="cuda", backend="FLASH_ATTN_MLA")},
+         "pages of FLASH_ATTN_MLA are not"),
         ({"spec": full(), "config": config_of(cache="fp8")}, r"quantised \(fp8, NONE\)"),
         ({"spec": full(sliding_window=128)}, "layers with sliding_window 128"),
         ({"spec": full(attention_chunk_size=64)}, "layers with attention_chunk_size 64"),
@@ -160,3 +165,91 @@ def test_an_instruction_set_that_is_not_known_has_exact_blocks(monkeypatch, capl
     monkeypatch.setattr(cpu_attn, "_get_attn_isa", lambda *_: "neon")
     assert form_of(full()).portable is None
     assert "pages of 'neon' is not known" in caplog.text
+
+
+PACKERS = {"nhd": pack_nhd_fused, "hnd": pack_hnd_fused}
+
+
+class Layer:
+    """An attention layer on a GPU, whose code writes pages in the order of a packer."""
+
+    def __init__(self, packer, backend="FLASH_ATTN"):
+        self.impl = self
+        self.attn_backend = SimpleNamespace(get_name=lambda: backend)
+        self._packer = packer
+
+    def do_kv_cache_update(self, _layer, keys, values, cache, slots):
+        tokens = cache.shape[2]
+        assert slots.tolist() == list(range(tokens, 2 * tokens))
+        states = (each.transpose(0, 1).view(torch.int16).numpy() for each in (keys, values))
+        page = torch.from_numpy(self._packer(*states)).view(keys.dtype)
+        memory = cache if cache.is_contiguous() else cache.transpose(1, 2)
+        memory[1] = page.reshape(memory.shape[1:])
+
+
+def gpu_form(order, layer, between_layers=0, heads=HEADS, ranks=1, rank=0):
+    """The blocks of an engine on a GPU whose pages have an order, padded by other layers' pages."""
+    config = config_of(ranks, "cuda", backend=layer.attn_backend.get_name())
+    config.compilation_config.static_forward_context = dict.fromkeys(NAMES, layer)
+    group = PagedGroup(NAMES, TOKENS, full(heads))
+    inner = (TOKENS, heads) if order == "nhd" else (heads, TOKENS)
+    whole = torch.zeros((PAGES, 1 + between_layers, *inner, 2 * SIZE), dtype=torch.bfloat16)
+    pages = whole[:, 0].transpose(1, 2) if order == "nhd" else whole[:, 0]
+    geometry = geometry_of(group, dict.fromkeys(NAMES, pages), PAGES)
+    return block_form(config, group, geometry, SETTING, rank)
+
+
+@pytest.mark.parametrize("between_layers", [0, 3], ids=["layer by layer", "block by block"])
+@pytest.mark.parametrize("backend", ["FLASH_ATTN", "TRITON_ATTN"])
+@pytest.mark.parametrize("order", PACKERS)
+def test_blocks_of_full_attention_on_a_gpu_are_portable(order, backend, between_layers):
+    form = gpu_form(order, Layer(PACKERS[order], backend), between_layers)
+    layout = Layout.portable(
+        layers=2, kv_heads=HEADS, head_size=SIZE, dtype="bfloat16", block_tokens=128
+    )
+    pages = plain_format(order, HEADS, TOKENS, (SIZE, SIZE), 2, fused=True)
+    assert form.fingerprint.kind == "portable"
+    assert form.portable == (pages, layout.whole())
+
+
+def test_ranks_on_gpus_share_a_block_and_one_head_has_either_order():
+    for order, packer in PACKERS.items():
+        forms = [gpu_form(order, Layer(packer), heads=1, ranks=4, rank=rank) for rank in range(4)]
+        heads = [form.portable.part.heads[0] for form in forms]
+        assert heads == [range(1), range(1, 2), range(2, 3), range(3, 4)]
+
+
+def broken(*_):
+    raise AssertionError("no such layout")
+
+
+@pytest.mark.parametrize(
+    ("packer", "named"),
+    [
+        (pack_hnd_fused, "orders keys and values of FLASH_ATTN pages in another way"),
+        (pack_hnd, "orders keys and values of FLASH_ATTN pages in another way"),
+        (lambda keys, values: pack_nhd_fused(values, keys), "in another way"),
+        (broken, "vLLM does not write pages of FLASH_ATTN: no such layout"),
+    ],
+)
+def test_blocks_on_a_gpu_are_exact_if_its_layers_write_pages_in_another_order(
+    packer, named, caplog
+):
+    assert gpu_form("nhd", Layer(packer)).portable is None
+    assert named in caplog.text
+
+
+def test_pages_on_a_gpu_of_an_order_that_is_not_known_are_not_portable(caplog):
+    group = PagedGroup(NAMES, TOKENS, full())
+    whole = torch.zeros((PAGES, 2 * SIZE, HEADS, TOKENS), dtype=torch.bfloat16)
+    pages = whole.permute(0, 2, 3, 1)
+    geometry = geometry_of(group, dict.fromkeys(NAMES, pages), PAGES)
+    config = config_of(device="cuda", backend="FLASH_ATTN")
+    assert block_form(config, group, geometry, SETTING, 0).portable is None
+    assert "the order 1x4.32.128:312; known are 1x4.32.128:213 and" in caplog.text
+
+
+def test_pages_on_a_gpu_of_amd_are_not_portable(monkeypatch, caplog):
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert gpu_form("nhd", Layer(pack_nhd_fused)).portable is None
+    assert "pages on GPUs of AMD are not converted" in caplog.text

@@ -14,6 +14,7 @@ from holdfast.blocks.layout import StateRun
 from holdfast.devices.arrange import PortablePages
 from holdfast.devices.base import DeviceError, LayerPages, Pages
 from holdfast.devices.driver import Driver, PageConversion, PageCopy, PageTable
+from holdfast.devices.portable_host import check_portable
 
 KernelWork: TypeAlias = PageCopy | PageConversion
 
@@ -134,8 +135,10 @@ def opaque_stage(driver: Driver, pages: Pages) -> BlockStage:
 def portable_stage(driver: Driver, pages: Pages, portable: PortablePages) -> BlockStage:
     """Return the stage of portable blocks; raise DeviceError for pages of another order.
 
-    It has the heads of this rank, one after another as in the payload.
+    It has the heads of this rank, one after another as in the payload. Raises BlockError if format,
+    pages and layout do not fit.
     """
+    check_portable(pages, portable)
     form, part = portable
     saves = _runs(part.runs(), part.written_runs())
     loads = _runs(part.runs(), part.runs())

@@ -82,13 +82,17 @@ class PagedGroup(NamedTuple):
 
 
 class CacheGeometry(NamedTuple):
-    """Addresses and sizes of the pages of every layer; `order`: element order inside a page."""
+    """Addresses and sizes of the pages of every layer; `order`: element order inside a page.
+
+    `device`: where they are, as PyTorch names it.
+    """
 
     bases: tuple[int, ...]
     stride_bytes: int
     page_bytes: int
     pages: int
     order: str
+    device: str = "cpu"
 
     def pages_of(self, pages_per_block: int) -> Pages:
         """Return the pages as a device needs them."""
@@ -178,7 +182,7 @@ def geometry_of(group: PagedGroup, tensors: Mapping[str, Any], pages: int) -> Ca
     shapes = {(tuple(t.shape), tuple(t.stride()), t.element_size(), str(t.device)) for t in layers}
     if len(shapes) != 1:
         raise UnsupportedError(f"layers differ in shape, stride, dtype or device: {sorted(shapes)}")
-    (shape, strides, itemsize, _), *_ = shapes
+    (shape, strides, itemsize, device), *_ = shapes
     if shape[0] % pages:
         raise UnsupportedError(
             f"the KV cache has {shape[0]} rows, which is not a multiple of {pages} pages"
@@ -201,7 +205,8 @@ def geometry_of(group: PagedGroup, tensors: Mapping[str, Any], pages: int) -> Ca
     lengths = ".".join(str(length) for length in shape[1:])
     order = f"{kernel_rows}x{lengths}:{''.join(str(axis) for *_, axis in inner)}"
     bases = tuple(layer.data_ptr() for layer in layers)
-    return CacheGeometry(bases, kernel_rows * strides[0] * itemsize, page_bytes, pages, order)
+    stride_bytes = kernel_rows * strides[0] * itemsize
+    return CacheGeometry(bases, stride_bytes, page_bytes, pages, order, device)
 
 
 def block_tokens_of(setting: ConnectorSettings, page_tokens: int) -> int:

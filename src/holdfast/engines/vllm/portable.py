@@ -1,8 +1,9 @@
 """Portable blocks of a vLLM engine: which of its pages can be converted, and how.
 
-Portable are full attention and MLA on a CPU, with KV of the model's own data type. The format of
-the pages is checked against vLLM's kernel before the first block, so that a version of vLLM with
-another order of elements has no portable blocks, and never wrong ones.
+Portable are full attention and MLA on a CPU, and full attention of FlashAttention and of vLLM's
+Triton kernels on a GPU, with KV of the model's own data type. The format of the pages is checked
+against vLLM's own code before the first block, so that a version of vLLM with another order of
+elements has no portable blocks, and never wrong ones.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ def portable_pages(
     Raises UnsupportedError for a model, device, setting or version whose pages are not converted.
     """
     spec, device = group.spec, vllm_config.device_config.device_type
-    if device != "cpu":
-        raise UnsupportedError(f"pages on {device} are not converted yet, only on the CPU")
+    if device not in ("cpu", "cuda"):
+        raise UnsupportedError(f"pages on {device} are not converted, only on CPUs and GPUs")
     cache = vllm_config.cache_config.cache_dtype
     mode = quantisation_mode(spec)
     if cache != "auto" or mode != "NONE":
@@ -129,6 +130,8 @@ def _format_of(vllm_config: Any, group: PagedGroup, geometry: CacheGeometry) -> 
             raise UnsupportedError(
                 f"keys of {size} and values of {spec.head_size_v} elements are not converted"
             )
+        if vllm_config.device_config.device_type != "cpu":
+            return _gpu_format_of(vllm_config, group, geometry)
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
         isa = _get_attn_isa(spec.dtype, tokens, size, vllm_config.cache_config.cache_dtype)
@@ -139,6 +142,25 @@ def _format_of(vllm_config: Any, group: PagedGroup, geometry: CacheGeometry) -> 
         raise UnsupportedError(
             f"vLLM's pages have the order {geometry.order}; known is {shape} in this order"
         )
+    return form
+
+
+def _gpu_format_of(vllm_config: Any, group: PagedGroup, geometry: CacheGeometry) -> PageFormat:
+    """Return the format of pages on a GPU; raise UnsupportedError if it is not known."""
+    from holdfast.engines.vllm.gpu_pages import BACKENDS, check_layer, gpu_format, is_amd
+
+    spec, named = group.spec, backends_of(vllm_config, group)
+    if is_amd():
+        raise UnsupportedError("pages on GPUs of AMD are not converted")
+    if len(named) != 1 or not named <= {*BACKENDS}:
+        raise UnsupportedError(
+            f"pages of {'+'.join(sorted(named)) or 'an unknown backend'} are not converted on a "
+            f"GPU, only of {' and '.join(BACKENDS)}"
+        )
+    sizes = (spec.num_kv_heads, group.page_tokens, spec.head_size, spec.dtype.itemsize)
+    form = gpu_format(geometry.order, *sizes)
+    layer = vllm_config.compilation_config.static_forward_context[group.layers[0]]
+    check_layer(form, layer, spec.dtype, geometry.device)
     return form
 
 
