@@ -43,7 +43,7 @@ def check_page(
     k, v = (_numbers(dtype, state, (tokens, heads, size)) for state in _STEPS)
     try:
         page = _bytes(write(k, v).cpu()).reshape(1, 1, 1, -1)
-    except Exception as error:
+    except Exception as error:  # a kernel may raise any error
         raise UnsupportedError(f"vLLM does not write pages of {writer}: {error}") from error
     block = np.concatenate([_bytes(each.transpose(0, 1)) for each in (k, v)]).reshape(1, 1, -1)
     arrangement = Arrangement(form, 1)
