@@ -102,6 +102,12 @@ METRICS: Mapping[str, Metric] = {
     "tier_writes_stopped": Metric(
         ("tier",), "1 while a tier takes no new records, because its medium failed."
     ),
+    "tier_away": Metric(
+        ("tier",), "1 while the medium of a tier cannot be used: the node serves without the tier."
+    ),
+    "tier_losses_total": Metric(
+        ("tier",), "How often a tier lost its medium, and with it all of its blocks."
+    ),
     "codec_encodes": Metric(
         ("tier",), "1 while new records of a tier are encoded, 0 while it gets raw ones."
     ),
@@ -353,6 +359,8 @@ def _tier_samples(status: NodeStatus) -> Iterator[Sample]:
         yield Sample("tier_writes_stopped", (tier,), int(bool(usage.writes_stopped)))
         yield Sample("tier_rebuilt_records_total", (tier,), usage.rebuilt)
         yield Sample("tier_parity_bytes_total", (tier,), usage.parity_bytes)
+        yield Sample("tier_away", (tier,), int(bool(usage.away)))
+        yield Sample("tier_losses_total", (tier,), usage.losses)
     for codec in status.codecs:
         labels = (codec.tier,)
         yield Sample("codec_encodes", labels, int(codec.encodes))

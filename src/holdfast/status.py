@@ -32,8 +32,11 @@ class TierStatus(StatusFields, frozen=True):
     """Usage of one tier, and its counters since start.
 
     `writes_stopped`: why it takes no new records for now, as words that follow "writes stopped";
-    empty while it does. `trouble`: why the tier's own report could not be used; empty if it could.
-    `rebuilt`: records computed from others of their row; `parity_bytes`: bytes written for that.
+    empty while it does. `away`: why its medium cannot be used, as words that follow "away"; empty
+    while it can. `replaced`: when its medium was replaced, as words that follow "replaced"; empty
+    if it was not. `losses`: how often it lost its medium. `trouble`: why the tier's own report
+    could not be used; empty if it could. `rebuilt`: records computed from others of their row;
+    `parity_bytes`: bytes written for that.
     """
 
     tier: str
@@ -46,7 +49,20 @@ class TierStatus(StatusFields, frozen=True):
     writes_stopped: str = ""
     rebuilt: int = 0
     parity_bytes: int = 0
+    away: str = ""
+    replaced: str = ""
+    losses: int = 0
     trouble: str = ""
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """What is unusual about its medium, by name: "away", "writes stopped", "replaced"."""
+        found = {
+            "away": self.away,
+            "writes stopped": self.writes_stopped,
+            "replaced": self.replaced,
+        }
+        return {name: why for name, why in found.items() if why}
 
 
 @prepared
@@ -575,6 +591,9 @@ def tier_totals(tiers: Iterable[TierStatus]) -> dict[str, TierStatus]:
             writes_stopped=before.writes_stopped or one.writes_stopped,
             rebuilt=before.rebuilt + one.rebuilt,
             parity_bytes=before.parity_bytes + one.parity_bytes,
+            away=before.away or one.away,
+            replaced=before.replaced or one.replaced,
+            losses=before.losses + one.losses,
             trouble=before.trouble or one.trouble,
         )
     return totals

@@ -64,6 +64,11 @@ VERBS = {
             "list domains and their data keys; rotate, retire or erase data keys",
             "rotate default",
         ),
+        (
+            "tier",
+            "replace the drive of a tier while the node runs, or detach it",
+            "replace disk --path /mnt/new/holdfast",
+        ),
         ("pool", "take a member of a pool out of placement, or back in", "drain flash-2"),
         (
             "token",

@@ -361,6 +361,12 @@ def _node(config: Config) -> Iterator[Finding]:
         if tier.trouble:
             why = f"{tier.trouble}; update the package that offers this kind of tier"
             yield problem(f"tier {tier.tier}", "reports no usage", why)
+        if tier.away:
+            why = f"since {tier.away}; the node serves without it"
+            yield problem(f"tier {tier.tier}", "away", why)
+        if tier.replaced:
+            what = f"{many(tier.losses, 'time')} away since the node's start"
+            yield Finding(f"tier {tier.tier}", f"replaced {tier.replaced}", what, ok=True)
         if tier.writes_stopped:
             why = f"since {tier.writes_stopped}; check the device and the space of its volume"
             yield problem(f"tier {tier.tier}", "writes stopped", why)

@@ -206,8 +206,7 @@ def _status_lines(status: NodeStatus) -> list[str]:
                 f"  {tier:<8} {Size(used.used_bytes)} of {Size(used.capacity_bytes)} used, "
                 f"{many(used.records, 'record')}, {failures}"
             )
-            if used.writes_stopped:
-                lines.append(f"  {tier:<8} writes stopped {used.writes_stopped}")
+            lines += [f"  {tier:<8} {name} {why}" for name, why in used.conditions.items()]
         else:
             shared = status.shared.get(tier)
             limits = f"; {shared.limits}" if shared and shared.limits else ""

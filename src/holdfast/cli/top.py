@@ -80,7 +80,8 @@ def _views(ask: Ask, every_s: float, number: int) -> Iterator[list[str | Table]]
 def _tables(status: NodeStatus, before: NodeStatus | None) -> list[Table]:
     """Return the tables of tiers, queues and, if there are any, pool members."""
     tiers = _table(
-        "tier", "used", "of", "ratio", "records", "read", "written", "evicted", "failures"
+        *("tier", "used", "of", "ratio", "records", "read", "written", "evicted", "failures"),
+        "state",
     )
     past = tier_totals(before.tiers) if before else {}
     codecs = {codec.tier: codec for codec in status.codecs}
@@ -99,7 +100,7 @@ def _tables(status: NodeStatus, before: NodeStatus | None) -> list[Table]:
         ratio = f"{codec.held_ratio:.2f}" if codec and codec.used else ""
         tiers.add_row(
             *(tier, share, capacity, ratio, f"{now.records:,}", *rates),
-            *(f"{evicted:,}", f"{now.failures:,}"),
+            *(f"{evicted:,}", f"{now.failures:,}", ", ".join(now.conditions)),
         )
     queues = _table("waiting writes", "leases", "reservations", "sessions", "to prestage")
     values = (

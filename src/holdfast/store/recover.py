@@ -1,5 +1,7 @@
 """Recovery: index what an earlier process left on local tiers, while the store already serves.
 
+A tier whose medium was replaced may hold blocks, too: they are recovered in a pass of their own.
+
 A surviving record is not trusted: it is verified when it is read. Until recovery reaches a block it
 is a miss and may be written again; then the new copy stays, and the old one is freed. Records that
 their domain cannot open any more are freed too. Plain records from before their domain was sealed
@@ -12,23 +14,30 @@ from __future__ import annotations
 import logging
 import threading
 from array import array
+from collections.abc import Sequence
 
 from holdfast.blocks.namespace import namespace_of
 from holdfast.store.block_table import BlockTable
-from holdfast.tiers.base import NOWHERE, Erasable, LocalTier, SurvivingRecord
+from holdfast.tiers.base import (
+    NOWHERE,
+    Erasable,
+    LocalTier,
+    Place,
+    Replaceable,
+    SurvivingRecord,
+)
 
 _log = logging.getLogger("holdfast.store")
 
 
 class Recovery:
-    """One background pass over the survivors of every tier below the host."""
+    """A background pass over the survivors of every tier below the host, and of replaced media."""
 
     def __init__(self, table: BlockTable) -> None:
         self._table = table
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-recover", daemon=True)
-        self._indexed = array("q")
-        """By row, a hash of the key and place of its survivor on this tier; 0: none."""
+        self._later: threading.Thread | None = None
         self.blocks = 0
         self.dropped = 0
         """Survivors that were freed because their fingerprint was dropped."""
@@ -43,7 +52,8 @@ class Recovery:
     @property
     def is_running(self) -> bool:
         """Whether the pass has begun and may still find blocks."""
-        return self.seconds is None and self._thread.is_alive()
+        first = self.seconds is None and self._thread.is_alive()
+        return first or (self._later is not None and self._later.is_alive())
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end of the pass; False if it still runs after `timeout_s`.
@@ -54,29 +64,50 @@ class Recovery:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def recover_replaced(self) -> None:
+        """Begin a pass over media that replaced others since the start, one pass at a time."""
+        due = [
+            number
+            for number, tier in enumerate(self._table.lower, start=1)
+            if isinstance(tier, Replaceable) and tier.has_survivors()
+        ]
+        if not due or self.is_running or self._stop.is_set():
+            return
+        self._later = threading.Thread(
+            target=self._recover_tiers, args=(due,), name="holdfast-recover", daemon=True
+        )
+        self._later.start()
+
     def close(self) -> None:
         """Stop early if need be."""
         self._stop.set()
         self.wait()
+        if self._later is not None:
+            self._later.join()
 
-    def _run(self) -> None:
-        started = self._table.clock.now()
-        for number, tier in enumerate(self._table.lower, start=1):
+    def _recover_tiers(self, numbers: Sequence[int]) -> None:
+        """Index the survivors of local tiers."""
+        for number in numbers:
+            tier = self._table.lower[number - 1]
             if not isinstance(tier, LocalTier):
                 continue
+            indexed = array("q")
             try:  # one by one: a tier keeps only the last one that it yielded from reuse
                 for survivor in tier.survivors():
                     if self._stop.is_set():
                         break
                     if not self._table.sealing.predates_sealing(survivor.header):
-                        self._index(number, survivor)
+                        self._index(number, survivor, indexed)
                         continue
                     if isinstance(tier, Erasable):
                         tier.wipe(survivor)
                     tier.free([survivor.place])
             except Exception:  # noqa: BLE001  # a tier that cannot be scanned has no survivors
                 _log.exception("recovery of tier=%s ended early", tier.name)
-            self._indexed = array("q")
+
+    def _run(self) -> None:
+        started = self._table.clock.now()
+        self._recover_tiers(range(1, len(self._table.lower) + 1))
         self.is_complete = not self._stop.is_set()
         self.seconds = self._table.clock.now() - started
         if any(isinstance(tier, LocalTier) for tier in self._table.lower):
@@ -85,7 +116,11 @@ class Recovery:
                 *(self.blocks, self.seconds, self.dropped),
             )
 
-    def _index(self, number: int, survivor: SurvivingRecord) -> None:
+    def _index(self, number: int, survivor: SurvivingRecord, indexed: array[int]) -> None:
+        """Index one survivor.
+
+        `indexed`: by row, a hash of the key and place of its survivor on this tier; 0: none.
+        """
         table, (header, place) = self._table, survivor
         with table.lock:
             if not table.sealing.may_open(header):
@@ -104,14 +139,14 @@ class Recovery:
                 return  # the block was written since; the known place is not older
             if known != NOWHERE:
                 # Rows and places are reused, so the mark names both the block and the place.
-                marked = row < len(self._indexed)
-                if not marked or self._indexed[row] != hash((header.key, known)):
+                marked = row < len(indexed)
+                if not marked or indexed[row] != hash((header.key, known)):
                     table.free_place(number, place)  # the copy written since is newer
                     return
                 table.remove_copy(row, number)
                 row = table.index.add(namespace, header.key, header.parent, header.depth)
             table.publish_below(row, number, place, header.stored_bytes, header.epoch)
-            if row >= len(self._indexed):
-                self._indexed.extend([0] * (row + 1 - len(self._indexed)))
-            self._indexed[row] = hash((header.key, place))
+            if row >= len(indexed):
+                indexed.extend([0] * (row + 1 - len(indexed)))
+            indexed[row] = hash((header.key, place))
             self.blocks += known == NOWHERE

@@ -1,4 +1,4 @@
-"""Rewrite blocks that a shared tier lost, or holds where lookups will soon not find them.
+"""Rewrite blocks that a tier lost, or that a shared tier holds where lookups will not find them.
 
 A block counts as saved while the index has a place for it below the host. So the place is removed
 from the index and the block is queued for the tier like a new one; until it is written, its copy
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.store.block_table import HOST, BlockTable
-from holdfast.tiers.base import NOWHERE, Place, Rebalancing, takes_writes
+from holdfast.tiers.base import NOWHERE, LosesRecords, Place, Rebalancing, takes_writes
 
 
 def rewrite_misplaced(
@@ -28,10 +28,10 @@ def rewrite_misplaced(
 
 
 def rewrite_lost(table: BlockTable) -> bool:
-    """Queue blocks that shared tiers lost and that are in memory; forget the places of the rest."""
+    """Queue blocks that tiers lost and that are in memory; forget the places of the rest."""
     found = False
     for number, tier in enumerate(table.lower, start=1):
-        lost = tier.lost() if isinstance(tier, Rebalancing) else None
+        lost = tier.lost() if isinstance(tier, LosesRecords) else None
         if lost is not None:
             found = True
             _forget_lost(table, number, lost)

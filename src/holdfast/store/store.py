@@ -31,7 +31,7 @@ from holdfast.session import Session, check_session
 from holdfast.status import MemoryStatus, NodeStatus, PlansStatus
 from holdfast.store import domains as domain_keys
 from holdfast.store import fetch as fetch_path
-from holdfast.store import hints, lookup, page_locks, public_domain, reported_records
+from holdfast.store import hints, lookup, media, page_locks, public_domain, reported_records
 from holdfast.store import inspect as inspection
 from holdfast.store import receive as receiving
 from holdfast.store import save as save_path
@@ -300,6 +300,10 @@ class Store(StoreParts):
     drop = _while_open(inspection.drop)
     verify = _while_open(scrubbing.scrub)
 
+    would_lose = _while_open(media.would_lose)
+    detach_medium = _while_open(media.detach)
+    replace_medium = _while_open(media.replace)
+
     domains = _while_open(domain_keys.listing)
     rotate = _while_open(domain_keys.rotate)
     would_retire = _while_open(domain_keys.would_retire)
@@ -431,6 +435,7 @@ class Store(StoreParts):
         """Run every part of housekeeping, even if another part fails."""
         parts: list[Callable[[], object]] = [
             self.housekeep,
+            self.recovery.recover_replaced,  # after what the former medium held is forgotten
             self.audit.start_catch_up,
             self.shared_ring.follow,
             self._warm_public,

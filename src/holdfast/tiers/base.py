@@ -84,8 +84,11 @@ class TierUsage(msgspec.Struct, frozen=True):
     """Usage of a tier in bytes and records, and its counters since start.
 
     `writes_stopped`: why the tier takes no new records for now, as words that follow "writes
-    stopped"; empty while it does. `rebuilt`: records computed from others of their row;
-    `parity_bytes`: bytes of the records that make that possible, a part of `written_bytes`.
+    stopped"; empty while it does. `away`: why its medium cannot be used, as words that follow
+    "away"; empty while it can. `replaced`: when its medium was replaced, as words that follow
+    "replaced"; empty if it was not. `losses`: how often the tier lost its medium. `rebuilt`:
+    records computed from others of their row; `parity_bytes`: bytes of the records that make that
+    possible, a part of `written_bytes`.
     """
 
     capacity_bytes: int
@@ -97,6 +100,9 @@ class TierUsage(msgspec.Struct, frozen=True):
     writes_stopped: str = ""
     rebuilt: int = 0
     parity_bytes: int = 0
+    away: str = ""
+    replaced: str = ""
+    losses: int = 0
 
 
 class Tier(Protocol):
@@ -192,6 +198,49 @@ class StopsWrites(LocalTier, Protocol):
         """Return whether the tier would write a record now; fast, no side effects.
 
         While it returns False, a store prepares no writes, and keeps in mind what is to be written.
+        """
+        ...
+
+
+@runtime_checkable
+class LosesRecords(Tier, Protocol):
+    """A tier that may lose many records at once, and knows which places they had."""
+
+    def lost(self) -> Callable[[Place], bool] | None:
+        """Return a test for places that lost records since the last call; None if none did.
+
+        The test may give false positives, whose blocks are written again.
+        """
+        ...
+
+
+@runtime_checkable
+class Replaceable(LocalTier, LosesRecords, Protocol):
+    """A local tier whose medium may go away, and be replaced, while the tier is open.
+
+    While it is away, reads and writes return GONE and `reserve` has no places. A place on a former
+    medium is never one on a later medium: a read of it is a MISS, and `free` ignores it.
+    """
+
+    def detach(self) -> None:
+        """Release the medium, so that it can be taken out. The tier is away until `replace`.
+
+        Another medium that appears at the tier's path is used without `replace`.
+        """
+        ...
+
+    def replace(self, path: str = "") -> None:
+        """Use the medium at `path`; empty: at the present path. The former one is released.
+
+        Raises ConfigError, FormatError or BusyError if the medium cannot be used: it holds foreign
+        data, for example. If that is known before the former medium is released, nothing changes.
+        """
+        ...
+
+    def has_survivors(self) -> bool:
+        """Return whether the medium was opened again, and `survivors` not called since.
+
+        False until `lost` has told of the loss of the former medium.
         """
         ...
 
@@ -318,20 +367,16 @@ class Queryable(SharedTier, Protocol):
 
 
 @runtime_checkable
-class Rebalancing(Reachable, Protocol):
-    """A shared tier whose members join and leave, and that reports which blocks to rewrite."""
+class Rebalancing(Reachable, LosesRecords, Protocol):
+    """A shared tier whose members join and leave, and that reports which blocks to rewrite.
+
+    A false positive of `lost` costs one query.
+    """
 
     def misplaced(self, namespace: Namespace, keys: Sequence[bytes]) -> set[bytes]:
         """Return the blocks that were last read from a member they no longer belong to; each once.
 
         Returns at most as many as may be rewritten now, so that a change does not flood the pool.
-        """
-        ...
-
-    def lost(self) -> Callable[[Place], bool] | None:
-        """Return a test for places that lost records since the last call; None if none did.
-
-        The test may give false positives: rewriting a record that is still held costs one query.
         """
         ...
 

@@ -34,6 +34,7 @@ DEPTH_MAX = 6
 INTEGER_MAX = (1 << 63) - 1
 
 _COUNTERS = tuple(field.name for field in msgspec.structs.fields(TierUsage) if field.type is int)
+_TEXTS = tuple(field.name for field in msgspec.structs.fields(TierUsage) if field.type is str)
 
 
 class _Used(Protocol):
@@ -91,8 +92,8 @@ def tier_status(tier: _Used) -> TierStatus:
         for name, value in figures.items():
             if type(value) is not int or value < 0:
                 raise _NotPlainError(f"usage().{name} is {value!r:.80}, not an integer >= 0")
-        stopped = plain_value(usage.writes_stopped, "usage().writes_stopped")
-        return TierStatus(tier.name, **figures, writes_stopped=str(stopped))
+        texts = {name: str(plain_value(getattr(usage, name), f"usage().{name}")) for name in _TEXTS}
+        return msgspec.structs.replace(TierStatus(tier.name, **figures), **texts)
     except Exception as error:  # noqa: BLE001  # code of another package, in a report for people
         return TierStatus(tier.name, trouble=_words(error))
 

@@ -539,6 +539,12 @@ def _report(context: NodeContext, request: m.Request) -> dict[str, Any]:
             return drop(request.fingerprint)
         case m.Domains():
             return _domains(store, request)
+        case m.ReplaceMedium():
+            if request.step == "preview":
+                return store.would_lose(request.tier)
+            if request.action == "detach":
+                return store.detach_medium(request.tier)
+            return store.replace_medium(request.tier, request.path)
         case m.Curve():
             recent = context.recent or RecentRequests()
             found: dict[str, Any] = msgspec.to_builtins(recent.curve(capacities(store.status())))

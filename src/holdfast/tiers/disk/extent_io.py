@@ -89,7 +89,8 @@ class FileExtents:
         os.fdatasync(self._fd)
 
     def close(self) -> None:
-        os.close(self._fd)
+        with contextlib.suppress(OSError):  # an error of earlier writes; the descriptor is closed
+            os.close(self._fd)
         # A child that was just forked still has the descriptor, and must not keep the folder. A
         # child's own close must not end its parent's lock.
         if os.getpid() == self._opened_in:
@@ -240,10 +241,20 @@ def preallocate(path: Path, nbytes: int, setting: str, first: bytes) -> None:
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}:
             raise ConfigError(f'disk tier "{path.parent}": {error.strerror}') from error
-        raise ConfigError(
-            f'{setting}.capacity: disk tier "{path.parent}": {nbytes / GIB:.2f} GiB requested, '
-            f"{_free_bytes(path.parent) / GIB:.2f} GiB free; lower it"
-        ) from error
+        raise _no_space(path.parent, nbytes, setting) from error
+
+
+def check_free(folder: Path, nbytes: int, setting: str) -> None:
+    """Raise ConfigError if a file of `nbytes` cannot be created in an existing folder."""
+    if nbytes > _free_bytes(folder):
+        raise _no_space(folder, nbytes, setting)
+
+
+def _no_space(folder: Path, nbytes: int, setting: str) -> ConfigError:
+    return ConfigError(
+        f'{setting}.capacity: disk tier "{folder}": {nbytes / GIB:.2f} GiB requested, '
+        f"{_free_bytes(folder) / GIB:.2f} GiB free; lower it"
+    )
 
 
 def _free_bytes(folder: Path) -> int:

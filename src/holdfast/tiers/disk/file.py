@@ -12,8 +12,14 @@ import msgspec
 from holdfast.buffers import align_up
 from holdfast.errors import ConfigError, FormatError
 from holdfast.limits import MIB
-from holdfast.tiers.disk.extent_io import Extents, FileExtents, lock_folder, preallocate
-from holdfast.tiers.disk.kind import FILE_NAME
+from holdfast.tiers.disk.extent_io import (
+    Extents,
+    FileExtents,
+    check_free,
+    lock_folder,
+    preallocate,
+)
+from holdfast.tiers.disk.kind import FILE_NAME, nearest
 from holdfast.tiers.disk.recovery import read_superblock
 from holdfast.tiers.disk.region import (
     REGION_BYTES_MAX,
@@ -112,6 +118,27 @@ def check_file(config: DiskConfig) -> None:
         raise ConfigError(f'{config.setting}.path: "{path}": {error.strerror}') from error
     try:
         check_superblock(extents, config)
+    finally:
+        extents.close()
+
+
+def check_space(config: DiskConfig) -> None:
+    """Raise ConfigError if the folder has no file yet, and not enough space for one."""
+    if not Path(config.path, FILE_NAME).exists():
+        check_free(Path(nearest(config.path)), _fresh_geometry(config).file_bytes, config.setting)
+
+
+def file_uuid(config: DiskConfig) -> bytes:
+    """Return the identity of the folder's file; empty if there is none that can be read."""
+    path = Path(config.path) / FILE_NAME
+    try:
+        extents = FileExtents(path, os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY))
+    except OSError:
+        return b""
+    try:
+        return read_superblock(extents).uuid
+    except FormatError:
+        return b""
     finally:
         extents.close()
 

@@ -73,9 +73,9 @@ def open_disk(options: DiskOptions, context: TierContext) -> Tier:
 
     Raises ConfigError, FormatError or BusyError, and leaves an existing file unchanged then.
     """
-    from holdfast.tiers.disk.tier import DiskTier
+    from holdfast.tiers.disk.replaceable import ReplaceableDisk
 
-    return DiskTier(_config(options, context))
+    return ReplaceableDisk(_config(options, context))
 
 
 def examine_disk(options: DiskOptions, context: TierContext) -> Iterator[Finding]:

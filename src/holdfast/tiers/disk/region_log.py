@@ -44,10 +44,17 @@ class RecordExtent(NamedTuple):
 
 
 class RegionLog:
-    """Places in regions; the oldest region is reclaimed first. All sizes are exact, in bytes."""
+    """Places in regions; the oldest region is reclaimed first. All sizes are exact, in bytes.
 
-    def __init__(self, geometry: RegionGeometry, uuid: bytes, first_generation: int) -> None:
+    `first_place`: the place of the first sector of region 0. A place outside the regions holds
+    nothing, so logs with places of their own never mistake each other's.
+    """
+
+    def __init__(
+        self, geometry: RegionGeometry, uuid: bytes, first_generation: int, first_place: int = 0
+    ) -> None:
         self.geometry = geometry
+        self._first_place = first_place
         self.used_bytes = 0
         self.records = 0
         self._uuid = uuid
@@ -126,7 +133,7 @@ class RegionLog:
 
     def offset(self, place: Place) -> int:
         """Return the offset of a place in the file, in bytes."""
-        return self.geometry.regions_at + place * SECTOR
+        return self.geometry.regions_at + (place - self._first_place) * SECTOR
 
     # Freeing.
 
@@ -291,7 +298,7 @@ class RegionLog:
         region = self._regions[life.region]
         by_place = sorted(found, key=lambda listed: listed.entry.sector)
         entries = [entry for _, entry in by_place]
-        first = life.region * self.geometry.region_sectors
+        first = self._first_of(life.region)
         alive = [
             SurvivingRecord(header, Place(first + entry.sector))
             for header, entry in by_place
@@ -334,7 +341,7 @@ class RegionLog:
         index = self._open
         assert index is not None  # noqa: S101 - _open_next has just opened one
         region = self._regions[index]
-        place = Place(index * self.geometry.region_sectors + region.tail)
+        place = Place(self._first_of(index) + region.tail)
         region.keys += UNNAMED
         region.starts.append(region.tail)
         if region.namespaces:
@@ -368,7 +375,7 @@ class RegionLog:
     def _evict(self, index: int) -> list[DroppedBlock]:
         """Free a region; return the blocks that it held."""
         region = self._regions[index]
-        base = index * self.geometry.region_sectors
+        base = self._first_of(index)
         evicted = []
         for number in range(len(region.starts)):
             if region.holds(number):
@@ -401,6 +408,10 @@ class RegionLog:
         self.records += sign
         self.used_bytes += sign * region.sectors[number] * SECTOR
 
+    def _first_of(self, index: int) -> int:
+        """Return the place of a region's first sector."""
+        return self._first_place + index * self.geometry.region_sectors
+
     def _life(self, index: int) -> RegionLife:
         return RegionLife(self._uuid, index, self._regions[index].generation)
 
@@ -409,7 +420,7 @@ class RegionLog:
 
         Finds dead records only with `dead`.
         """
-        index, sector = divmod(place, self.geometry.region_sectors)
+        index, sector = divmod(place - self._first_place, self.geometry.region_sectors)
         if not 0 <= index < len(self._regions):
             return index, None, -1
         region = self._regions[index]

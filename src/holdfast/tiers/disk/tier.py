@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from holdfast.blocks.envelope import Header, header_of_record, read_header, stamp
 from holdfast.buffers import aligned_buffer
@@ -36,7 +36,12 @@ from holdfast.tiers.base import (
 from holdfast.tiers.disk.extent_io import ByteSpan, Extents, transfer
 from holdfast.tiers.disk.file import DiskConfig, check_superblock, open_file
 from holdfast.tiers.disk.read_limit import ReadLimit
-from holdfast.tiers.disk.recovery import read_footer, read_state, recover_regions
+from holdfast.tiers.disk.recovery import (
+    read_footer,
+    read_state,
+    read_superblock,
+    recover_regions,
+)
 from holdfast.tiers.disk.region import (
     FREED_PER_REGION,
     INCARNATION_SHIFT,
@@ -56,13 +61,16 @@ from holdfast.tiers.disk.write_stop import WriteStop
 from holdfast.tiers.gate import MediumGate
 from holdfast.workers import workers
 
+UNREAD_MAX = 32
+"""Records that cannot be read, without one between them that can, at which a medium has failed."""
+
 
 class DiskTier:
     """See `tiers.base.LocalTier` for the promises. A freed block may reappear after a crash.
 
     The constructor raises ConfigError, FormatError or BusyError, without changing the file.
     `direct` is whether I/O bypasses the page cache. After many failed writes, writes stop and are
-    tried again now and then; see `write_stop`.
+    tried again now and then; see `write_stop`. `first_place` is that of region 0.
     """
 
     def __init__(
@@ -70,8 +78,10 @@ class DiskTier:
         config: DiskConfig,
         clock: Clock | None = None,
         open_extents: Callable[[DiskConfig], Extents] = open_file,
+        first_place: int = 0,
     ) -> None:
         self.name = config.name
+        self._first_place = first_place
         self._config = config
         self._clock = clock or SystemClock()
         self._mutex = threading.Lock()
@@ -81,6 +91,9 @@ class DiskTier:
         self._snapshot_mutex = threading.Lock()
         self._writes = WriteStop(self.name, self._clock)
         self._failures = self._read_bytes = self._written_bytes = self._writing = 0
+        self._unread = 0
+        self._unread_error: OSError | None = None
+        """Records that could not be read since the last one that could, and the last error."""
         self._changed = False
         self._not_rewritable: set[RegionLife] = set()
         """Regions whose footer could not be rewritten; there is no second attempt."""
@@ -113,7 +126,7 @@ class DiskTier:
                 "replace the device or choose another folder"
             ) from error
         first = incarnation << INCARNATION_SHIFT | 1
-        self._regions = RegionLog(superblock.geometry, superblock.uuid, first)
+        self._regions = RegionLog(superblock.geometry, superblock.uuid, first, self._first_place)
         self._unscanned = self._regions.add_unscanned(state.generations, state.empty)
         for index in state.unreadable:
             self._regions.retire(index)
@@ -214,9 +227,32 @@ class DiskTier:
             self._regions.close_open()
         self._write_footers()
         self._save_snapshot()
-        self._readers.shutdown()
-        self._writers.shutdown()
-        self._extents.close()
+        self._release()
+
+    def abandon(self) -> None:
+        """Release the medium without writing to it. Waits until I/O in progress has ended."""
+        if self._gate.shut():
+            self._release()
+
+    def medium_failure(self) -> str:
+        """Return why the medium cannot be used; empty if it can. Reads its superblocks."""
+        with self._mutex:
+            unread, error = self._unread, self._unread_error
+        if unread >= UNREAD_MAX:
+            return f"the last {unread} reads of records failed: {error}"
+        with self._gate.enter() as admitted:
+            if not admitted:
+                return ""
+            try:
+                superblock = read_superblock(self._extents)
+            except FormatError as failure:
+                return f"{failure}"
+        return "" if superblock.uuid == self.uuid else "its file was overwritten by another one"
+
+    @property
+    def uuid(self) -> bytes:
+        """Identity of the file, given when it was formatted."""
+        return self._superblock.uuid
 
     def record_frees(self) -> bool:
         with self._gate.enter() as admitted:
@@ -421,6 +457,8 @@ class DiskTier:
         threads = self._config.reader_threads
         failed = transfer(self._readers, threads, spans, self._extents.read)
         self._count_failures(*failed.values())
+        if spans:
+            self._note_read(len(spans), failed)
         for i in failed:
             outcomes[i] = Outcome.GONE
         with self._mutex:
@@ -441,6 +479,20 @@ class DiskTier:
             with self._mutex:
                 self._failures += len(errors)
                 self._writes.warn(len(errors), errors[0])
+
+    def _note_read(self, records: int, failed: Mapping[int, OSError]) -> None:
+        """Count the records that could not be read since the last one that could."""
+        if len(failed) < records:
+            self._unread = 0
+        else:
+            with self._mutex:
+                self._unread += records
+                self._unread_error = next(iter(failed.values()))
+
+    def _release(self) -> None:
+        self._readers.shutdown()
+        self._writers.shutdown()
+        self._extents.close()
 
     def _count_failed_writes(self, *errors: OSError) -> None:
         """Count records that could not be written; too many stop writes."""

@@ -368,8 +368,20 @@ class Domains(_Message, frozen=True, tag="domains", omit_defaults=True):
     step: Literal["", "preview", "confirmed"] = ""
 
 
+class ReplaceMedium(_Message, frozen=True, tag="replace_medium", omit_defaults=True):
+    """Detach a tier's drive, or use the one at `path` (absolute; empty: the tier's own path).
+
+    `step` "preview" changes nothing; every answer has the copies that are forgotten.
+    """
+
+    action: Literal["detach", "replace"]
+    tier: Text
+    path: Text = ""
+    step: Literal["", "preview"] = ""
+
+
 class ReportReply(_Message, frozen=True, tag="report"):
-    """Plain data, the answer to Status, Members, List, Plans, Curve, Verify, Drop and Domains."""
+    """Plain data, the answer to every request of an operator."""
 
     data: Report
 
@@ -398,6 +410,7 @@ Request: TypeAlias = (
     | Verify
     | Drop
     | Domains
+    | ReplaceMedium
 )
 Reply: TypeAlias = (
     Welcome
