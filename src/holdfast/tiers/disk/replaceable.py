@@ -66,7 +66,7 @@ _MEDIA_MAX = 1 << 22
 _log = logging.getLogger("holdfast.tiers.disk")
 
 
-class Medium(NamedTuple):
+class OpenedMedium(NamedTuple):
     """An opened medium: its tier, the identity of its file, and when it was opened."""
 
     disk: DiskTier
@@ -112,7 +112,7 @@ class ReplaceableDisk:
         """The counters of former media."""
         self._pause_s = watch_s
         self._retry_at_s = 0.0
-        self._medium: Medium | None = self._open(0)
+        self._medium: OpenedMedium | None = self._open(0)
         self._mounted_at = mount_point(config.path)
         self._stop = threading.Event()
         self._watcher = threading.Thread(
@@ -224,7 +224,7 @@ class ReplaceableDisk:
         medium = self._medium
         return medium.disk if medium is not None else None
 
-    def _open(self, number: int) -> Medium:
+    def _open(self, number: int) -> OpenedMedium:
         disk = DiskTier(
             self._config, self._clock, self._open_extents, first_place=number << MEDIUM_SHIFT
         )
@@ -232,7 +232,7 @@ class ReplaceableDisk:
             identity = file_identity(self._config.path)
         except OSError:  # the watcher finds out why
             identity = None
-        return Medium(disk, identity, self._clock.now())
+        return OpenedMedium(disk, identity, self._clock.now())
 
     def _watch(self) -> None:
         while not self._stop.wait(self._watch_s):
