@@ -1,7 +1,6 @@
 """A small store, and blocks whose bytes are a function of their key."""
 
 import hashlib
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +15,8 @@ from holdfast.policy.retention import Retention
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
+from holdfast.testing.store_control import leave, leave_all
+from holdfast.testing.store_view import StoreView
 
 PAYLOAD = 16 << 10
 BLOCK_TOKENS = 16
@@ -31,6 +32,7 @@ class Harness:
         self.tier = tiers[0] if tiers else None
         chosen = StoreOptions(clock=self.clock, **options)
         self.store = Store(host_bytes, tiers, {"default": SECRET}, chosen)
+        self.view = StoreView(self.store)
         key, domain = self.store.domain("default")
         self.namespace = Namespace(b"f" * 16, domain, PAYLOAD, BLOCK_TOKENS)
         self._key = key
@@ -76,25 +78,19 @@ class Harness:
 
     def flush_writes(self) -> None:
         """Wait until everything dirty is written below, whatever is leased."""
-        deadline = time.monotonic() + 60
-        while self.store.table.unwritten():
-            assert time.monotonic() < deadline, "the writer did not finish"
-            self.store.mover.wake()
+        self.view.wait_until_written()
 
     def leave_memory(self, chain: Chain | None = None) -> None:
         """Wait until all is written below, then take a chain out of memory, or everything."""
         self.flush_writes()
-        index = self.store.table.index
-        with self.store.table.lock:
-            rows = index.find_all(self.namespace, chain.keys) if chain else list(index.rows())
-            for row in rows:
-                self.store.table.remove_copy(row, 0)
+        if chain:
+            leave(self.store, self.namespace, chain.keys)
+        else:
+            leave_all(self.store)
 
     def nothing_is_left_over(self) -> bool:
         """Whether no row is pinned, leased or loading, and no slot waits for its last reader."""
-        table = self.store.table
-        with table.lock:
-            return table.is_idle()
+        return self.view.is_idle
 
 
 def bytes_of(key: bytes) -> bytes:

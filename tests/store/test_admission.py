@@ -1,13 +1,12 @@
 """A lower tier's rule is asked before each write, and told of each use."""
 
-import time
-
 from holdfast.blocks.namespace import domain_id
 from holdfast.policy.admit import AlwaysAdmit, SecondTouch
 from holdfast.policy.retention import Retention
 from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
+from holdfast.testing.store_view import StoreView
 from holdfast_bench.campaigns.contexts import Contexts, chain_of
 
 MIB = 1 << 20
@@ -28,7 +27,7 @@ def choosy(harness):
     """A store whose lower tier takes blocks at their second use, and how many fit into memory."""
     rules = {1: TierRules(lambda _: SecondTouch(1_000))}
     one = harness(MIB, MemoryTier(64 * MIB), rules=rules)
-    return one, one.store.table.host(one.namespace).slots(one.namespace.slot_bytes)
+    return one, one.view.slots(one.namespace)
 
 
 def below(one):
@@ -119,13 +118,9 @@ def test_a_block_held_by_another_tier_is_offered_at_its_second_use() -> None:
         flush(store)
         assert (disk.usage().records, len(pool.records)) == (0, 8)
         contexts.read(twice)
-        store.mover.wake()
         flush(store)
         assert disk.usage().records == 4
 
 
 def flush(store) -> None:
-    end = time.monotonic() + 60
-    while store.table.unwritten():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    StoreView(store).wait_until_written()

@@ -203,7 +203,7 @@ def test_a_pin_ends_when_its_context_is_dropped(harness) -> None:
     assert one.store.pin(one.namespace, chain.keys, 3_600.0) == 3
     one.store.drop("*")
     assert one.nothing_is_left_over()
-    assert one.store.table.host(one.namespace).usage().records == 0
+    assert one.view.used_slots(one.namespace) == 0
     assert one.store.status().hints.pinned_bytes == 0
 
 

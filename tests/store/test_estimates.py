@@ -25,6 +25,7 @@ from holdfast.store.options import StoreOptions
 from holdfast.store.plan_log import PlanEnding
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
+from holdfast.testing.store_control import leave
 
 MIB = 1 << 20
 ENGINE = EngineId("vllm", "f" * 32)
@@ -79,9 +80,7 @@ def demoted(harness, seconds_a_block, **options):
     chain = one.chain(1, 20)
     one.save(chain)
     one.flush()
-    with one.store.table.lock:
-        for key in chain.keys:
-            one.store.table.remove_copy(one.store.table.index.find(one.namespace, key), 0)
+    leave(one.store, one.namespace, chain.keys)
     return one, chain
 
 
@@ -103,9 +102,7 @@ def test_a_slow_tier_is_avoided_and_probed_until_it_is_fast_again(harness, small
     assert judged(one, chain, 330).plan.blocks == 20  # nobody knows better yet
     fetched = one.store.fetch(one.namespace, chain.keys, 60.0)
     assert one.store.release(fetched.lease)
-    with one.store.table.lock:
-        for key in chain.keys:
-            one.store.table.remove_copy(one.store.table.index.find(one.namespace, key), 0)
+    leave(one.store, one.namespace, chain.keys)
     found = judged(one, chain, 330)
     assert found.plan.blocks == 0
     assert found.held == 20
@@ -118,10 +115,8 @@ def test_a_slow_tier_is_avoided_and_probed_until_it_is_fast_again(harness, small
             break
         assert one.tier.reads == before + probes, "the engine computes now"
         one.store.learn(ENGINE, [], [])
-        while one.store.table.copies.fillings(0):
-            pass
-        with one.store.table.lock:
-            one.store.table.remove_copy(one.store.table.index.find(one.namespace, chain.keys[0]), 0)
+        one.view.wait_until_read()
+        leave(one.store, one.namespace, chain.keys[:1])
     assert found.plan.blocks == 20
 
 
@@ -129,9 +124,7 @@ def turned_out_slow(harness):
     """Return a store that has read a chain of 20 blocks, and how slowly; all are below again."""
     one, chain = demoted(harness, SLOW_READ_S)
     assert one.store.release(one.store.fetch(one.namespace, chain.keys, 60.0).lease)
-    with one.store.table.lock:
-        for key in chain.keys:
-            one.store.table.remove_copy(one.store.table.index.find(one.namespace, key), 0)
+    leave(one.store, one.namespace, chain.keys)
     one.clock.advance(PROBE_S + 1)
     return one, chain
 
@@ -140,8 +133,7 @@ def test_a_slow_tier_is_probed_at_once_for_an_engine_without_timings(harness, sm
     one, chain = turned_out_slow(harness)
     prompt = PromptTokens(EngineId("silent", "f" * 32), 330, 0, limit_s=0.01)
     assert one.store.plan_fetch(one.namespace, chain.keys, prompt).plan.blocks == 0
-    while one.store.table.copies.fillings(0):
-        pass
+    one.view.wait_until_read()
     assert one.tier.reads == 21
 
 
@@ -193,8 +185,7 @@ def test_a_late_fetch_cancels_its_reads_that_have_not_started(harness, small_wav
     queued = one.store.estimates.estimates(one.namespace.domain)[1].queued_bytes
     assert queued == 16 * one.namespace.slot_bytes  # two waves are being read, the third is not
     one.tier.gate.set()
-    while one.store.table.copies.fillings(0):
-        pass
+    one.view.wait_until_read()
     assert one.tier.reads == 16
     assert one.store.estimates.estimates(one.namespace.domain)[1].queued_bytes == 0
     assert one.store.release(fetched.lease)

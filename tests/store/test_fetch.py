@@ -6,6 +6,7 @@ from holdfast.errors import Outcome
 from holdfast.store import fetch as fetch_path
 from holdfast.store.core import StoreParts
 from holdfast.testing.memory import MemoryTier
+from holdfast.testing.store_control import expire_leases
 
 MIB = 1 << 20
 
@@ -75,7 +76,7 @@ def test_a_fetch_of_a_chain_longer_than_the_arena_returns_the_blocks_that_fit(ha
         one.save(chain, start, start + 5)
         one.flush()
     landed = one.read(chain)
-    assert 0 < landed <= one.store.table.host(one.namespace).slots(one.namespace.slot_bytes)
+    assert 0 < landed <= one.view.slots(one.namespace)
 
 
 def test_a_leased_block_is_never_evicted_while_it_is_read(harness) -> None:
@@ -163,8 +164,7 @@ def test_a_lease_for_a_peer_does_not_expire_before_its_release(harness, place) -
     assert lent.sources == {place: 4}
     fetched = one.store.fetch(one.namespace, chain.keys, 5.0)
     one.clock.advance(1e6)
-    with one.store.table.lock:
-        one.store.table.leases.expire(one.clock.now())
+    expire_leases(one.store)
     assert not one.store.release(fetched.lease)
     assert one.store.release(lent.lease)
     assert not one.store.status().leases
@@ -210,4 +210,4 @@ def test_a_fetch_that_runs_during_a_close_reads_no_lower_tier_and_leaks_no_slot(
     assert begun.places == []
     assert StoreParts.release(one.store, begun.lease)
     assert one.nothing_is_left_over()
-    assert one.store.table.host(one.namespace).usage().records == 3
+    assert one.view.used_slots(one.namespace) == 3

@@ -9,11 +9,12 @@ import pytest
 from holdfast.errors import BlockError
 from holdfast.fairness.fair_queue import WorkItem
 from holdfast.policy.base import NEVER
+from holdfast.policy.cost_aware import CostAware
 from holdfast.policy.retention import Retention
 from holdfast.store import hints
-from holdfast.store.block_table import HOST
 from holdfast.store.pending_hints import WAITING_MAX, NamedChain, PendingPrestage
 from holdfast.testing.memory import MemoryTier
+from holdfast.testing.store_control import leave
 
 MIB = 1 << 20
 
@@ -21,29 +22,40 @@ MIB = 1 << 20
 @pytest.fixture
 def laddered(harness):
     """A store over a tier, and what its policy was told to expect."""
-    return expecting(harness(4 * MIB, MemoryTier(64 * MIB)))
+    return expecting(harness, MemoryTier(64 * MIB))
 
 
-def expecting(one):
-    one.expected = []
-    one.store.table.eviction.expect = lambda rows, at_s: one.expected.append((len(rows), at_s))
+class RecordingPolicy(CostAware):
+    """Notes how many blocks were used, and how many are expected when."""
+
+    def __init__(self):
+        super().__init__()
+        self.touched, self.expected = [], []
+
+    def touch(self, rows, now_s):
+        self.touched.append(len(rows))
+        super().touch(rows, now_s)
+
+    def expect(self, rows, at_s):
+        self.expected.append((len(rows), at_s))
+
+
+def expecting(harness, tier, **options):
+    policy = RecordingPolicy()
+    one = harness(4 * MIB, tier, make_eviction=lambda: policy, **options)
+    one.touched, one.expected = policy.touched, policy.expected
     return one
 
 
 def below_only(one, chain):
     """Take a chain out of memory; the tier below keeps it."""
     one.flush()
-    with one.store.table.lock:
-        for key in reversed(chain.keys):
-            one.store.table.remove_copy(one.store.table.index.find(one.namespace, key), HOST)
+    leave(one.store, one.namespace, chain.keys)
     assert in_memory(one, chain) == 0
 
 
 def in_memory(one, chain):
-    index = one.store.table.index
-    with one.store.table.lock:
-        rows = index.find_all(one.namespace, chain.keys)
-        return sum(row >= 0 and index.places[HOST][row] >= 0 for row in rows)
+    return one.view.held(one.namespace, chain.keys)
 
 
 def until_up(one, chain):
@@ -160,22 +172,20 @@ def test_a_prestage_whose_thread_cannot_start_is_not_counted_as_running(
 
 @pytest.mark.parametrize("in_memory_blocks", [0, 3, 8])
 def test_a_pin_counts_as_a_use_of_its_blocks_and_a_prestage_does_not(
-    laddered, monkeypatch, in_memory_blocks
+    laddered, in_memory_blocks
 ) -> None:
-    one, chain, touched, expected = laddered, laddered.chain(1, 8), [], []
+    one, chain = laddered, laddered.chain(1, 8)
     one.save(chain)
     below_only(one, chain)
     assert one.read(one.chain(1, in_memory_blocks)) == in_memory_blocks
-    monkeypatch.setattr(one.store.table, "touch", lambda rows: touched.append(len(rows)))
-    eviction = one.store.table.eviction
-    monkeypatch.setattr(eviction, "expect", lambda rows, at_s: expected.append((len(rows), at_s)))
+    one.touched.clear()
     named = NamedChain(one.namespace, b"".join(chain.keys))
     hints._promote(one.store, PendingPrestage(named, one.clock.now()))
-    assert (in_memory(one, chain), touched) == (8, [])
-    assert expected == [(8, one.clock.now())], "it is needed now, if it was in memory or not"
+    assert (in_memory(one, chain), one.touched) == (8, [])
+    assert one.expected == [(8, one.clock.now())], "it is needed now, if it was in memory or not"
     below_only(one, chain)
     assert one.store.pin(one.namespace, chain.keys, 100.0) == 8
-    assert touched == [8]
+    assert one.touched == [8]
 
 
 def test_pinned_blocks_are_not_evicted_until_the_pin_ends(laddered) -> None:
@@ -240,7 +250,7 @@ def test_ephemeral_contexts_are_not_written_below_and_are_evicted_first(laddered
 
 
 def test_durable_contexts_are_written_at_once_without_write_behind(harness) -> None:
-    one = expecting(harness(4 * MIB, MemoryTier(64 * MIB), writes_behind=False))
+    one = expecting(harness, MemoryTier(64 * MIB), writes_behind=False)
     one.save(one.chain(1, 4))
     one.save(one.chain(2, 4), retention=Retention.DURABLE)
     one.flush()
@@ -295,7 +305,7 @@ def test_a_context_pinned_again_at_every_turn_is_counted_once(laddered) -> None:
         assert one.store.pin(one.namespace, chain.keys[:work_item], 100.0 - work_item) == work_item
     pinned = one.store.status().hints.pinned_bytes
     assert pinned == 24 * one.namespace.slot_bytes
-    assert len(one.store.table.leases) == 1
+    assert one.view.leases == 1
     one.clock.advance(98.0)  # what was promised first holds
     one.store.housekeep()
     assert one.store.status().hints.pinned_bytes == pinned

@@ -22,6 +22,8 @@ from holdfast.testing.embedded import (
     serves,
     tokens_for,
 )
+from holdfast.testing.store_control import leave_all
+from holdfast.testing.store_view import StoreView
 
 SOURCE = str(Path(holdfast.__file__).parent)
 
@@ -126,17 +128,12 @@ def test_an_exception_at_every_line_of_a_fetch_loses_no_lease(below, tmp_path) -
 
 
 def await_written(store) -> None:
-    until = time.monotonic() + 30
-    while store.table.unwritten():
-        assert time.monotonic() < until
-        time.sleep(0.001)
+    StoreView(store).wait_until_written()
 
 
 def leave_memory(store) -> None:
     await_written(store)
-    with store.table.lock:
-        for row in list(store.table.index.rows()):
-            store.table.remove_copy(row, 0)
+    leave_all(store)
 
 
 def test_a_close_that_is_interrupted_at_any_line_ends_and_can_be_called_again(tmp_path) -> None:

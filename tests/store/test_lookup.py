@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from holdfast.errors import Outcome
 from holdfast.store import lookup, remote_lookups
 from holdfast.store.estimates import EngineId
 from holdfast.store.lookup import LOOK_S, LookupResult, PromptTokens
@@ -105,7 +106,7 @@ def test_the_number_of_cached_remote_lookups_is_bounded(other_saved, monkeypatch
     monkeypatch.setattr(remote_lookups, "MAX_CACHED_LOOKUPS", 5)
     _, other, chain = other_saved
     other.store.look(other.namespace, chain.keys)
-    assert len(other.store.table.remote_lookups) == 5
+    assert other.view.remote_lookups == 5
     assert other.store.cover(other.namespace, chain.keys).blocks == 5
 
 
@@ -116,9 +117,9 @@ def test_lookups_cached_for_two_shared_tiers_are_forgotten_block_by_block(
     one = harness(MIB, SharedMemoryTier({}, "pool"), SharedMemoryTier({}, "valkey"))
     one.save(one.chain(1, 8))
     one.leave_memory()
-    assert len(one.store.table.remote_lookups) == 8
+    assert one.view.remote_lookups == 8
     one.store.housekeep()
-    assert len(one.store.table.remote_lookups) == 5
+    assert one.view.remote_lookups == 5
     assert one.store.status().blocks == 5
 
 
@@ -133,7 +134,7 @@ def test_blocks_written_to_a_shared_tier_and_evicted_count_as_remote_lookups(
         one.save(chain)
         one.flush_writes()
         one.store.housekeep()
-    in_memory = one.store.table.host(one.namespace).usage().records
+    in_memory = one.view.used_slots(one.namespace)
     assert len(by_key) > 2 * in_memory
     assert one.store.status().blocks <= in_memory + 20, "what others may drop is not counted on"
     assert one.store.look(one.namespace, one.chain(0, 10).keys).blocks == 10
@@ -174,11 +175,29 @@ def test_lookups_of_several_tiers_share_one_deadline(harness, monkeypatch) -> No
     assert clock.now_s <= LOOK_S
 
 
+class SilentTier(SharedMemoryTier):
+    """Answers no lookup before it is told to."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.asked, self.answers = threading.Event(), threading.Event()
+
+    def held(self, *args):
+        self.asked.set()
+        assert self.answers.wait(60)
+        return super().held(*args)
+
+
 def test_a_lookup_that_waits_for_another_in_flight_ends_at_its_own_deadline(harness) -> None:
-    one = harness(MIB, SharedMemoryTier({}, "pool"))
+    one = harness(MIB, silent := SilentTier({}, "pool"))
     chain = one.chain(1, 3)
-    assert one.store.table.inflight_lookups.begin((1, one.namespace, chain.keys[0]), 0.0) is None
-    assert one.store.look(one.namespace, chain.keys, 0.01).blocks == 0, "whoever asks never ends"
+    first = threading.Thread(target=one.store.look, args=(one.namespace, chain.keys, 60.0))
+    first.start()
+    assert silent.asked.wait(60)
+    found = one.store.look(one.namespace, chain.keys, 0.01)
+    assert (found.blocks, found.unanswered) == (0, {"pool": Outcome.LATE})
+    silent.answers.set()
+    first.join(60)
 
 
 def looked_at_once(other, monkeypatch, first, second):

@@ -1,7 +1,5 @@
 """Blocks that several writers fill: published when every part is committed, or not at all."""
 
-from functools import partial
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,7 +77,7 @@ def held(one, chain):
 
 
 def slots(one):
-    return one.store.table.host(one.namespace).usage().records
+    return one.view.used_slots(one.namespace)
 
 
 def read(one, chain):
@@ -293,8 +291,13 @@ def test_an_erased_domain_takes_its_blocks_with_it_and_no_others():
 def test_usage_returns_to_zero_however_parts_end(harness):
     one = harness(2 << 20)
     chain = one.chain(1, 3)
-    domain, size = one.namespace.domain, one.namespace.slot_bytes
-    fillable = partial(one.store.table.usage.fillable, domain, size, one.store.host_bytes, 1.0)
+    other = one.chain(2, one.view.slots(one.namespace))
+
+    def fillable():
+        reserved = one.store.reserve(one.namespace, other.keys, other.parent(0), 0)
+        one.store.abort(reserved.ticket)
+        return sum(place >= 0 for place in reserved.places)
+
     before = fillable()
     for ending in ("complete", "expired", "aborted"):
         first, second = Writer(one, chain, FIRST), Writer(one, chain, SECOND)

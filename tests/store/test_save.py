@@ -39,7 +39,7 @@ def test_the_first_commit_of_a_key_wins_and_the_second_slot_is_freed(harness) ->
     assert one.store.commit(first.ticket) == 3
     assert one.store.commit(second.ticket) == 0
     assert one.read(chain) == 3
-    assert one.store.table.host(one.namespace).usage().records == 3
+    assert one.view.used_slots(one.namespace) == 3
 
 
 def test_a_ticket_commits_once(harness) -> None:
@@ -53,7 +53,7 @@ def test_a_ticket_commits_once(harness) -> None:
 
 def test_aborted_slots_are_not_reused_before_their_rest_time(harness) -> None:
     one = harness(MIB)
-    slots = one.store.table.host(one.namespace).slots(one.namespace.slot_bytes)
+    slots = one.view.slots(one.namespace)
     chain = one.chain(1, slots)
     reserved = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
     assert len([place for place in reserved.places if place >= 0]) == slots
@@ -110,13 +110,10 @@ def test_a_key_committed_in_another_namespace_can_be_saved_in_its_own(harness) -
     assert one.store.commit(early.ticket) == 3
     late = one.store.reserve(one.namespace, chain.keys, chain.fingerprint, 0)
     assert late.places == [-1, -1, -1]
-    touched = []
-    one.store.table.touch = touched.extend
     assert one.store.commit(late.ticket) == 0
-    assert touched == one.store.table.index.find_all(one.namespace, chain.keys)
     assert one.store.cover(one.namespace, chain.keys).blocks == 3
     assert one.store.cover(other, chain.keys[1:2]).blocks == 1
-    assert one.store.table.host(one.namespace).usage().records == 4
+    assert one.view.used_slots(one.namespace) == 4
 
 
 def test_blocks_that_claim_to_be_each_others_parents_can_leave_memory(harness) -> None:
@@ -133,7 +130,7 @@ def test_blocks_that_claim_to_be_each_others_parents_can_leave_memory(harness) -
 
 def test_a_save_evicts_no_block_of_its_own_chain(harness) -> None:
     made = harness(64 << 10)
-    slots = made.store.table.host(made.namespace).slots(made.namespace.slot_bytes)
+    slots = made.view.slots(made.namespace)
     chain = made.chain(1, slots + 2)
     assert made.save(chain, 0, slots) == slots
     reserved = made.store.reserve(made.namespace, chain.keys, chain.parent(0), 0)
@@ -150,8 +147,8 @@ def test_a_key_that_is_in_a_ticket_twice_takes_one_slot(harness) -> None:
     one.fill(keys, reserved.places)
     assert one.store.commit(reserved.ticket) == 2
     assert one.read(chain) == 2
-    assert one.store.table.host(one.namespace).usage().records == 2
-    assert one.store.table.usage.used[0][one.namespace.domain] == 2 * one.namespace.slot_bytes
+    assert one.view.used_slots(one.namespace) == 2
+    assert one.view.used_bytes(0) == 2 * one.namespace.slot_bytes
 
 
 def test_pinned_blocks_do_not_block_the_eviction_of_other_blocks(harness, monkeypatch) -> None:
@@ -160,7 +157,7 @@ def test_pinned_blocks_do_not_block_the_eviction_of_other_blocks(harness, monkey
     for seed in range(20):  # more than are looked at, and all of them older than the rest
         one.save(one.chain(seed, 1))
         assert one.store.pin(one.namespace, one.chain(seed, 1).keys, 3_600.0) == 1
-    slots = one.store.table.host(one.namespace).slots(one.namespace.slot_bytes)
+    slots = one.view.slots(one.namespace)
     for seed in range(100, 100 + 2 * slots):
         assert one.save(one.chain(seed, 1)) == 1
     assert all(one.read(one.chain(seed, 1)) for seed in range(20))
@@ -173,7 +170,7 @@ def test_leased_blocks_are_moved_behind_other_eviction_candidates(harness, monke
     for each in leased:
         one.save(each)
         one.store.fetch(one.namespace, each.keys, 5.0)
-    slots = one.store.table.host(one.namespace).slots(one.namespace.slot_bytes)
+    slots = one.view.slots(one.namespace)
     saved = sum(one.save(one.chain(seed, 1)) for seed in range(100, 100 + 2 * slots))
     assert saved >= 2 * slots - 20 // 8, "each scan puts eight behind the others"
     assert all(one.read(each) for each in leased)
@@ -202,12 +199,11 @@ def test_an_ephemeral_block_saved_with_longer_retention_is_admitted_to_lower_tie
     one.save(chain, retention=Retention.EPHEMERAL)
     one.flush()
     assert one.tier.usage().records == 0
-    with one.store.table.lock:  # so that nothing is written before they are looked at
+    with one.view.still():  # so that nothing is written before they are looked at
         assert one.save(chain, retention=longer) == 0
-        rows = one.store.table.index.find_all(one.namespace, chain.keys)
-        assert all(map(one.store.table.queues.is_admitted, rows))
+        assert all(one.view.is_admitted(one.namespace, key) for key in chain.keys)
         if writes_behind:
-            assert not any(map(one.store.table.evictable, rows))
+            assert not any(one.view.is_evictable(one.namespace, key) for key in chain.keys)
     one.flush()
     now = writes_behind or longer is Retention.DURABLE
     assert one.tier.usage().records == (4 if now else 0)

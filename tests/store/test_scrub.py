@@ -9,6 +9,7 @@ from holdfast.errors import Outcome
 from holdfast.status import ScrubStatus
 from holdfast.store.scrub import Scrubber, ScrubRequest, scrub
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
+from holdfast.testing.store_control import leave
 
 MIB = 1 << 20
 
@@ -44,11 +45,10 @@ def test_a_scrub_continues_where_it_stopped(harness) -> None:
 
 def test_a_scrub_pass_ends_even_if_every_step_exceeds_its_time_limit(harness, monkeypatch) -> None:
     one = harness(MIB, MemoryTier(64 * MIB))
-    one.save(one.chain(1, 5))
+    chain = one.chain(1, 5)
+    one.save(chain)
     one.flush()
-    with one.store.table.lock:
-        one.store.table.remove_copy(2, 0)
-        one.store.table.remove_copy(2, 1)
+    leave(one.store, one.namespace, chain.keys[2:3], 0, 1)
     now_s = one.clock.now
 
     def slow():
@@ -121,7 +121,7 @@ def test_the_background_scrub_reads_and_counts_all_copies(harness) -> None:
     assert scrubber.status() == ScrubStatus(
         passes=1, checked=12, bytes=12 * one.namespace.slot_bytes, corrupt=1
     )
-    assert one.store.table.faults[-1].outcome is Outcome.CORRUPT
+    assert one.view.faults[-1].outcome is Outcome.CORRUPT
     scrubber.run_pass()
     assert (scrubber.passes, scrubber.corrupt) == (2, 1)
 
@@ -134,7 +134,7 @@ def test_a_copy_that_cannot_be_read_does_not_count_as_corrupt(harness, monkeypat
     scrubber = Scrubber(one.store, 1e6)
     scrubber.run_pass()
     assert (scrubber.checked, scrubber.corrupt) == (6, 0)
-    assert one.store.table.faults[-1].outcome is Outcome.GONE
+    assert one.view.faults[-1].outcome is Outcome.GONE
 
 
 def test_the_background_scrub_does_not_read_shared_tiers(harness) -> None:

@@ -11,6 +11,7 @@ from holdfast.errors import BlockError, ConfigError, Outcome
 from holdfast.store.store import Store
 from holdfast.testing.embedded import fingerprint_for
 from holdfast.testing.memory import SharedMemoryTier
+from holdfast.testing.store_view import StoreView
 
 LAYOUT = holdfast.Layout.portable(
     layers=2, kv_heads=2, head_size=16, dtype="float16", block_tokens=32
@@ -128,7 +129,7 @@ def test_deadlines_out_of_range_are_refused_and_nothing_is_leased(store, deadlin
     session.save(list(range(96)), blocks_for(3))
     with pytest.raises(BlockError, match=r"deadline_s: .* is not from 0 to 86400 seconds"):
         session.fetch(list(range(96)), into=blocks_for(3), deadline_s=deadline_s)
-    assert not store.table.leases
+    assert not StoreView(store).leases
 
 
 def test_an_interrupted_fetch_leaks_no_lease(store, monkeypatch) -> None:
@@ -141,7 +142,7 @@ def test_an_interrupted_fetch_leaks_no_lease(store, monkeypatch) -> None:
     monkeypatch.setattr("holdfast.store.session.payload", interrupted)
     with pytest.raises(KeyboardInterrupt):
         session.fetch(list(range(96)), into=blocks)
-    assert not store.table.leases
+    assert not StoreView(store).leases
 
 
 def test_read_only_memory_can_be_saved_and_is_refused_as_a_fetch_target(store) -> None:
@@ -150,7 +151,7 @@ def test_read_only_memory_can_be_saved_and_is_refused_as_a_fetch_target(store) -
     assert session.save(list(range(96)), blocks) == 3
     with pytest.raises(BlockError, match="`into` is read-only; pass memory that can be written"):
         session.fetch(list(range(96)), into=blocks)
-    assert not store.table.leases
+    assert not StoreView(store).leases
     found = np.zeros_like(blocks)
     assert session.fetch(list(range(96)), into=found).blocks == 3
     assert (found == blocks).all()
@@ -200,8 +201,8 @@ def test_objects_without_rows_of_memory_are_refused_by_name(store, blocks, words
         session.save(list(range(96)), blocks)
     with pytest.raises(BlockError, match=words):
         session.fetch(list(range(96)), into=blocks)
-    assert not store.table.leases
-    assert not store.table.leases.reservations
+    assert not StoreView(store).leases
+    assert not StoreView(store).reservations
 
 
 def test_a_bytes_object_is_refused_as_tokens(store) -> None:

@@ -23,7 +23,7 @@ def test_housekeeping_goes_on_after_an_error(harness, monkeypatch) -> None:
     one.save(chain)
     one.store.fetch(one.namespace, chain.keys, 1.0)
     one.clock.advance(3_600.0)
-    while one.store.table.leases:
+    while one.view.leases:
         assert time.monotonic() < until, "an expired lease is not taken back"
         time.sleep(0.005)
 
@@ -43,6 +43,6 @@ def test_a_failed_housekeeping_task_does_not_stop_the_other_tasks(
     monkeypatch.setattr(module.hints, "start_prestages", started.append)
     one.store._housekeep_once()
     assert started == [one.store]
-    assert not one.store.table.leases
+    assert not one.view.leases
     assert "the audit file is full" in caplog.text
     monkeypatch.undo()

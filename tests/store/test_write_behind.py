@@ -7,9 +7,10 @@ import pytest
 
 from holdfast.clock import ManualClock
 from holdfast.errors import Outcome
-from holdfast.store.block_table import HOST
 from holdfast.testing.extents import MemoryExtents, tier_on
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
+from holdfast.testing.store_control import fail_check, leave, write_through
+from holdfast.testing.store_view import HOST
 from holdfast.tiers.base import NOWHERE, ReservedPlaces
 from holdfast.tiers.disk.region import SECTOR
 from holdfast.tiers.disk.write_stop import PAUSE_S
@@ -48,9 +49,7 @@ def test_a_block_found_bad_while_it_is_written_is_not_published_below(harness) -
     chain = one.chain(1, 2)
     one.save(chain)
     assert one.tier.reached.wait(60)
-    table = one.store.table
-    with table.lock:
-        table.quarantine(table.index.find(one.namespace, chain.keys[1]), HOST, Outcome.CORRUPT)
+    fail_check(one.store, one.namespace, chain.keys[1], HOST, Outcome.CORRUPT)
     one.tier.go_on.set()
     one.flush()
     assert one.store.cover(one.namespace, chain.keys).blocks == 1
@@ -88,8 +87,8 @@ def test_a_tier_whose_write_raised_an_exception_is_written_to_again(harness, met
     one.flush()
     assert one.tier.raised == 2
     assert one.tier.usage().records == 2
-    assert sum(one.store.table.index.leases) == 0
-    assert len(one.store.table.queues) == 0
+    assert one.view.is_idle
+    assert one.view.writing() == 0
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -98,20 +97,16 @@ def test_a_copy_with_a_damaged_header_is_not_written_and_does_not_stop_the_write
 ) -> None:
     tier = SharedMemoryTier({}) if shared else MemoryTier(64 * MIB)
     one = harness(2 * MIB, tier, writes_behind=False)
-    chain, table = one.chain(1, 2), one.store.table
+    chain = one.chain(1, 2)
     one.save(chain)
-    row = table.index.find(one.namespace, chain.keys[1])
-    one.store.arena(one.namespace.domain).view[table.index.places[HOST][row] + 40] ^= 1
-    with table.lock:
-        table.queues.write_through([table.index.find(one.namespace, key) for key in chain.keys])
+    one.view.record(one.namespace, chain.keys[1])[40] ^= 1
+    write_through(one.store, one.namespace, chain.keys)
     one.flush()
     assert one.store.cover(one.namespace, chain.keys).blocks == 1, "it passes for held no longer"
     assert one.save(chain) == 1
-    with table.lock:
-        table.queues.write_through([table.index.find(one.namespace, key) for key in chain.keys])
+    write_through(one.store, one.namespace, chain.keys)
     one.flush()
-    with table.lock:
-        table.remove_copy(table.index.find(one.namespace, chain.keys[1]), HOST)
+    leave(one.store, one.namespace, chain.keys[1:])
     assert one.read(chain) == 2, "the writer goes on"
 
 
@@ -125,16 +120,14 @@ class FullTier(MemoryTier):
 def test_a_block_refused_by_one_tier_is_not_offered_again_while_another_is_slow(harness):
     slow = HeldTier()
     one = harness(2 * MIB, FullTier(64 * MIB), slow)
-    table, chain = one.store.table, one.chain(2, 4)
+    chain = one.chain(2, 4)
     one.save(one.chain(1, 2))
     assert slow.reached.wait(60)
     one.save(chain)
-    while table.queues.length(1) or table.queues._writing[0]:
-        one.store.mover.wake()
-    with table.lock:
-        rows = table.index.find_all(one.namespace, chain.keys)
-        assert not any(map(table.evictable, rows)), "the slow tier is to have them"
-        assert (table.queues.length(1), table.queues.length(2)) == (0, 4)
+    one.view.wait_until_written(1)
+    evictable = [one.view.is_evictable(one.namespace, key) for key in chain.keys]
+    assert not any(evictable), "the slow tier is to have them"
+    assert (one.view.waiting(1), one.view.waiting(2)) == (0, 4)
     slow.go_on.set()
     one.flush()
     assert slow.usage().records == 6
@@ -143,13 +136,11 @@ def test_a_block_refused_by_one_tier_is_not_offered_again_while_another_is_slow(
 def test_a_block_that_left_memory_is_no_longer_queued_for_a_stuck_tier(harness) -> None:
     slow = HeldTier()
     one = harness(MIB, MemoryTier(64 * MIB), slow)
-    table = one.store.table
     for seed in range(40):
         one.save(one.chain(seed, 10))
-        while table.queues.length(1) or table.queues._writing[0]:
-            one.store.mover.wake()
+        one.view.wait_until_written(1)
     assert slow.reached.is_set()
-    assert table.queues.length(2) <= table.host(one.namespace).usage().records
+    assert one.view.waiting(2) <= one.view.used_slots(one.namespace)
     slow.go_on.set()
     one.flush()
 

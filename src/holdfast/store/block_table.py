@@ -448,6 +448,14 @@ class BlockTable:
         busy = self.leases or self.leases.reservations or reads or self._pending_free
         return not busy and not any(self.index.leases)
 
+    def pending_slots(self, namespace: Namespace) -> int:
+        """Return the slots of a namespace whose copies have left memory, but not their readers."""
+        return sum(
+            len(places)
+            for row, places in self._pending_free.items()
+            if self.index.namespace(row) == namespace
+        )
+
     def promoted_to_host(self, row: int, tier: int) -> bool:
         """Offer a block promoted from `tier` to lower tiers; return whether a write is queued."""
         missing = [

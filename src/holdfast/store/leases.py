@@ -82,6 +82,10 @@ class LeaseTable:
         """Number of reservations that were neither committed nor aborted."""
         return len(self._reservations)
 
+    def open_reservations(self) -> list[int]:
+        """Return the numbers of the reservations that were neither committed nor aborted."""
+        return list(self._reservations)
+
     def lease(self, rows: list[int], expires_at: float) -> int:
         """Pin rows in the host tier; return the lease's number."""
         self._pin(rows)

@@ -197,6 +197,12 @@ class BlockMover:
                 nbytes = len(promotions) * namespace.slot_bytes
                 self._estimates.dropped(read_batch.tier, nbytes, namespace.domain)
 
+    @property
+    def prefetched(self) -> int:
+        """Number of blocks that are being read ahead and that no fetch waits for yet."""
+        with self._table.lock:
+            return len(self._prefetches)
+
     def batches(self) -> tuple[list[int], list[int]]:
         """Return, by lower tier, how many write batches have begun, and how many have ended."""
         ended = [write_behind.batches_ended for write_behind in self._writers]

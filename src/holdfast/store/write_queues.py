@@ -35,6 +35,10 @@ class WriteQueues:
         """Return how many blocks are queued for a tier."""
         return len(self._queues[tier - 1])
 
+    def running(self, tier: int) -> int:
+        """Return how many blocks are being written to a tier now."""
+        return self._writing[tier - 1]
+
     def is_queued(self, row: int) -> bool:
         """Return whether a block is queued for some tier."""
         return any(row in queue for queue in self._queues)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import numpy.typing as npt
 
@@ -11,12 +9,11 @@ from holdfast.blocks.fingerprint import TOKENS, Fingerprint, KvGroup, Meaning, R
 from holdfast.blocks.layout import Layout, PortableLayout
 from holdfast.session import Session
 from holdfast.store.store import Store
+from holdfast.testing.store_view import HOST, StoreView
 
 LAYOUT = Layout.portable(layers=2, kv_heads=2, head_size=16, dtype="float16", block_tokens=32)
 BLOCKS = 3
 """Default number of blocks of a context."""
-
-_WAIT_S = 30.0
 
 
 def fingerprint_for(layout: Representation, model: str = "m") -> Fingerprint:
@@ -60,15 +57,10 @@ def serves(session: Session, seed: int) -> None:
 
 def await_nothing_held(store: Store) -> None:
     """Wait until no lease or reservation is open, and every used slot belongs to a block."""
-    until = time.monotonic() + _WAIT_S
-    table = store.table
-    while True:
-        with table.lock:
-            slots = sum(host.usage().records for host in table.all_hosts())
-            held = sum(place >= 0 for place in table.index.places[0])
-            if table.is_idle() and slots == held:
-                return
-        if time.monotonic() > until:
-            leases = table.leases
-            raise AssertionError(f"lost: {len(leases)} leases, {leases.reservations} reservations")
-        time.sleep(0.001)
+    view = StoreView(store)
+
+    def is_nothing_held() -> bool:
+        with view.still():
+            return view.is_idle and view.used_slots() == len(view.copies(HOST))
+
+    view.wait_until(is_nothing_held, "no lease or reservation is open, and no slot is lost")

@@ -11,9 +11,10 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.codec.pack import payload
 from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS
-from holdfast.store.block_table import HOST
 from holdfast.store.store import Store
 from holdfast.testing.payloads import is_payload_of, payload_of
+from holdfast.testing.store_control import leave
+from holdfast.testing.store_view import HOST, StoreView
 from holdfast.tiers.base import NOWHERE
 
 FINGERPRINT = b"campaign-print-1"
@@ -35,9 +36,7 @@ def keys_of(secret: bytes, tokens: Tokens) -> list[bytes]:
 
 def place_of(store: Store, namespace: Namespace, key: bytes, tier: int = HOST) -> int:
     """Return the place of a block's copy on a tier of a store, by the tier's number."""
-    index = store.table.index
-    with store.table.lock:
-        return index.places[tier][index.find(namespace, key)]
+    return StoreView(store).place(namespace, key, tier)
 
 
 class WrongByteError(AssertionError):
@@ -95,16 +94,13 @@ class Contexts:
 
     def leave_host(self, keys: Sequence[bytes]) -> None:
         """Remove blocks from the host tier; lower tiers keep their copies."""
-        table = self.store.table
-        with table.lock:
-            for row in table.index.find_all(self.namespace, keys):
-                if row >= 0 and row not in table.copies.fillings(0):
-                    table.remove_copy(row, 0)
+        leave(self.store, self.namespace, keys)
 
     def wait_written(self) -> None:
         """Wait until no write to a lower tier is pending. Raises HoldfastError after `WAIT_S`."""
         end = time.monotonic() + WAIT_S
-        while self.store.table.unwritten():
+        view = StoreView(self.store)
+        while view.writing():
             if time.monotonic() > end:
                 raise HoldfastError(f"blocks are still not written after {WAIT_S:g} s")
             self.store.mover.wake()

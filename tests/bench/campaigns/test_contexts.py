@@ -1,11 +1,12 @@
 """Contexts of campaigns: a wait that does not end is an error that a command can show."""
 
-from types import SimpleNamespace
+import threading
 
 import pytest
 
 from holdfast.errors import HoldfastError
 from holdfast.store.store import Store
+from holdfast.testing.memory import MemoryTier
 from holdfast_bench.campaigns import contexts
 from holdfast_bench.campaigns.contexts import Contexts, chain_of, keys_of, place_of
 
@@ -17,18 +18,33 @@ def store():
         yield store
 
 
-def test_a_wait_that_does_not_end_is_an_error(store, monkeypatch):
-    monkeypatch.setattr(contexts, "WAIT_S", -1.0)
-    waiting = Contexts(store, 4_000)
-    waiting.store = SimpleNamespace(
-        table=SimpleNamespace(unwritten=lambda: 1),
-        mover=SimpleNamespace(wake=lambda: None),
-        recovery=SimpleNamespace(wait=lambda _: None, seconds=None),
-    )
-    with pytest.raises(HoldfastError, match="blocks are still not written after -1 s"):
-        waiting.wait_written()
-    with pytest.raises(HoldfastError, match="recovery did not end within -1 s"):
-        waiting.await_recovery()
+class StuckTier(MemoryTier):
+    """Neither lists nor writes a record before it is told to."""
+
+    def __init__(self):
+        super().__init__(1 << 20)
+        self.go_on = threading.Event()
+
+    def survivors(self):
+        assert self.go_on.wait(60)
+        return super().survivors()
+
+    def write(self, batch):
+        assert self.go_on.wait(60)
+        return super().write(batch)
+
+
+def test_a_wait_that_does_not_end_is_an_error(monkeypatch):
+    monkeypatch.setattr(contexts, "WAIT_S", 0.01)
+    with Store(1 << 20, [tier := StuckTier()], {"default": b"s" * 32}) as store:
+        store.start()
+        waiting = Contexts(store, 4_000)
+        waiting.save(chain_of("a context", 2))
+        with pytest.raises(HoldfastError, match=r"blocks are still not written after 0\.01 s"):
+            waiting.wait_written()
+        with pytest.raises(HoldfastError, match=r"recovery did not end within 0\.01 s"):
+            waiting.await_recovery()
+        tier.go_on.set()
 
 
 def test_keys_depend_on_secret_and_tokens():
