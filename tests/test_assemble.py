@@ -15,7 +15,6 @@ from holdfast.policy.admit import AlwaysAdmit, PerDomain, ReusePrediction, Secon
 from holdfast.policy.cost_aware import CostAware
 from holdfast.policy.leaf import LeafLru
 from holdfast.policy.lirs import Lirs
-from holdfast.policy.per_domain import PerDomainEviction
 from holdfast.policy.s3fifo import S3Fifo
 from holdfast.store.call_threads import DirectCalls
 from holdfast.store.scrub import Scrubber
@@ -185,9 +184,9 @@ def test_options_reach_the_store(configured):
 )
 def test_the_policy_is_chosen_by_name(configured, policy, kind):
     with open_store(configured(disk=False, policy=policy)) as store:
-        assert type(store.table.eviction) is kind
+        assert type(store.options.make_eviction()) is kind
     with open_store(configured(disk=False)) as store:
-        assert type(store.table.eviction) is CostAware
+        assert type(store.options.make_eviction()) is CostAware
 
 
 @pytest.mark.parametrize(
@@ -202,8 +201,7 @@ def test_the_policy_is_chosen_by_name(configured, policy, kind):
 def test_the_admission_rule_of_a_disk_tier_is_chosen_by_name(configured, tmp_path, options, kind):
     disk = {"kind": "disk", "path": str(tmp_path / "disk"), "capacity": 16 * MIB, **options}
     with open_store(configured(tiers=[{"kind": "host", "capacity": 16 * MIB}, disk])) as store:
-        (rule,) = store.table.rules.of
-        assert type(rule) is kind
+        assert type(store.options.rules[1].make_rule(lambda _: 0.0)) is kind
 
 
 def test_domains_get_what_their_options_say(configured, tmp_path):
@@ -218,10 +216,10 @@ def test_domains_get_what_their_options_say(configured, tmp_path):
         domain = store.domain("acme")[1]
         assert store.quotas(domain) == {"disk": MIB}
         assert store.share(domain) == 2
-        assert store.table.usage.quota(0, domain).reserved_bytes == 2 * MIB
-        assert type(store.table.eviction) is PerDomainEviction
-        assert type(store.table.rules.of[0]) is PerDomain
-        assert domain in store.table.rules._budgets[0]
+        [status] = [each for each in store.status().domains if each.domain == "acme"]
+        assert status.reserved_bytes == 2 * MIB
+        assert type(store.options.rules[1].make_rule(lambda _: 0.0)) is PerDomain
+        assert domain in store.options.rules[1].budgets
 
 
 @pytest.mark.parametrize("times", [0.0, -1.0, 1e9])

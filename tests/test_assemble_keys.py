@@ -205,10 +205,10 @@ def test_data_keys_on_a_pool_are_derived_without_a_common_key_ring(tmp_path):
     pool = {"kind": "pool", "members": str(tmp_path / "members.yaml")}
     domains = {"default": write_key(tmp_path)}
     with open_store(config(tmp_path, domains, [pool])) as store:
-        assert store.table.sealing.ring.derives
+        assert store.options.ring.derives
         with pytest.raises(Exception, match=r"would not remember .*; set keyring"):
             store.erase("default")
     ring = str(tmp_path / "ring.json")
     with open_store(config(tmp_path, domains, [pool], keyring=ring)) as store:
-        assert not store.table.sealing.ring.derives
+        assert not store.options.ring.derives
         assert store.erase("default")["everywhere"]

@@ -6,6 +6,7 @@ did not mend it. Every request of that prefix recomputes, or worse, for ever.
 Thread, of the same kind: https://github.com/LMCache/LMCache/issues/4991
 """
 
+from holdfast.testing.store_view import StoreView
 from holdfast_bench.campaigns.contexts import Contexts, chain_of
 from holdfast_bench.campaigns.loopback import local_and_remote
 
@@ -32,9 +33,7 @@ def test_the_next_save_replaces_a_damaged_record_at_a_shared_target():
         both.local.save(CHAIN)
         both.local.wait_written()
         both.local.leave_host(CHAIN)
-        table = both.remote.table
-        place = table.index.places[0][table.index.find(both.local.namespace, CHAIN[1])]
-        both.remote.record(both.local.namespace, place)[700] ^= 1
+        StoreView(both.remote).record(both.local.namespace, CHAIN[1])[700] ^= 1
         assert both.local.read(CHAIN) == 1
         assert both.remote.held(both.local.namespace, CHAIN) == b"\1\0\1\1"
         both.local.save(CHAIN)

@@ -15,11 +15,12 @@ from holdfast.codec.pack import payload
 from holdfast.errors import Outcome
 from holdfast.keys.keyring import KeyRing
 from holdfast.limits import MIB
-from holdfast.store.block_table import HOST
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
+from holdfast.testing import store_control
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.testing.payloads import payload_of
+from holdfast.testing.store_view import StoreView
 from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.cxl.tier import CxlTier
 from holdfast.tiers.disk.file import DiskConfig
@@ -65,34 +66,16 @@ class Tenant:
     def cover(self, keys=KEYS):
         return self.store.cover(self.namespace, keys).blocks
 
-    def rows(self, keys=KEYS):
-        """The rows of the blocks, found without the index's own look-ups."""
-        index = self.store.table.index
-        return [
-            row
-            for key in keys
-            for row in index.rows()
-            if index.keys[row] == key and index.namespace(row) == self.namespace
-        ]
-
     def leave(self, *tiers):
-        with self.store.table.lock:
-            for row in self.rows():
-                for tier in tiers or (HOST,):
-                    self.store.table.remove_copy(row, tier)
+        store_control.leave(self.store, self.namespace, KEYS, *tiers)
 
     def record(self, block):
         """The record of a block where it lies in memory, to be damaged."""
-        [row] = self.rows(KEYS[block : block + 1])
-        place = self.store.table.index.places[HOST][row]
-        return self.store.arena(self.namespace.domain).view[
-            place : place + self.namespace.slot_bytes
-        ]
+        return StoreView(self.store).record(self.namespace, KEYS[block])
 
 
 def flush(store):
-    while store.table.unwritten():
-        store.mover.wake()
+    StoreView(store).wait_until_written()
 
 
 @pytest.fixture
@@ -196,9 +179,8 @@ def test_an_eviction_by_a_tier_removes_only_the_named_domains_block(opened, tmp_
         flush(store)
     birch.save()
     flush(store)
-    index = store.table.index
-    below = [[index.places[1][row] >= 0 for row in one.rows()] for one in (acme, birch)]
-    assert below == [[False] * BLOCKS, [True] * BLOCKS]
+    below = [StoreView(store).held(one.namespace, KEYS, 1) for one in (acme, birch)]
+    assert below == [0, BLOCKS]
     birch.leave()
     assert birch.read() == BLOCKS
 

@@ -1,7 +1,5 @@
 """A simulation, a replay and a real store on a manual clock agree, request by request."""
 
-import time
-
 import pytest
 
 from holdfast.blocks.envelope import HEADER_BYTES, TAG_BYTES
@@ -21,6 +19,7 @@ from holdfast.sim.tier_order import FifoOrder, LruOrder
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
+from holdfast.testing.store_view import StoreView
 from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.cxl.tier import CxlTier
 
@@ -46,6 +45,7 @@ class ReplayedStore:
         self.clock = ManualClock()
         options = StoreOptions(clock=self.clock, make_eviction=policy)
         self.store = Store(blocks * RECORD_BYTES, list(lower), {"default": SECRET}, options)
+        self.view = StoreView(self.store)
         _, domain = self.store.domain("default")
         self.namespace = Namespace(b"f" * 16, domain, PAYLOAD_BYTES, 16)
         self.store.start()
@@ -62,15 +62,12 @@ class ReplayedStore:
             reserved = store.reserve(namespace, keys[held:], parent, held)
             store.commit(reserved.ticket)
         store.release(fetched.lease)
-        while store.table.unwritten():
-            time.sleep(0.001)
+        self.view.wait_until_written()
         return fetched.sources
 
     def held(self):
         """How many blocks each tier holds now."""
-        with self.store.table.lock:
-            columns = self.store.table.index.places
-            return [sum(place >= 0 for place in column) for column in columns]
+        return [len(self.view.copies(tier)) for tier, _ in enumerate(self.store.tier_names())]
 
 
 def first(trace, requests):
@@ -132,7 +129,7 @@ def test_a_simulation_fetches_the_same_blocks_per_tier_as_a_real_store(
     tiers.append(MemoryTier(lower["disk"] * RECORD_BYTES, name="disk"))
     one = ReplayedStore(host, POLICIES[policy], tiers)
     stored = served_by_a_store(trace, one)
-    evicted = one.store.table.evictions
+    evicted = one.view.evictions
 
     names, size = ["host", *lower], trace.block_tokens
     ladder = {

@@ -5,6 +5,7 @@ import pytest
 from holdfast.blocks.namespace import Namespace
 from holdfast.clock import ManualClock
 from holdfast.index.residency import Residency
+from holdfast.policy.cost_aware import CostAware
 from holdfast.store.block_value import BlockValue
 from holdfast.store.estimates import EngineId, EngineStep, Estimates
 
@@ -48,11 +49,21 @@ def test_a_block_of_a_slower_model_has_a_higher_value_per_byte(estimates, rows):
     assert worth(small) * worth(large) == pytest.approx(1.0)
 
 
+class WeighingPolicy(CostAware):
+    """Notes the function that tells a block's worth."""
+
+    def weigh_by(self, worth):
+        self.told = worth
+        super().weigh_by(worth)
+
+
 def test_a_store_passes_block_values_to_a_policy_that_uses_them(harness):
-    store = harness().store
-    compute(store.estimates, ord("f"), 1e-4)
-    store.housekeep()
-    assert store.table.eviction._worth is not None
+    policy = WeighingPolicy()
+    one = harness(make_eviction=lambda: policy)
+    one.save(one.chain(1, 1))
+    compute(one.store.estimates, ord("f"), 1e-4)
+    one.store.housekeep()
+    assert policy.told(0) > 0
 
 
 def test_a_namespace_with_zero_tokens_per_block_has_the_mean_block_value(estimates):

@@ -11,6 +11,7 @@ import pytest
 import holdfast
 from holdfast.errors import BlockError, Outcome, StoreClosedError
 from holdfast.store import store as module
+from holdfast.store import write_behind
 from holdfast.store.call_threads import OwnThreadCalls
 from holdfast.store.store import Store
 from holdfast.testing.embedded import FINGERPRINT, blocks_for, serves, tokens_for
@@ -148,20 +149,16 @@ def test_a_close_ends_in_bounded_time_if_a_tier_does_not_answer(harness, monkeyp
     tier.over.set()
 
 
-def test_a_close_writes_queued_blocks_for_a_bounded_time(harness, caplog) -> None:
+def test_a_close_writes_queued_blocks_for_a_bounded_time(harness, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(write_behind, "_STOP_S", 0.2)
     tier = SlowTier()
     one = harness(64 * MIB, tier=tier)
     one.save(one.chain(1, 200))
     assert tier.begun.wait(30)
-    (writer,) = one.store.mover._writers
-
-    def end_write_after_the_deadline() -> None:
-        while time.monotonic() <= writer._until:  # infinite until `close` has set it
-            time.sleep(0.01)
-        tier.over.set()
-
-    threading.Thread(target=end_write_after_the_deadline).start()
     one.store.close(0.1)
+    assert tier.usage().records < 200
+    tier.over.set()
+    one.view.wait_until(lambda: one.view.waiting(1) == 0, "the writer ends")
     assert tier.usage().records < 200
     assert "no time to write blocks=" in caplog.text
 

@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -23,6 +22,8 @@ from holdfast.store.probe_tiers import BLOCKS, probe_tier
 from holdfast.store.store import Store
 from holdfast.testing.extents import MemoryExtents, tier_on
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
+from holdfast.testing.store_control import leave_all, write_all_through
+from holdfast.testing.store_view import StoreView
 from holdfast.tiers.disk.region import SECTOR
 
 MIB = 1 << 20
@@ -49,6 +50,7 @@ class House:
             options["ring"].enrol("default", SECRET)
         chosen = StoreOptions(clock=self.clock, rules=rules, **options)
         self.store = Store(host_bytes, [tier], {"default": SECRET}, chosen)
+        self.view = StoreView(self.store)
         self.store.start()
         domain = self.store.domain("default")[1]
         self.namespace = Namespace(FINGERPRINT, domain, PAYLOAD, 16)
@@ -71,16 +73,10 @@ class House:
         return saved
 
     def flush(self):
-        deadline = time.monotonic() + 60
-        while self.store.table.unwritten():
-            assert time.monotonic() < deadline, "the writer did not finish"
-            self.store.mover.wake()
+        self.view.wait_until_written()
 
     def leave(self):
-        index = self.store.table.index
-        with self.store.table.lock:
-            for row in list(index.rows()):
-                self.store.table.remove_copy(row, 0)
+        leave_all(self.store)
 
     def fetch(self, blocks=6, seed=0):
         keys = self.keys(blocks, seed)
@@ -95,7 +91,7 @@ class House:
         return len(fetched.places), fetched.outcome
 
     def used_bytes(self, tier=1):
-        return self.store.table.usage.used[tier][self.namespace.domain]
+        return self.view.used_bytes(tier, self.namespace.domain)
 
 
 @pytest.fixture
@@ -393,13 +389,8 @@ def test_an_encoder_that_raises_leaves_the_records_raw(house, moody):
 def test_a_block_damaged_in_memory_is_not_encoded(house):
     one = house(MemoryTier(16 * MIB), writes_behind=False)
     one.save()
-    view = one.store.arena(one.namespace.domain).view
-    places = [place for place in one.store.table.index.places[0] if place >= 0]
-    view[places[0] + 700] ^= 1
-    with one.store.table.lock:
-        for row in list(one.store.table.index.rows()):
-            one.store.table.queues.enqueue(row)
-    one.store.mover.wake()
+    one.view.record(one.namespace, one.keys(1)[0])[700] ^= 1
+    write_all_through(one.store)
     one.flush()
     assert one.tier.usage().records == 5
     assert one.save() == 1
@@ -435,8 +426,7 @@ def test_a_record_that_another_node_sent_encoded_is_sent_on_as_it_is_and_decoded
         one.leave()
     assert one.fetch() == (6, Outcome.OK)
     assert one.used_bytes(tier=0) == 6 * one.namespace.slot_bytes
-    with one.store.table.lock:
-        assert one.store.table.is_idle()
+    assert one.view.is_idle
 
 
 def test_a_record_in_memory_that_another_node_sent_encoded_is_decoded_in_memory(house):
@@ -447,8 +437,7 @@ def test_a_record_in_memory_that_another_node_sent_encoded_is_decoded_in_memory(
     assert one.fetch() == (6, Outcome.OK)
     assert one.fetch() == (6, Outcome.OK)
     assert one.used_bytes(tier=0) == 6 * one.namespace.slot_bytes
-    with one.store.table.lock:
-        assert one.store.table.is_idle()
+    assert one.view.is_idle
     one.leave()
     assert not one.used_bytes(tier=0)
 

@@ -10,6 +10,7 @@ from holdfast.codec import seal
 from holdfast.keys.keyring import KeyRing
 from holdfast.store import block_table, domains, unreadable
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
+from holdfast.testing.store_control import pinned, write_all_through
 
 BLOCKS = 6
 
@@ -61,10 +62,7 @@ def sealed(harness, tmp_path):
 
 def line_up(one):
     """Have everything written that is in memory, and what is lent not be lost for it."""
-    table = one.store.table
-    with table.lock:
-        table.queues.write_through(list(table.index.rows()))
-    one.store.mover.wake()
+    write_all_through(one.store)
 
 
 def write_all(one):
@@ -94,16 +92,14 @@ def test_a_write_that_began_during_an_erasure_is_not_sealed_after_it(sealed, mon
     far = {}
     one = sealed(SlowToAnswerTier(far))
     one.save(one.chain(1, BLOCKS))
-    table = one.store.table
-    for_each_row = table.for_each_row
+    visit_domain = domains.visit_domain
 
-    def set_out_first(wanted, visit):
-        if table.erasures[one.namespace.domain]:
-            line_up(one)
-            assert one.tier.asked.wait(60)
-        for_each_row(wanted, visit)
+    def set_out_first(*args):
+        line_up(one)
+        assert one.tier.asked.wait(60)
+        visit_domain(*args)
 
-    monkeypatch.setattr(table, "for_each_row", set_out_first)
+    monkeypatch.setattr(domains, "visit_domain", set_out_first)
     one.store.erase("default")
     one.tier.answers.set()
     one.flush_writes()
@@ -135,7 +131,7 @@ def test_a_node_seals_nothing_between_seeing_an_erasure_and_applying_it(sealed):
     old, new = other.chain(1, BLOCKS), other.chain(2, BLOCKS)
     other.save(old)
     one.store.erase("default")
-    other.store.table.sealing.ring.look()  # as who reads a record of the new epoch does
+    other.store.options.ring.look()  # as who reads a record of the new epoch does
     write_all(other)
     assert far == {}
     assert other.save(new) == 0
@@ -150,13 +146,16 @@ def test_a_lease_granted_during_an_erasure_ends_with_it(sealed, monkeypatch):
     one = sealed(SharedMemoryTier({}))
     chain, lent = one.chain(1, BLOCKS), []
     one.save(chain)
-    forget = one.store.table.remove_copies
+    visit_domain = domains.visit_domain
 
-    def lent_first(*args):
-        lent.append(one.store.fetch_unverified(one.namespace, chain.keys, 5.0))
-        return forget(*args)
+    def lent_first(store, domain, forget):
+        def lend_and_forget(row):
+            lent.append(one.store.fetch_unverified(one.namespace, chain.keys, 5.0))
+            forget(row)
 
-    monkeypatch.setattr(one.store.table, "remove_copies", lent_first)
+        visit_domain(store, domain, lend_and_forget)
+
+    monkeypatch.setattr(domains, "visit_domain", lent_first)
     one.store.erase("default")
     assert len(lent[0].places) == BLOCKS
     assert one.store.outgoing(one.namespace, lent[0].lease, lent[0].places) == []
@@ -169,13 +168,12 @@ def test_a_lease_granted_during_an_erasure_ends_with_it(sealed, monkeypatch):
 def test_blocks_leased_to_a_peer_before_an_erasure_are_not_sent_after_it(sealed):
     one = sealed(SharedMemoryTier({}))
     one.save(chain := one.chain(1, BLOCKS))
-    lent, table = one.store.fetch_unverified(one.namespace, chain.keys, 5.0), one.store.table
-    rows = table.index.find_all(one.namespace, chain.keys)
-    table.pin(rows)  # somebody else reads them, so their slots are not cleared yet
-    one.store.erase("default")
-    assert table.sealing.ring.current(one.namespace.domain) is not None
-    assert one.store.outgoing(one.namespace, lent.lease, lent.places) == []
-    table.unpin(rows)
+    lent = one.store.fetch_unverified(one.namespace, chain.keys, 5.0)
+    # Another reader keeps the slots, so they are not cleared yet.
+    with pinned(one.store, one.namespace, chain.keys):
+        one.store.erase("default")
+        assert one.store.options.ring.current(one.namespace.domain) is not None
+        assert one.store.outgoing(one.namespace, lent.lease, lent.places) == []
 
 
 def test_concurrent_erasures_leave_a_domain_that_accepts_saves(sealed):
@@ -196,7 +194,7 @@ def test_a_block_erased_while_it_is_sealed_for_a_peer_is_not_sent(sealed, monkey
 
     def erased_once_it_is_checked(record, header):
         assert matches(record, header)
-        if one.store.table.leases:
+        if one.view.leases:
             one.store.erase("default")
         return True  # what is sealed from now on was cleared under it
 

@@ -20,6 +20,8 @@ from holdfast.store.scrub import scrub
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import is_payload_of, key_of, payload_of
+from holdfast.testing.store_control import leave_all
+from holdfast.testing.store_view import StoreView
 from holdfast.tiers.base import ReservedPlaces
 
 MIB = 1 << 20
@@ -74,12 +76,8 @@ class Node:
 
     def leave_memory(self):
         """Wait until all is written to the tier, then take it out of memory."""
-        table = self.store.table
-        while table.unwritten():
-            self.store.mover.wake()
-        with table.lock:
-            for row in list(table.index.rows()):
-                table.remove_copy(row, 0)
+        StoreView(self.store).wait_until_written()
+        leave_all(self.store)
 
     def fetch(self, name, numbers):
         """Fetch and check every byte; return how many blocks landed."""

@@ -65,7 +65,7 @@ def in_time(work):
 
 
 def until_back(store):
-    while store.table.sealing.ring.suspended or store.shared_ring.lost:
+    while store.options.ring.suspended or store.shared_ring.lost:
         store.shared_ring.follow()
 
 

@@ -22,6 +22,7 @@ from holdfast.store import domains, evict, page_locks
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.payloads import payload_of
+from holdfast.testing.store_view import StoreView
 from holdfast.tiers.base import NOWHERE
 from holdfast.tiers.chunks import FREE, PREFAULTED
 
@@ -284,7 +285,7 @@ def test_a_domain_at_its_limit_asks_nobody_for_memory():
     assert machine.hosts[0].has_kept
     for number in range(3):
         machine.save(1, number, 0, 10)
-    assert machine.table.evictions[0] == 20
+    assert StoreView(machine.store).evictions[0] == 20
     assert not machine.engines[0].asked, "memory is free, and none of it would help"
     machine.teardown()
 
@@ -299,10 +300,7 @@ def ranks_of(machine, ranks):
 
 
 def chunks_of(machine, namespace):
-    table = machine.table
-    places = table.index.places[0]
-    rows = [row for row in table.index.rows() if table.index.namespace(row) == namespace]
-    return {places[row] // CHUNK for row in rows if places[row] >= 0}
+    return {copy.place // CHUNK for copy in StoreView(machine.store).copies(0, namespace)}
 
 
 def test_ranks_that_lock_memory_have_runs_of_their_own_also_when_blocks_replace_others():
@@ -315,7 +313,7 @@ def test_ranks_that_lock_memory_have_runs_of_their_own_also_when_blocks_replace_
             keys = [bytes([turn, n]) * 8 for n in range(20)]
             reserved = machine.store.reserve(namespace, keys, namespace.fingerprint, 0)
             assert machine.store.commit(reserved.ticket) == 20, turn
-    assert machine.table.evictions[0] > 100
+    assert StoreView(machine.store).evictions[0] > 100
     used = [chunks_of(machine, namespace) for namespace in ranks]
     assert all(used)
     shared = sum(len(mine & other) for at, mine in enumerate(used) for other in used[:at])

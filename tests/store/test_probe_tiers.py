@@ -3,6 +3,7 @@
 import threading
 import time
 
+from holdfast.policy.retention import Retention
 from holdfast.store.block_table import ROWS_AT_ONCE
 from holdfast.store.probe_tiers import BLOCKS, probe_tier, unmeasured_tiers
 from holdfast.testing.memory import MemoryTier
@@ -38,9 +39,8 @@ def test_a_tier_is_unmeasured_from_its_first_blocks_to_its_first_read(harness):
 def test_a_probe_finds_a_tiers_blocks_behind_many_index_rows_without_a_copy(harness):
     one = harness(2 * MIB, Timed(8 * MIB))
     one.tier.clock = one.clock
-    with one.store.table.lock:
-        for number in range(ROWS_AT_ONCE + 1):
-            one.store.table.index.add(one.namespace, number.to_bytes(16), b"", 0)
+    for seed in range(100, 100 + ROWS_AT_ONCE // 100 + 2):
+        one.save(one.chain(seed, 100), retention=Retention.EPHEMERAL)
     one.save(one.chain(1, BLOCKS))
     one.flush()
     probe_tier(one.store, 1)
@@ -83,7 +83,5 @@ def test_blocks_may_be_dropped_while_they_are_probed(harness):
     if meeting.ident is not None:
         meeting.join()
     deadline = time.monotonic() + 60
-    while one.store.estimates.estimates(one.namespace.domain)[1].queued_bytes or len(
-        one.store.table.index
-    ):
+    while one.store.estimates.estimates(one.namespace.domain)[1].queued_bytes or (one.view.entries):
         assert time.monotonic() < deadline, "something was left behind"

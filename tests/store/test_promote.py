@@ -9,10 +9,11 @@ from types import SimpleNamespace
 from holdfast.errors import Outcome
 from holdfast.policy.retention import Retention
 from holdfast.store import hints, promote
-from holdfast.store.block_table import HOST
 from holdfast.store.core import BATCHES_AT_ONCE
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.testing.payloads import fill_record, header_of
+from holdfast.testing.store_control import end_leases, leave
+from holdfast.testing.store_view import HOST
 
 MIB = 1 << 20
 
@@ -53,8 +54,8 @@ def put_damaged(one, key) -> None:
     assert one.store.publish_received([receive_slots]) == [Outcome.OK]
 
 
-def until_hands_are_full(slow) -> float:
-    """Wait until every thread reads from a tier; return by when the rest should have come."""
+def until_hands_are_full(slow) -> None:
+    """Wait until every thread reads from a tier."""
     end = time.monotonic() + 20
     while slow.reads < BATCHES_AT_ONCE:
         assert time.monotonic() < end, "the threads never have their hands full"
@@ -102,13 +103,13 @@ def test_a_key_that_occurs_twice_in_a_fetch_is_promoted_once_and_leaks_nothing(h
     one.clock.advance(6.0)
     one.store.housekeep()
     assert one.nothing_is_left_over()
-    assert one.store.table.host(one.namespace).usage().records == 3
+    assert one.view.used_slots(one.namespace) == 3
     reserved = one.store.reserve(one.namespace, keys, chain.fingerprint, 0)
     assert reserved.places == [-1] * 5
     assert one.store.commit(reserved.ticket, Retention.DURABLE) == 0
     assert one.nothing_is_left_over()
     one.store.drop("*")
-    assert (len(one.store.table.index), one.store.table.usage.used[HOST].total()) == (0, 0)
+    assert (one.view.entries, one.view.used_bytes(HOST)) == (0, 0)
 
 
 def test_a_read_that_one_fetch_gives_up_still_serves_another_fetch(harness, monkeypatch) -> None:
@@ -121,25 +122,20 @@ def test_a_read_that_one_fetch_gives_up_still_serves_another_fetch(harness, monk
     one.flush()
     one.leave_memory()
     others, _ = fetching(one, busy.keys)
-    until = until_hands_are_full(slow)
+    until_hands_are_full(slow)
     hasty, first = fetching(one, chain.keys, 1.0)
-    while len(one.store.table.leases) < 2:
-        assert time.monotonic() < until
+    one.view.wait_until(lambda: one.view.leases == 2, "the first fetch waits")
     patient, second = fetching(one, chain.keys)
-    while len(one.store.table.leases) < 3:
-        assert time.monotonic() < until
+    one.view.wait_until(lambda: one.view.leases == 3, "the second fetch waits")
     assert one.store.fetch(one.namespace, lone.keys, 0.2).places == []
-    assert one.store.table.index.find(
-        one.namespace, lone.keys[0]
-    ) not in one.store.table.copies.fillings(0)
+    assert lone.keys[0] not in one.view.reading
     hasty.join(60)
     assert first[0].places == []
     slow.go.set()
     for work in (patient, others):
         work.join(60)
     assert (len(second[0].places), second[0].outcome) == (2, Outcome.OK)
-    for lease in list(one.store.table.leases._leases):
-        one.store.release(lease)
+    end_leases(one.store)
     assert one.nothing_is_left_over()
 
 
@@ -150,20 +146,15 @@ def test_a_block_put_by_a_peer_during_a_fetch_is_not_taken_for_the_promoted_bloc
     one.save(one.chain(1, 2))
     one.flush()
     one.leave_memory()
-    table = one.store.table
-    first, second = table.index.find_all(one.namespace, keys[:2])
-    with table.lock:
-        place = table.index.places[1][first]
-        table.remove_copy(first, 2)
-        table.remove_copy(second, 1)
+    place = one.view.place(one.namespace, keys[0], 1)
+    leave(one.store, one.namespace, keys[:1], 2)
+    leave(one.store, one.namespace, keys[1:2], 1)
     del fast._records[place]  # its region was reclaimed a moment ago
     work, fetched = fetching(one, keys)
     assert slow.begun.wait(60)
-    until = time.monotonic() + 20
-    while first in table.copies.fillings(0):
-        assert time.monotonic() < until, "the first block is never found missing"
+    one.view.wait_until(lambda: keys[0] not in one.view.reading, "the first block is missing")
     put_damaged(one, keys[0])
-    assert table.index.places[HOST][first] >= 0
+    assert one.view.place(one.namespace, keys[0]) >= 0
     slow.go.set()
     work.join(60)
     assert fetched[0].places == []
@@ -180,8 +171,7 @@ def test_a_verification_of_one_slot_does_not_count_for_a_block_put_in_another(
     keys = one.chain(1, 2).keys
     one.save(one.chain(1, 2))
     one.flush()
-    with one.store.table.lock:
-        one.store.table.remove_copy(one.store.table.index.find(one.namespace, keys[1]), HOST)
+    leave(one.store, one.namespace, keys[1:])
     verified = threading.Event()
     monkeypatch.setattr(one.store.estimates, "verified", lambda *_: verified.set())
     work, fetched = fetching(one, keys)
@@ -230,7 +220,7 @@ def test_a_block_put_by_a_peer_is_served_after_it_is_verified(harness) -> None:
     assert fetched.outcome is Outcome.OK
     assert one.store.release(fetched.lease)
     one.store.forget(one.namespace, [header.key])
-    assert one.store.table.unverified.isdisjoint(one.store.table.index.rows())
+    assert one.view.entries == 0
 
 
 def test_a_fetch_overtakes_prefetches(harness, monkeypatch) -> None:
@@ -243,20 +233,17 @@ def test_a_fetch_overtakes_prefetches(harness, monkeypatch) -> None:
     one.flush()
     one.leave_memory()
     others, _ = fetching(one, busy.keys)
-    end = until_hands_are_full(slow)
+    until_hands_are_full(slow)
     assert one.store.prestage(one.namespace, chain.keys, 0.0) == 8
     hints.start_prestages(one.store)
-    while len(one.store.mover._prefetches) < 8:
-        assert time.monotonic() < end, "nothing is read ahead"
+    one.view.wait_until(lambda: one.view.reading_ahead == 8, "all blocks are read ahead")
     wanted, landed = fetching(one, chain.keys)
-    while one.store.mover._prefetches:
-        assert time.monotonic() < end, "what is needed now stays behind"
+    one.view.wait_until(lambda: not one.view.reading_ahead, "what is needed now comes first")
     slow.go.set()
     for work in (wanted, others):
         work.join(60)
     assert len(landed[0].places) == 8
-    for lease in list(one.store.table.leases._leases):
-        one.store.release(lease)
+    end_leases(one.store)
     one.store.background.shutdown()
     assert one.nothing_is_left_over()
 
@@ -270,13 +257,15 @@ def test_prefetches_do_not_delay_a_close(harness, monkeypatch) -> None:
     one.leave_memory()
     one.store.prestage(one.namespace, chain.keys, 0.0)
     hints.start_prestages(one.store)
-    end = time.monotonic() + 20
-    while slow.reads < BATCHES_AT_ONCE or len(one.store.mover._prefetches) < 12:
-        assert time.monotonic() < end, "nothing is read ahead"
+    one.view.wait_until(
+        lambda: slow.reads >= BATCHES_AT_ONCE and one.view.reading_ahead >= 12, "it is read ahead"
+    )
     closing = threading.Thread(target=one.store.close)
     closing.start()
-    while one.store.mover._prefetches and len(one.store.table.copies.fillings(0)) > BATCHES_AT_ONCE:
-        assert time.monotonic() < end, "it is read to its end"
+    one.view.wait_until(
+        lambda: not one.view.reading_ahead or len(one.view.reading) <= BATCHES_AT_ONCE,
+        "what waits is not read any more",
+    )
     slow.go.set()
     closing.join(60)
     assert slow.reads <= BATCHES_AT_ONCE + 1
@@ -294,36 +283,12 @@ def test_a_pin_is_complete_even_if_a_fetch_overtook_part_of_its_reads(harness, m
         target=lambda: pinned.append(one.store.pin(one.namespace, chain.keys, 100.0))
     )
     pinning.start()
-    end = time.monotonic() + 20
-    while len(one.store.mover._prefetches) < 20 - BATCHES_AT_ONCE:
-        assert time.monotonic() < end, "nothing is read ahead"
+    one.view.wait_until(
+        lambda: one.view.reading_ahead >= 20 - BATCHES_AT_ONCE, "the pin reads ahead"
+    )
     wanted, landed = fetching(one, chain.keys[:10])
-    while len(one.store.mover._prefetches) > 10:
-        assert time.monotonic() < end
+    one.view.wait_until(lambda: one.view.reading_ahead <= 10, "what is needed now comes first")
     slow.go.set()
     for work in (wanted, pinning):
         work.join(60)
     assert (len(landed[0].places), pinned) == (10, [20])
-
-
-def test_cancelling_read_batches_twice_frees_their_slots_once(harness, monkeypatch) -> None:
-    monkeypatch.setattr(promote, "BATCH_BYTES", 1)
-    slow = HeldTier(4 * MIB)
-    one = harness(2 * MIB, slow)
-    busy, chain = one.chain(1, BATCHES_AT_ONCE), one.chain(2, 2)
-    for each in (busy, chain):
-        one.save(each)
-    one.flush()
-    one.leave_memory()
-    others, _ = fetching(one, busy.keys)
-    until_hands_are_full(slow)
-    table, up = one.store.table, one.store.mover
-    with table.lock:
-        promotions = up.reserve(one.namespace, table.index.find_all(one.namespace, chain.keys))
-    read_batches = up.start_reads(one.namespace, promotions)
-    up.cancel(read_batches)
-    held = table.usage.used[HOST].total()
-    up.cancel(read_batches)
-    assert table.usage.used[HOST].total() == held
-    slow.go.set()
-    others.join(60)

@@ -20,6 +20,7 @@ from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import header_of, payload_of, record_of
+from holdfast.testing.store_view import StoreView
 
 MIB = 1 << 20
 PAYLOAD, TOKENS = 16 << 10, 16
@@ -132,7 +133,7 @@ def test_the_public_domain_uses_at_most_its_share_of_memory(made):
     for seed in range(200):
         names = public.names(seed, 4)
         public.save(names, names)
-    used = store.table.hosts[public.namespace.domain].usage().used_bytes
+    used = StoreView(store).memory_bytes(public.namespace)
     assert 0 < used <= PUBLIC_SHARE * store.host_bytes
     names = acme.names(999, 8)
     assert acme.save(names, names) == 8
@@ -164,10 +165,7 @@ def test_the_public_domain_is_in_memory_after_a_restart_before_it_is_requested(m
 
 
 def flush(store):
-    end = time.monotonic() + 20
-    while store.table.unwritten():
-        assert time.monotonic() < end, "it is written again and again"
-        time.sleep(0.01)
+    StoreView(store).wait_until_written()
 
 
 def test_the_public_domain_is_recovered_after_a_restart_despite_users_writes(made):
@@ -179,7 +177,7 @@ def test_the_public_domain_is_recovered_after_a_restart_despite_users_writes(mad
         names = acme.names(seed, 8)
         acme.save(names, names)
         flush(store)
-    assert len(store.table.index) > len(records), "users' blocks had to go"
+    assert StoreView(store).entries > len(records), "users' blocks had to go"
     store.close()
     store, acme, _, public = made(MemoryTier(MIB, records))
     assert store.recovery.wait(60)
@@ -235,10 +233,7 @@ def test_a_users_copy_of_a_public_block_is_not_written_to_a_lower_tier(made):
     common = public.names(1, 8)
     public.save(common, common)
     store.copy_public(acme.namespace, acme.names(1, 8), common)
-    end = time.monotonic() + 60
-    while store.table.unwritten():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    flush(store)
     assert tier.usage().records == 8
 
 

@@ -15,6 +15,7 @@ from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
 from holdfast.testing.embedded import fingerprint_for
 from holdfast.testing.gates import permit
+from holdfast.testing.store_view import StoreView
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.tier import DiskTier
 
@@ -80,10 +81,7 @@ def fetched(session, into=None):
 
 def written(store):
     """Wait until every block is on the disk."""
-    while True:
-        with store.table.lock:
-            if not store.table.unwritten():
-                return
+    StoreView(store).wait_until_written()
 
 
 def test_without_a_record_blocks_stay_exact_and_the_log_shows_the_command(opened, gates, caplog):

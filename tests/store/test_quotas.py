@@ -3,7 +3,6 @@
 import hashlib
 import math
 import random
-import time
 from collections import Counter
 
 import numpy as np
@@ -13,6 +12,7 @@ from holdfast.blocks.key import Chain
 from holdfast.blocks.namespace import Namespace, domain_id
 from holdfast.clock import ManualClock
 from holdfast.codec.pack import payload
+from holdfast.fairness.fair_threads import FairThreads
 from holdfast.fairness.shares import Quota
 from holdfast.policy.admit import AlwaysAdmit, PerDomain, WriteBudget
 from holdfast.policy.retention import Retention
@@ -21,6 +21,8 @@ from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
 from holdfast.store.usage import DomainUsage
 from holdfast.testing.memory import MemoryTier
+from holdfast.testing.store_control import leave, release_reservations
+from holdfast.testing.store_view import StoreView
 
 KIB, MIB = 1 << 10, 1 << 20
 TOKENS = 16
@@ -38,7 +40,7 @@ class Two:
         self.tier = tier
         options = StoreOptions(clock=self.clock, quotas=quotas, rules=dict(rules))
         self.store = Store(host_bytes, [tier] if tier else [], KEYS, options)
-        self.table = self.store.table
+        self.view = StoreView(self.store)
         self.store.start()
 
     def namespace(self, name, payload_bytes=16 * KIB):
@@ -72,24 +74,27 @@ class Two:
         return len(fetched.places)
 
     def used(self, name, tier=0):
-        return self.table.usage.used[tier][self.store.domain(name)[1]]
+        return self.view.used_bytes(tier, self.store.domain(name)[1])
 
     def flush(self):
-        deadline = time.monotonic() + 60
-        while self.table.unwritten():
-            assert time.monotonic() < deadline, "the writer did not finish"
-            self.store.mover.wake()
+        self.view.wait_until_written()
 
     def recount(self):
-        """Count by looking at every place what the fill counted by every change."""
-        with self.table.lock:
-            index, counts = self.table.index, [Counter() for _ in self.table.index.places]
-            for row in index.rows():
-                namespace = index.namespace(row)
-                for tier, column in enumerate(index.places):
-                    if column[row] >= 0:
-                        counts[tier][namespace.domain] += namespace.slot_bytes
-            return counts, [+used for used in self.table.usage.used]
+        """Return the bytes by tier and domain: as the copies add up, and as the store counts."""
+        tiers = range(len(self.store.tier_names()))
+        with self.view.still():
+            counts = [Counter() for _ in tiers]
+            for tier in tiers:
+                for copy in self.view.copies(tier):
+                    counts[tier][copy.namespace.domain] += copy.namespace.slot_bytes
+            return counts, [
+                {
+                    domain: used
+                    for domain in self.store.domain_ids.values()
+                    if (used := self.view.used_bytes(tier, domain))
+                }
+                for tier in tiers
+            ]
 
 
 def test_a_domain_that_gets_no_memory_has_no_usage_entry():
@@ -108,8 +113,7 @@ def two():
 
     yield make
     for one in made:
-        for ticket in list(one.table.leases._reservations):
-            one.store.abort(ticket)
+        release_reservations(one.store)
         counted, known = one.recount()
         assert counted == known
         one.store.close()
@@ -229,9 +233,7 @@ def test_a_domain_at_its_quota_on_a_lower_tier_loses_its_own_oldest_blocks(two):
         assert one.used("flood", 1) <= MIB
     assert one.used("flood", 1) == MIB // SIZE * SIZE
     assert tier.usage().used_bytes == one.used("flood", 1) + one.used("victim", 1)
-    below = one.table.index.places[1]
-    rows = [one.table.index.find_all(one.namespace("flood"), keys) for keys in chains]
-    held = [sum(below[row] >= 0 for row in each if row >= 0) for each in rows]
+    held = [one.view.held(one.namespace("flood"), keys, 1) for keys in chains]
     assert held[-6:] == [8] * 6
     assert not any(held[:5])
     assert one.read("victim", victim) == 8
@@ -247,15 +249,6 @@ def test_a_domain_with_a_larger_memory_than_disk_quota_does_not_rewrite_endlessl
         one.flush()
     assert one.used("flood") > 2 * MIB - 2 * SIZE
     assert tier._next <= 40 * 9 + 20
-
-
-def test_the_write_order_of_a_quota_contains_no_blocks_that_the_tier_evicted(two):
-    one = two(tier=MemoryTier(MIB), quotas={"flood": {1: Quota(most_bytes=2 * MIB)}})
-    for seed in range(60):
-        one.save("flood", seed, 8)
-        one.flush()
-    written = one.table.usage._written[1][one.store.domain("flood")[1]]
-    assert len(written) * SIZE == one.used("flood", 1)
 
 
 def test_a_write_budget_holds_per_domain_and_for_durable_saves_too(two):
@@ -334,20 +327,18 @@ def test_read_batches_are_small_while_another_domain_reads_the_tier(two, monkeyp
     one.flush()
     sizes = []
 
-    (readers,) = one.store.mover._readers
+    submit = FairThreads.submit
 
-    def submit(item, read, submit=readers.submit):
+    def noted(threads, item, read):
         sizes.append(item.cost)
-        return submit(item, read)
+        return submit(threads, item, read)
 
-    monkeypatch.setattr(readers, "submit", submit)
+    monkeypatch.setattr(FairThreads, "submit", noted)
     monkeypatch.setattr(one.store.estimates, "speed", lambda tier: 100.0 * MIB * tier)
 
     def read(name):
         sizes.clear()
-        with one.table.lock:
-            for row in one.table.index.find_all(one.namespace(name), kept[name]):
-                one.table.remove_copy(row, 0)
+        leave(one.store, one.namespace(name), kept[name])
         assert one.read(name, kept[name]) == 30
         return [size / SIZE for size in sizes]
 

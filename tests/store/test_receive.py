@@ -9,6 +9,8 @@ from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import header_of, is_right, key_of, namespace_of, record_of
+from holdfast.testing.store_control import leave_all
+from holdfast.testing.store_view import StoreView
 
 PEERS = StoreOptions(serves_peers=True)
 
@@ -75,11 +77,12 @@ def test_a_fetch_verifies_records_and_a_lease_for_a_peer_does_not(store):
 
 
 def test_discarded_slots_of_received_records_are_free_again(store):
-    before = store.table.host(NAMESPACE).usage()
+    view = StoreView(store)
+    before = view.used_slots(NAMESPACE), view.memory_bytes(NAMESPACE)
     berths = store.receive_slots(HEADERS)
-    assert store.table.host(NAMESPACE).usage().records == 6
+    assert StoreView(store).used_slots(NAMESPACE) == 6
     store.discard_received(berths)
-    assert store.table.host(NAMESPACE).usage() == before
+    assert (view.used_slots(NAMESPACE), view.memory_bytes(NAMESPACE)) == before
     assert store.held(NAMESPACE, KEYS) == bytes(6)
 
 
@@ -88,17 +91,15 @@ def test_two_senders_of_one_record_leave_one_copy(store):
     receive(first)
     receive(second)
     assert store.publish_received(first) == store.publish_received(second) == [Outcome.OK] * 6
-    assert store.table.host(NAMESPACE).usage().records == 6
+    assert StoreView(store).used_slots(NAMESPACE) == 6
 
 
 def test_a_record_held_on_a_lower_tier_needs_no_slot(store):
     put(store)
-    while store.status().waiting_to_write:
-        store.mover.wake()
-    for row in list(store.table.index.rows()):
-        store.table.remove_copy(row, 0)
+    StoreView(store).wait_until_written()
+    leave_all(store)
     assert [receive_slots.held for receive_slots in store.receive_slots(HEADERS)] == [True] * 6
-    assert store.table.host(NAMESPACE).usage().records == 0
+    assert StoreView(store).used_slots(NAMESPACE) == 0
 
 
 def test_a_key_of_another_namespace_is_another_block(store):
@@ -119,7 +120,7 @@ def test_one_key_put_in_two_namespaces_at_once_is_held_in_both(store):
     receive(second)
     assert store.publish_received(first) == [Outcome.OK]
     assert store.publish_received(second) == [Outcome.OK]
-    assert store.table.host(NAMESPACE).usage().records == 2
+    assert StoreView(store).used_slots(NAMESPACE) == 2
 
 
 @pytest.mark.parametrize("said", [True, False])
@@ -143,8 +144,8 @@ def test_a_damaged_payload_is_held_unverified_until_its_first_reader_removes_it(
     damaged[at] ^= 0x10
     receive(berths, {KEYS[0]: damaged})
     assert store.publish_received(berths) == [Outcome.OK] * 2
-    while written == "written below first" and store.table.unwritten():
-        store.mover.wake()
+    if written == "written below first":
+        StoreView(store).wait_until_written()
     fetched = store.fetch(NAMESPACE, KEYS[:2], 5)
     assert (fetched.places, fetched.outcome) == ([], Outcome.CORRUPT)
     store.release(fetched.lease)
@@ -170,8 +171,8 @@ def test_replacing_an_unverified_record_counts_no_failed_check(store):
         if not held:
             write_header(receive_slots.slot, header)
             assert store.publish_received([receive_slots]) == [Outcome.OK]
-            store.table.unverified_records.add(NAMESPACE, KEYS[0], header)
-    assert store.table.host(NAMESPACE).usage().records == 1
+            assert store.check_suspects(NAMESPACE, KEYS[:1]) == 0, "it cannot be opened here"
+    assert StoreView(store).used_slots(NAMESPACE) == 1
     assert store.status().failed_checks == []
 
 
@@ -203,8 +204,7 @@ def test_pinned_blocks_are_not_evicted_for_received_records(store):
 
 def test_forgotten_blocks_are_gone_from_every_tier(store):
     put(store)
-    while store.status().waiting_to_write:
-        store.mover.wake()
+    StoreView(store).wait_until_written()
     assert store.forget(NAMESPACE, [*KEYS[:2], key_of(99)]) == 2
     assert store.held(NAMESPACE, KEYS) == b"\0\0\1\1\1\1"
     assert store.forget(NAMESPACE._replace(domain=b"d" * 16), KEYS) == 0
@@ -225,7 +225,7 @@ def test_a_message_with_one_refused_namespace_takes_no_slot():
         own = Namespace(NAMESPACE.fingerprint, store.domain("default")[1], 20_000, 128)
         with pytest.raises(RefusedError):
             store.receive_slots([header_of(own, KEYS[0]), HEADERS[1]])
-        assert store.table.host(own).usage().records == 0
+        assert StoreView(store).used_slots(own) == 0
 
 
 def test_a_full_memory_evicts_the_oldest_blocks_for_a_whole_message():
@@ -236,11 +236,11 @@ def test_a_full_memory_evicts_the_oldest_blocks_for_a_whole_message():
             put(store, old[at : at + 50])
         held = store.held(NAMESPACE, [header.key for header in old])
         assert 0 < sum(held) < 300, "it is full"
-        used = store.table.host(NAMESPACE).usage().used_bytes
+        used = StoreView(store).memory_bytes(NAMESPACE)
         assert put(store, [old[-1], *HEADERS]) == [Outcome.OK] * 7
         assert store.held(NAMESPACE, [old[-1].key, *KEYS]) == b"\1" * 7
-        assert store.table.host(NAMESPACE).usage().used_bytes == used
-        assert store.table.usage.used[0][NAMESPACE.domain] == used
+        assert StoreView(store).memory_bytes(NAMESPACE) == used
+        assert StoreView(store).used_bytes(0, NAMESPACE.domain) == used
         left = store.held(NAMESPACE, [header.key for header in old])
         assert sum(held) - sum(left) == 6
         oldest = held.find(1) // 50 * 50
@@ -271,8 +271,8 @@ def test_a_lease_for_a_peer_needs_no_plan_if_blocks_are_in_memory_or_not_held(st
 
 def test_a_record_that_is_in_a_message_twice_takes_one_slot(store):
     assert put(store, [HEADERS[0], HEADERS[1], HEADERS[0]]) == [Outcome.OK] * 3
-    assert store.table.host(NAMESPACE).usage().records == 2
-    used = store.table.usage.used[0][NAMESPACE.domain]
+    assert StoreView(store).used_slots(NAMESPACE) == 2
+    used = StoreView(store).used_bytes(0, NAMESPACE.domain)
     assert used == 2 * NAMESPACE.slot_bytes
     lent = store.fetch_unverified(NAMESPACE, KEYS[:2], 5)
     assert [
@@ -285,4 +285,4 @@ def test_a_record_that_is_in_a_message_twice_takes_one_slot(store):
 def test_a_pin_of_a_context_that_is_not_held_creates_no_lease(harness) -> None:
     one = harness()
     assert one.store.pin(one.namespace, one.chain(1, 2).keys, 60.0) == 0
-    assert not one.store.table.leases
+    assert not one.view.leases

@@ -11,6 +11,7 @@ from holdfast.store.lookup import PromptTokens
 from holdfast.testing.embedded import FINGERPRINT, blocks_for, tokens_for
 from holdfast.testing.extents import MemoryExtents
 from holdfast.testing.memory import MemoryTier
+from holdfast.testing.store_control import leave_all
 from holdfast.tiers.base import Place, SurvivingRecord
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.region import SECTOR
@@ -81,7 +82,7 @@ def test_the_newest_copy_of_a_block_wins(harness) -> None:
     one.store.close()
     other = harness(MIB, MemoryTier(64 * MIB, records))
     other.store.recovery.wait()
-    assert other.store.table.index.places[1][0] == place + 7
+    assert [copy.place for copy in other.view.copies(1)] == [place + 7]
     assert list(records) == [place + 7]
     assert other.store.status().recovered_blocks == 1, "the same block twice is one"
     assert other.read(chain) == 1
@@ -102,9 +103,7 @@ def test_recovery_does_not_free_a_record_written_since_the_start(harness) -> Non
     tier.go.set()
     assert one.store.recovery.wait(60)
     assert (tier.usage().records, one.store.status().recovered_blocks) == (5, 0)
-    with one.store.table.lock:
-        for row in list(one.store.table.index.rows()):
-            one.store.table.remove_copy(row, 0)
+    leave_all(one.store)
     assert one.read(chain) == 5
 
 
@@ -118,12 +117,10 @@ def test_reusing_a_scanned_region_removes_its_recovered_blocks_from_the_index(ha
     tier.go.set()
     assert other.store.recovery.wait(60)
     other.leave_memory()
-    table = other.store.table
-    with table.lock:
-        places = [table.index.places[1][row] for row in table.index.rows()]
+    places = [copy.place for copy in other.view.copies(1)]
     assert len(set(places)) == len(places) == tier.usage().records == 12
     assert [other.read(chain) for chain in new] == [1, 1, 1]
-    assert not table.faults
+    assert not other.view.faults
 
 
 def test_a_copy_written_during_recovery_stays_and_the_recovered_one_is_freed(harness) -> None:
@@ -134,11 +131,10 @@ def test_a_copy_written_during_recovery_stays_and_the_recovered_one_is_freed(har
     other = harness(MIB, tier)
     assert tier.paused.wait(60)
     save_in_turn(other, chains[:1])
-    index = other.store.table.index
-    fresh = index.places[1][index.find(other.namespace, chains[0].keys[0])]
+    fresh = other.view.place(other.namespace, chains[0].keys[0], 1)
     tier.go.set()
     assert other.store.recovery.wait(60)
-    assert index.places[1][index.find(other.namespace, chains[0].keys[0])] == fresh
+    assert other.view.place(other.namespace, chains[0].keys[0], 1) == fresh
     end_s = time.monotonic() + 60
     while tier.usage().records != 9 and time.monotonic() < end_s:
         time.sleep(0.01)  # a tier of another package frees on a thread of its own
@@ -146,7 +142,7 @@ def test_a_copy_written_during_recovery_stays_and_the_recovered_one_is_freed(har
     assert other.store.recovery.blocks == 8
     other.leave_memory()
     assert [other.read(chain) for chain in chains] == [1] * 9
-    assert not other.store.table.faults
+    assert not other.view.faults
 
 
 def test_a_tier_that_cannot_be_scanned_is_logged_and_the_store_still_serves(
@@ -237,20 +233,3 @@ def save_in_turn(one, chains) -> None:
     for chain in chains:
         one.save(chain)
         one.flush()
-
-
-def test_a_recovered_copy_is_freed_when_a_new_copy_is_published(harness) -> None:
-    records = {}
-    one = harness(MIB, MemoryTier(64 * MIB, records))
-    one.save(one.chain(1, 1))
-    one.flush()
-    (old,) = records
-    new = old + 7
-    records[new] = records[old]
-    table = one.store.table
-    with table.lock:
-        table.publish_below(0, 1, Place(new))
-    assert list(records) == [new]
-    with table.lock:
-        table.publish_below(0, 1, Place(new))
-    assert list(records) == [new]

@@ -2,7 +2,6 @@
 
 import threading
 
-from holdfast.store.rewrite import defer_queued
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.tiers.base import Rebalancing, segment_place
 
@@ -76,12 +75,11 @@ def test_the_only_copy_in_memory_is_kept_if_the_shared_copy_is_lost(harness):
     chain = one.chain(1, 5)
     one.save(chain)
     one.flush()
-    rows = list(one.store.table.index.rows())
-    assert all(one.store.table.evictable(row) for row in rows)
+    assert all(one.view.is_evictable(one.namespace, key) for key in chain.keys)
     tier.answers, tier.gone = False, lambda place: True
-    with one.store.table.lock:
+    with one.view.still():
         one.store.housekeep()
-        assert not any(one.store.table.evictable(row) for row in rows)
+        assert not any(one.view.is_evictable(one.namespace, key) for key in chain.keys)
     one.flush()
     assert one.read(chain) == 5
 
@@ -99,7 +97,7 @@ def test_remote_lookups_of_lost_records_are_forgotten(harness):
     tier.gone = lambda place: True
     other.store.housekeep()
     assert other.store.cover(other.namespace, chain.keys).blocks == 0
-    assert len(other.store.table.index) == 0
+    assert other.view.entries == 0
 
 
 def test_misplaced_records_are_written_again_after_they_are_fetched(harness):
@@ -117,8 +115,7 @@ def test_misplaced_records_are_written_again_after_they_are_fetched(harness):
     other.flush()
     size = other.namespace.slot_bytes
     assert tier.usage().written_bytes == 2 * size
-    row = other.store.table.index.find(other.namespace, chain.keys[3])
-    assert other.store.table.state(row).is_saved
+    assert other.view.is_saved(other.namespace, chain.keys[3])
     assert other.read(chain) == 5
 
 
@@ -130,18 +127,16 @@ def test_writes_to_an_unreachable_pool_are_deferred_until_it_is_back(harness):
     one.save(chain)
     one.flush()
     assert tier.batches == 0, "nothing was sealed, copied or sent"
-    table = one.store.table
-    assert table.queues._deferred == [
-        set(one.store.table.index.find_all(one.namespace, chain.keys))
-    ]
-    assert all(table.evictable(row) for row in table.index.rows()), "memory is not held for it"
+    assert one.view.deferred(1) == 5
+    evictable = [one.view.is_evictable(one.namespace, key) for key in chain.keys]
+    assert all(evictable), "memory is not held for it"
     one.store.housekeep()
     assert not by_key
     tier.there = True
     one.store.housekeep()
     one.flush()
     assert {key for _, key in by_key} == set(chain.keys)
-    assert table.queues._deferred == [set()]
+    assert one.view.deferred(1) == 0
 
 
 def test_a_batch_that_no_member_took_is_written_when_the_pool_is_back(harness):
@@ -152,9 +147,7 @@ def test_a_batch_that_no_member_took_is_written_when_the_pool_is_back(harness):
     one.save(chain)
     one.flush()
     assert tier.batches == 1
-    assert one.store.table.queues._deferred == [
-        set(one.store.table.index.find_all(one.namespace, chain.keys))
-    ]
+    assert one.view.deferred(1) == 5
     tier.there = tier.answers = True
     one.store.housekeep()
     one.flush()
@@ -167,10 +160,8 @@ def test_blocks_evicted_during_an_outage_are_not_deferred_any_more(harness):
     for seed in range(30):
         one.save(one.chain(seed, 5))
     one.flush()
-    table = one.store.table
-    here = set(table.index.rows())
-    assert len(here) < 150
-    assert table.queues._deferred[0] <= here
+    assert one.view.entries < 150
+    assert one.view.deferred(1) <= one.view.used_slots(one.namespace)
 
 
 def test_blocks_queued_for_the_disk_stay_in_memory_during_a_pool_outage(harness):
@@ -178,10 +169,9 @@ def test_blocks_queued_for_the_disk_stay_in_memory_during_a_pool_outage(harness)
     tier.there = False
     chain = one.chain(1, 2)
     one.save(chain)
-    table = one.store.table
     assert disk.begun.wait(60)
-    defer_queued(table, 2)
-    assert not any(table.evictable(row) for row in table.index.rows())
+    one.view.wait_until(lambda: one.view.deferred(2) == 2, "the pool's writes are deferred")
+    assert not any(one.view.is_evictable(one.namespace, key) for key in chain.keys)
     disk.go_on.set()
     one.flush()
-    assert all(table.state(row).is_saved for row in table.index.rows())
+    assert all(one.view.is_saved(one.namespace, key) for key in chain.keys)

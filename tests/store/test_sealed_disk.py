@@ -12,6 +12,7 @@ from holdfast.keys.keyring import KeyRing
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.payloads import key_of, payload_of
+from holdfast.testing.store_view import StoreView
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.tier import DiskTier
 
@@ -52,10 +53,7 @@ def save(store):
         if place >= 0:
             payload(arena[place:], PAYLOAD)[:] = payload_of(key, PAYLOAD)
     store.commit(reserved.ticket)
-    waiting = 1
-    while waiting:
-        with store.table.lock:
-            waiting = store.table.unwritten()
+    StoreView(store).wait_until_written()
 
 
 def fetch(store):
@@ -108,7 +106,7 @@ def test_a_damaged_disk_serves_only_intact_blocks(opened, tmp_path, seed):
     file.write_bytes(image)
     again = opened(folder)
     assert len(KEYS) - 13 <= fetch(again) < len(KEYS)
-    outcomes = {fault.outcome for fault in again.table.faults}
+    outcomes = {fault.outcome for fault in StoreView(again).faults}
     assert outcomes <= {Outcome.CORRUPT, Outcome.MISS, Outcome.GONE}
     save(again)
     assert fetch(again) == len(KEYS)

@@ -14,6 +14,7 @@ from holdfast.keys.keyring import KeyRing
 from holdfast.store import write_behind
 from holdfast.store.write_behind import ParallelSeal, _Load
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
+from holdfast.testing.store_control import leave, leave_all, write_through
 from holdfast.tiers.base import Place, Queryable, SharedTier, TierPut
 from holdfast.workers import submit_or_run
 
@@ -78,19 +79,8 @@ def sealed(harness, monkeypatch):
 def save(one, chain):
     """Save blocks, and have all of them written in one batch."""
     assert one.save(chain) == BLOCKS
-    table = one.store.table
-    with table.lock:
-        for key in chain.keys:
-            table.queues.enqueue(table.index.find(one.namespace, key))
-    one.store.mover.wake()
+    write_through(one.store, one.namespace, chain.keys)
     one.flush()
-
-
-def leave_memory(one):
-    table = one.store.table
-    with table.lock:
-        for row in list(table.index.rows()):
-            table.remove_copy(row, 0)
 
 
 def test_a_batch_makes_two_groups_for_each_thread_within_bounds():
@@ -118,7 +108,7 @@ def check_written_together(one):
     chain = one.chain(1, BLOCKS)
     save(one, chain)
     assert not one.tier.met.broken
-    leave_memory(one)
+    leave_all(one.store)
     assert one.read(chain) == BLOCKS
 
 
@@ -164,7 +154,7 @@ def test_a_group_that_cannot_be_written_loses_only_its_own_blocks(sealed):
     assert one.read(first) == BLOCKS, "and memory still has it"
     save(one, second)
     assert one.tier.usage().records == 2 * BLOCKS - 1
-    leave_memory(one)
+    leave_all(one.store)
     assert one.read(second) == BLOCKS
 
 
@@ -182,9 +172,8 @@ def test_blocks_held_by_a_shared_tier_are_neither_sealed_nor_written(sealed, mon
     second = sealed(AskedTier(records))
     save(second, chain)
     assert (len(sealings), second.tier.writes) == (BLOCKS + 2, 2)
-    rows = second.store.table.index.find_all(second.namespace, chain.keys)
-    assert all(second.store.table.state(row).is_saved for row in rows)
-    leave_memory(second)
+    assert all(second.view.is_saved(second.namespace, key) for key in chain.keys)
+    leave_all(second.store)
     assert second.read(chain) == BLOCKS
 
 
@@ -203,10 +192,9 @@ def test_a_block_dropped_while_a_shared_tier_is_queried_stays_dropped(sealed):
     key, known = chain.keys[3], two.tier.known
 
     def dropping(batch):
-        with two.store.table.lock:
-            two.store.table.remove_copy(two.store.table.index.find(two.namespace, key), 0)
+        leave(two.store, two.namespace, [key])
         return known(batch)
 
     two.tier.known = dropping
     save(two, chain)
-    assert two.store.table.index.find(two.namespace, key) < 0
+    assert two.view.tiers(two.namespace, key) == []

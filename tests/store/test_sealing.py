@@ -1,7 +1,5 @@
 """Sealed domains: sealed when it leaves the host, opened on the way back, nothing else believed."""
 
-import time
-
 import pytest
 
 from holdfast.blocks.envelope import SEAL_AES_GCM, SEAL_NONE, read_header, stamp
@@ -12,13 +10,15 @@ from holdfast.codec.pack import pack, payload
 from holdfast.errors import Outcome, RefusedError
 from holdfast.keys.keyring import KeyRing
 from holdfast.limits import RECLAIM_S
-from holdfast.store import domains
+from holdfast.store import domains, save
 from holdfast.store.options import StoreOptions
 from holdfast.store.remote_lookups import FAILED_S
 from holdfast.store.store import Store
 from holdfast.store.write_behind import LOCAL_SEAL, SHARED_SEAL
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.testing.payloads import payload_of
+from holdfast.testing.store_control import write_all_through
+from holdfast.testing.store_view import StoreView
 
 MIB = 1 << 20
 PAYLOAD = 20_000
@@ -59,11 +59,7 @@ class House:
 
     def flush(self):
         """Wait until everything is written below."""
-        while True:
-            with self.store.table.lock:
-                if not self.store.table.unwritten():
-                    return
-            time.sleep(0.001)
+        StoreView(self.store).wait_until_written()
 
     def leave(self, name="acme"):
         """Leave copies below the host only."""
@@ -180,13 +176,8 @@ def test_a_damaged_record_is_not_served_and_the_next_save_repairs_it(house, at):
 def test_a_block_damaged_in_memory_is_not_sealed_and_does_not_count_as_held(house):
     one = house(writes_behind=False)
     one.save()
-    view = one.store.arena(one.namespace().domain).view
-    places = [place for place in one.store.table.index.places[0] if place >= 0]
-    view[places[0] + 700] ^= 1
-    with one.store.table.lock:
-        for key in one.chain():
-            one.store.table.queues.enqueue(one.store.table.index.find(one.namespace(), key))
-    one.store.mover.wake()
+    StoreView(one.store).record(one.namespace(), one.chain()[0])[700] ^= 1
+    write_all_through(one.store)
     one.flush()
     assert len(below(one.tier)) == 5
     assert one.save() == 1, "the next save replaces it"
@@ -253,7 +244,7 @@ def test_a_store_with_another_key_ring_has_misses_and_changes_no_record(house, t
     assert other.save() == 6
     other.leave()
     assert other.fetch()[0] == 0
-    other.store.mover.close(60.0)
+    StoreView(other.store).wait_until_written()
     assert far == before
     one.leave()
     assert one.fetch() == (6, Outcome.OK)
@@ -321,7 +312,7 @@ def test_a_damaged_header_is_deleted_by_a_reader_of_any_ring(house):
         far[key] = place, record[:40] + bytes([record[40] ^ 1]) + record[41:]
     other.look()
     assert other.fetch() == (0, Outcome.CORRUPT)
-    other.store.mover.close(60.0)
+    StoreView(other.store).wait_until_written()
     assert far == {}
 
 
@@ -392,12 +383,15 @@ def test_an_erasure_ends_leases_and_a_later_commit_publishes_nothing(house):
     assert one.store.status().tiers[0].used_bytes == 0
 
 
-def test_a_commit_in_progress_during_an_erasure_publishes_nothing(house):
+def test_a_commit_in_progress_during_an_erasure_publishes_nothing(house, monkeypatch):
     one = house()
     reserved = one.store.reserve(one.namespace(), one.chain(), FINGERPRINT, 0)
-    ticket = one.store.table.leases._reservations[reserved.ticket]
-    one.store.erase("acme")
-    one.store.table.leases._reservations[reserved.ticket] = ticket  # as if it had been taken before
+
+    def erased_once_it_is_packed(point):
+        if point == "commit_packed":
+            one.store.erase("acme")
+
+    monkeypatch.setattr(save, "reach", erased_once_it_is_packed)
     assert one.store.commit(reserved.ticket) == 0
 
 

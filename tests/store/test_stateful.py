@@ -32,6 +32,7 @@ from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import payload_of
+from holdfast.testing.store_view import StoreView
 from holdfast.tiers.base import NOWHERE
 
 KIB = 1 << 10
@@ -93,7 +94,7 @@ class StoreMachine(RuleBasedStateMachine):
     def save(self, domain: int, number: int, stop: int) -> None:
         """Save a prefix of a context; every domain uses the same keys."""
         namespace, keys = self._prefix(domain, number, stop)
-        with self.store.table.lock:
+        with StoreView(self.store).still():
             reserved = self.store.reserve(namespace, keys, FINGERPRINT, 0)
             held = self.store.held(namespace, keys)
         if reserved.outcome is Outcome.OK:  # a block without a slot must be held in this domain
@@ -137,14 +138,13 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def flip_in_arena(self, domain: int, number: int, block: int, offset: int) -> None:
         """Flip a byte of an unleased block in the host's memory."""
-        table, namespace = self.store.table, self.namespaces[domain % len(self.namespaces)]
-        with table.lock:
-            row = table.index.find(namespace, self.chains[number].keys[block])
-            if row < 0 or table.index.leases[row] or table.index.places[0][row] == NOWHERE:
+        namespace = self.namespaces[domain % len(self.namespaces)]
+        view, key = StoreView(self.store), self.chains[number].keys[block]
+        with view.still():
+            if view.copy(namespace, key) is None or view.is_in_use(namespace, key):
                 return
             sealed_bytes = 128 + PAYLOAD_BYTES + 16
-            place = table.index.places[0][row]
-            self.store.arena(namespace.domain).view[place + offset % sealed_bytes] ^= 0x10
+            view.record(namespace, key)[offset % sealed_bytes] ^= 0x10
 
     @rule(domain=_domains, number=_chains, stop=_counts)
     def forget(self, domain: int, number: int, stop: int) -> None:
@@ -154,7 +154,8 @@ class StoreMachine(RuleBasedStateMachine):
         before = [self.store.held(other, keys) for other in others]
         self.store.forget(namespace, keys)
         assert not any(self.store.held(namespace, keys))
-        if not self.store.table.lower:  # with lower tiers, a damaged copy may be found at any time
+        # With lower tiers, a damaged copy may be found at any time.
+        if len(self.store.tier_names()) == 1:
             assert [self.store.held(other, keys) for other in others] == before
 
     @rule(seed=st.integers(0, 1 << 32))
@@ -196,20 +197,13 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def loses_no_slot(self) -> None:
         """Every used slot belongs to a block, or is pending free."""
-        table = self.store.table
-        with table.lock:
-            if table.copies.fillings(0):
+        view = StoreView(self.store)
+        with view.still():
+            if view.reading:
                 return
-            column, namespaces = table.index.places[0], table.index.namespace
             for namespace in self.namespaces:
-                places = {
-                    column[row]
-                    for row in table.index.rows()
-                    if column[row] != NOWHERE and namespaces(row) == namespace
-                }
-                for row, slots in table._pending_free.items():
-                    places.update(slots if namespaces(row) == namespace else ())
-                assert table.host(namespace).usage().records == len(places)
+                held = len({copy.place for copy in view.copies(0, namespace)})
+                assert view.used_slots(namespace) == held + view.retained_slots(namespace)
 
     def teardown(self) -> None:
         """Release everything, and check that no block and no slot remains."""
@@ -217,9 +211,8 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.release(leased.lease)
         self.store.drop("*")
         self.store.close()
-        assert len(self.store.table.index) == 0
-        for namespace in self.namespaces:
-            assert self.store.table.host(namespace).usage().records == 0
+        view = StoreView(self.store)
+        assert (view.entries, view.used_slots()) == (0, 0)
 
     def _drop(self) -> None:
         """Drop everything; leases stay valid until they are released."""
@@ -372,8 +365,8 @@ class SealedOverRottingMemory(OverRottingMemory):
     @rule(bring_back=st.booleans())
     def erase(self, bring_back: bool) -> None:
         """Erase the domain, and perhaps put back what lay below, as from a backup."""
-        while self.store.table.unwritten():  # a dropped block whose write runs is not a backup's
-            self.store.mover.wake()
+        # A dropped block whose write runs is not a backup's.
+        StoreView(self.store).wait_until_written()
         image = dict(self.records)
         self.store.erase("default")
         erased, kept = self.namespaces
@@ -404,14 +397,11 @@ class EncodedOverRottingMemory(OverRottingMemory):
     @invariant()
     def counts_stored_bytes(self) -> None:
         """The domains' usage is the size of the records in their places, once nothing moves."""
-        table = self.store.table
-        with table.lock:
-            if len(table.queues) or table.copies.fillings(0):
+        view = StoreView(self.store)
+        with view.still():
+            if view.writing() or view.reading:
                 return
-            column = table.index.places[1]
-            rows = [row for row in table.index.rows() if column[row] != NOWHERE]
-            stored = sum(table.index.stored_bytes(row, 1) for row in rows)
-            assert sum(table.usage.used[1].values()) == stored
+            assert view.used_bytes(1) == sum(copy.nbytes for copy in view.copies(1))
 
 
 class SealedAndEncoded(SealedOverRottingMemory):

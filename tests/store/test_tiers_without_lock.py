@@ -75,7 +75,7 @@ def asks(monkeypatch):
 
 def test_a_scrub_asks_a_tier_for_its_usage_without_the_lock(harness, asks):
     one = harness(MIB, LocalTier(MIB, asks), scrub_every_s=3600.0)
-    asks.lock = one.store.table.lock
+    asks.lock = one.view.lock
     one.store.scrubber.pace()
     assert asks.called == {"usage"}
     assert not asks.locked
@@ -83,7 +83,7 @@ def test_a_scrub_asks_a_tier_for_its_usage_without_the_lock(harness, asks):
 
 def test_a_tier_that_drops_blocks_is_asked_for_its_capacity_without_the_lock(harness, asks):
     one = harness(MIB, tier := LocalTier(100 << 10, asks), public_domain="default")
-    asks.lock = one.store.table.lock
+    asks.lock = one.view.lock
     for seed in range(3):
         one.save(one.chain(seed, 3))
         one.flush()
@@ -94,7 +94,7 @@ def test_a_tier_that_drops_blocks_is_asked_for_its_capacity_without_the_lock(har
 
 def test_a_plan_asks_whether_a_tier_can_be_reached_without_the_lock(harness, asks):
     one = harness(MIB, SharedTier(asks))
-    asks.lock = one.store.table.lock
+    asks.lock = one.view.lock
     chain = one.chain(1, 3)
     plan_fetch(one.store, one.namespace, chain.keys, PromptTokens(EngineId("", "", ""), 0, 0, 1.0))
     assert asks.called == {"reachable"}
@@ -106,7 +106,7 @@ def test_a_tier_tells_which_places_it_lost_without_the_lock(harness, asks):
     one.save(one.chain(1, 5))
     one.flush()
     written = tier.usage().written_bytes
-    asks.lock = one.store.table.lock
+    asks.lock = one.view.lock
 
     def lost(place):
         asks.note("lost")

@@ -14,6 +14,8 @@ from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import payload_of
+from holdfast.testing.store_control import leave
+from holdfast.testing.store_view import StoreView
 from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.cxl.tier import CxlTier
 from holdfast_bench.campaigns.contexts import Contexts, chain_of
@@ -52,17 +54,10 @@ class Ladder:
 
     def off(self, chain, *tiers):
         """Take a chain off tiers: 0 is the host, 1 CXL, 2 the disk."""
-        table = self.store.table
-        with table.lock:
-            for key in chain:
-                for tier in tiers:
-                    table.remove_copy(table.index.find(self.contexts.namespace, key), tier)
+        leave(self.store, self.contexts.namespace, chain, *tiers)
 
     def on(self, chain, tier):
-        table = self.store.table
-        with table.lock:
-            rows = table.index.find_all(self.contexts.namespace, chain)
-            return sum(row >= 0 and table.is_on(row, tier) for row in rows)
+        return StoreView(self.store).held(self.contexts.namespace, chain, tier)
 
 
 @pytest.fixture
@@ -133,8 +128,7 @@ def test_a_flipped_byte_in_cxl_memory_is_never_served(ladder):
     one, chain = ladder(), chain_of("a", 8)
     one.save(chain)
     one.off(chain, 0)
-    row = one.store.table.index.find(one.contexts.namespace, chain[3])
-    place = one.store.table.index.places[1][row]
+    place = StoreView(one.store).place(one.contexts.namespace, chain[3], 1)
     one.cxl._memory[place + 5_000] ^= 1
     assert one.contexts.read(chain) == 3
     fault = one.store.status().faults[-1]
@@ -166,7 +160,7 @@ def test_a_domain_with_a_key_is_sealed_on_cxl_and_erased_there(configured):
         contexts, chain = Contexts(store, BLOCK, "team"), chain_of("a", 8)
         contexts.save(chain)
         contexts.wait_written()
-        cxl = store.table.lower[0]
+        cxl = StoreView(store).tier(1)
         held = bytes(cxl._memory[: 8 * contexts.namespace.slot_bytes])
         assert payload_of(chain[0], BLOCK)[:64] not in held
         contexts.leave_host(chain)
@@ -200,9 +194,8 @@ def test_verify_reads_cxl_and_drops_corrupt_copies(configured):
         contexts.save(chain)
         contexts.wait_written()
         assert store.verify()["checked"] == 3 * 8
-        table = store.table
-        place = table.index.places[1][table.index.find(contexts.namespace, chain[2])]
-        payload(memoryview(table.lower[0]._memory)[place:], BLOCK)[7] ^= 4
+        place = StoreView(store).place(contexts.namespace, chain[2], 1)
+        payload(memoryview(StoreView(store).tier(1)._memory)[place:], BLOCK)[7] ^= 4
         assert store.verify()["bad"] == [{"tier": "cxl", "outcome": "corrupt"}]
         assert store.verify()["checked"] == 3 * 8 - 1
 
@@ -215,8 +208,8 @@ def test_after_a_restart_cxl_is_empty_and_the_disk_is_warm(configured):
     with open_store(configured()) as store:
         contexts = Contexts(store, BLOCK)
         contexts.await_recovery()
-        assert store.table.lower[0].usage().records == 0
+        assert StoreView(store).tier(1).usage().records == 0
         assert contexts.read(chain) == 8
         contexts.wait_written()
-        assert store.table.lower[0].usage().records == 8
-        assert np.count_nonzero(store.table.lower[0]._memory[: 8 * BLOCK])
+        assert StoreView(store).tier(1).usage().records == 8
+        assert np.count_nonzero(StoreView(store).tier(1)._memory[: 8 * BLOCK])

@@ -16,6 +16,8 @@ from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.testing.misbehaving import WRONG_ANSWERS, MisbehavingTier, Stuck
 from holdfast.testing.payloads import is_payload_of, key_of, payload_of
+from holdfast.testing.store_control import leave_all
+from holdfast.testing.store_view import StoreView
 from holdfast.tiers.base import HeldAnswer, takes_writes
 from holdfast.tiers.breaker import BreakerOptions
 from holdfast.tiers.checked import checked
@@ -108,10 +110,7 @@ class Node:
         self.store.commit(reserved.ticket, Retention.DURABLE)
 
     def leave_memory(self):
-        table = self.store.table
-        with table.lock:
-            for row in list(table.index.rows()):
-                table.remove_copy(row, 0)
+        leave_all(self.store)
 
     def fetch(self, deadline_s=3.0):
         """Fetch, check every byte; return how many blocks landed."""
@@ -124,11 +123,11 @@ class Node:
 
     def written(self):
         """Let the writer write; False while it is stuck."""
-        return until(lambda: self.store.mover.wake() or not self.store.table.unwritten())
+        return until(lambda: self.store.mover.wake() or not StoreView(self.store).writing())
 
     def again(self):
         """Save anew and fetch from the tier, after its pause; return how many blocks landed."""
-        until(self.store.table.is_idle)
+        until(lambda: StoreView(self.store).is_idle)
         self.store.clock.advance(60.0)
         self.save()
         self.written()

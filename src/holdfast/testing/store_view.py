@@ -8,6 +8,7 @@ times.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,8 +16,8 @@ from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.store.block_table import HOST, CopyFault
-from holdfast.store.core import StoreParts
-from holdfast.tiers.base import NOWHERE
+from holdfast.store.store import Store
+from holdfast.tiers.base import NOWHERE, Tier
 
 __all__ = ["HOST", "WAIT_S", "Copy", "StoreView"]
 
@@ -38,9 +39,13 @@ class Copy(NamedTuple):
 class StoreView:
     """What a store holds, moves and lends."""
 
-    def __init__(self, store: StoreParts) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._table = store.table
+
+    def tier(self, number: int) -> Tier:
+        """Return a tier below the host, as the store calls it."""
+        return self._table.lower[number - 1]
 
     # Copies
 
@@ -134,6 +139,12 @@ class StoreView:
         with self._table.lock:
             return self._table.evictable(self._row(namespace, key))
 
+    def is_in_use(self, namespace: Namespace, key: bytes) -> bool:
+        """Return whether a block is leased, being written, or being read into memory."""
+        with self._table.lock:
+            row = self._table.index.find(namespace, key)
+            return row >= 0 and self._table.state(row).is_in_use
+
     def waiting(self, tier: int) -> int:
         """Return how many blocks wait to be written to a tier."""
         with self._table.lock:
@@ -223,6 +234,11 @@ class StoreView:
             return self._table.recalls.outcomes[outcome]
 
     # Waiting
+
+    @property
+    def lock(self) -> threading.RLock:
+        """The store's lock, for tests that check who holds it when."""
+        return self._table.lock
 
     @contextmanager
     def still(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.buffers import SharedMapping
 from holdfast.client.engine_locks import EngineLocks
 from holdfast.errors import NodeGoneError, RefusedError
+from holdfast.testing.store_view import StoreView
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
 from holdfast.wire.local.locked_memory import LockedMemory
@@ -259,7 +260,7 @@ def test_memory_moves_to_another_domain_when_the_engine_has_unlocked_it(
     memory.done(ranges[:1])
     grow(two, names, until)
     assert len(device.locked) < before
-    assert node.store.table.recalls.outcomes["returned"] > 0
+    assert StoreView(node.store).recalls("returned") > 0
     assert not one.client.closed
     assert node.host("default").lock_usage().locked == len(device.locked)
 
@@ -306,7 +307,7 @@ def test_an_engine_that_does_not_answer_a_recall_loses_its_session_then_its_lock
     assert two.cover(names("grow", 40)) < 40
     until(lambda: node.host("default").lock_usage().locked == 0)
     grow(two, names, until)
-    assert node.store.table.recalls.outcomes["missed"] == 1
+    assert StoreView(node.store).recalls("missed") == 1
 
 
 def why_ended(one):
@@ -335,7 +336,7 @@ def test_a_peer_that_misses_two_recalls_gets_no_more_locks(
         one = engine(node.address)
     fill(one, names)
     assert one.call(m.Lock(most=64)).chunks == []
-    assert node.store.table.recalls.outcomes["missed"] == 2
+    assert StoreView(node.store).recalls("missed") == 2
 
 
 def test_a_domain_locks_neither_what_others_reserved_nor_the_last_two_runs(

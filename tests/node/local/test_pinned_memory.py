@@ -15,6 +15,7 @@ from holdfast.errors import NodeGoneError
 from holdfast.testing.locking_engine import LockingEngine
 from holdfast.testing.payloads import key_of
 from holdfast.testing.pinned_device import PinnedDevice
+from holdfast.testing.store_view import StoreView
 from holdfast.wire.local import messages as m
 
 MIB = 1 << 20
@@ -137,13 +138,13 @@ def test_no_byte_is_wrong_while_two_domains_take_memory_from_each_other(node_her
     assert [each.counts["wrong"] for each in (*engines, *readers)] == [0] * 4
     for each in engines:
         assert each.counts["locked"] > 0, each.counts
-    assert node.store.table.recalls.outcomes["returned"] > 0
-    assert node.store.table.recalls.outcomes["missed"] == 0
+    assert StoreView(node.store).recalls("returned") > 0
+    assert StoreView(node.store).recalls("missed") == 0
 
 
 def check_budget(node):
     """Used, kept and prefaulted chunks of all arenas never exceed the budget."""
-    resident = sum(host.resident_bytes() for host in node.store.table.hosts.values())
+    resident = node.store.status().memory.resident_bytes
     assert resident <= node.store.host_bytes + MIB, "one chunk may be on its way"
 
 

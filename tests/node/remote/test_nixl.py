@@ -9,15 +9,9 @@ from holdfast.buffers import aligned_buffer
 from holdfast.codec.codec import codec_named
 from holdfast.errors import Outcome
 from holdfast.limits import MIB
-from holdfast.testing.payloads import (
-    encoded_record,
-    header_of,
-    is_right,
-    is_right_encoded,
-    key_of,
-    namespace_of,
-    record_of,
-)
+from holdfast.testing.payloads import key_of, namespace_of, record_of
+from holdfast.testing.store_control import leave_all
+from holdfast.testing.store_view import StoreView
 from holdfast.wire.remote import nixl
 from holdfast.wire.remote.buffer_pool import TransferBuffers, copy_parts
 from holdfast.wire.remote.nixl import NixlAgent
@@ -74,12 +68,9 @@ def test_encoded_records_are_transferred_by_nixl_with_their_own_length(served):
 
 def test_nixl_is_used_after_the_arena_released_its_memory(served):
     there = served()
-    table = there.store.table
     assert there.target.put(RECORDS, 10) == [Outcome.OK] * len(RECORDS)
-    with table.lock:
-        for row in list(table.index.rows()):
-            table.remove_copy(row, 0)
-    assert sum(host.usage().records for host in table.all_hosts()) == 0
+    leave_all(there.store)
+    assert StoreView(there.store).used_slots() == 0
     assert there.target.put(RECORDS, 10) == [Outcome.OK] * len(RECORDS)
     assert there.get(KEYS) == len(KEYS)
     assert there.target.transport == "nixl"

@@ -25,6 +25,8 @@ from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import is_right, key_of, namespace_of, record_of
+from holdfast.testing.store_control import leave_all
+from holdfast.testing.store_view import StoreView
 from holdfast.tiers.base import LocalTier
 from holdfast.wire.frame import encode
 from holdfast.wire.remote import client as target_module
@@ -180,13 +182,12 @@ def test_a_reported_copy_on_a_targets_disk_is_checked_too(served):
     assert node.target.put(RECORDS[:3], 10) == [Outcome.OK] * 3
     store = node.store
     node.until(lambda: store.status().waiting_to_write == 0)
-    row = store.table.index.find(NAMESPACE, KEYS[1])
-    place = store.table.index.places[1][row]
-    tier = store.table.lower[0]
+    view = StoreView(store)
+    place, tier = view.place(NAMESPACE, KEYS[1], 1), view.tier(1)
     record = tier._records[place]
     tier._records[place] = record[:20_000] + bytes([record[20_000] ^ 1]) + record[20_001:]
     assert node.target.suspect(NAMESPACE, KEYS[:3], 5) == (1, Outcome.OK)
-    assert store.table.index.places[1][row] < 0
+    assert view.place(NAMESPACE, KEYS[1], 1) < 0
     assert node.get(KEYS[:3]) == 3, "the copy in memory is whole"
 
 
@@ -217,9 +218,9 @@ def test_deleted_blocks_are_gone_and_can_be_put_again(node):
 
 def test_a_repeated_put_of_a_held_block_takes_no_second_slot(node):
     node.target.put(RECORDS[:4], 10)
-    used = node.store.table.foreign.usage().used_bytes
+    used = StoreView(node.store).used_bytes(0)
     assert node.target.put(RECORDS[:4], 10) == [Outcome.OK] * 4
-    assert node.store.table.foreign.usage().used_bytes == used
+    assert StoreView(node.store).used_bytes(0) == used
 
 
 def test_a_batch_that_does_not_fit_leaves_the_connection_usable(served):
@@ -290,7 +291,7 @@ def test_a_get_that_outlasts_its_lease_keeps_its_slots_until_it_is_sent(served):
 
     node.service.pace = crawl
     assert (node.get(KEYS[:6]), node.service.pace) == (6, pace)
-    node.until(lambda: not node.store.table.leases)
+    node.until(lambda: not StoreView(node.store).leases)
 
 
 def test_a_target_reports_its_status(node):
@@ -409,7 +410,7 @@ def test_a_peer_that_sends_a_payload_slowly_is_disconnected_and_its_slot_freed(h
     node = hasty
     with node.connect() as raw:
         raw.sendall(encode(2, m.PutRecords(bytes(RECORDS[0][:128])), len(RECORDS[0])))
-        node.until(lambda: node.store.table.foreign.usage().used_bytes)
+        node.until(lambda: StoreView(node.store).used_bytes(0))
 
         def dribble():
             for byte in bytes(RECORDS[0]):
@@ -418,7 +419,7 @@ def test_a_peer_that_sends_a_payload_slowly_is_disconnected_and_its_slot_freed(h
 
         with pytest.raises(ConnectionError):
             dribble()
-    node.until(lambda: node.store.table.foreign.usage().used_bytes == 0)
+    node.until(lambda: StoreView(node.store).used_bytes(0) == 0)
 
 
 def test_a_peer_that_reads_no_reply_is_disconnected_and_its_lease_ends(served):
@@ -488,8 +489,7 @@ def test_a_thousand_gets_of_one_segment_read_each_block_once(served, monkeypatch
     node = served(TargetLimits(), Counting(64 * MIB))
     node.target.put(RECORDS, 10)
     node.until(lambda: node.store.status().waiting_to_write == 0)
-    for row in list(node.store.table.index.rows()):
-        node.store.table.remove_copy(row, 0)
+    leave_all(node.store)
     blocks = []
 
     def ask():
