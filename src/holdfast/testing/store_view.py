@@ -165,7 +165,7 @@ class StoreView:
     def reading(self) -> set[bytes]:
         """Keys of the blocks that are read from a lower tier into memory, or queued for it."""
         with self._table.lock:
-            return {self._table.index.keys[row] or b"" for row in self._table.reads}
+            return {self._table.index.keys[row] or b"" for row in self._table.copies.fillings(HOST)}
 
     @property
     def reading_ahead(self) -> int:
