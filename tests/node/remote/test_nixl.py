@@ -9,7 +9,15 @@ from holdfast.buffers import aligned_buffer
 from holdfast.codec.codec import codec_named
 from holdfast.errors import Outcome
 from holdfast.limits import MIB
-from holdfast.testing.payloads import key_of, namespace_of, record_of
+from holdfast.testing.payloads import (
+    encoded_record,
+    header_of,
+    is_right,
+    is_right_encoded,
+    key_of,
+    namespace_of,
+    record_of,
+)
 from holdfast.testing.store_control import leave_all
 from holdfast.testing.store_view import StoreView
 from holdfast.wire.remote import nixl
