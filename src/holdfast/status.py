@@ -299,11 +299,15 @@ class CurveStatus(StatusFields, frozen=True):
 
 
 class HintStatus(StatusFields, frozen=True):
-    """Sessions that hints follow, contexts that wait to be prestaged, and bytes that are pinned."""
+    """Sessions that hints follow, contexts that wait to be prestaged, and bytes that hints keep.
+
+    `pinned_bytes`: those of pins; `staged_bytes`: those of prestages that no request has used yet.
+    """
 
     sessions: int = 0
     prestaging: int = 0
     pinned_bytes: int = 0
+    staged_bytes: int = 0
 
 
 class FaultStatus(StatusFields, frozen=True):

@@ -11,10 +11,10 @@ from holdfast.fairness.fair_queue import WorkItem
 from holdfast.policy.base import NEVER
 from holdfast.policy.cost_aware import CostAware
 from holdfast.policy.retention import Retention
-from holdfast.store import hints
+from holdfast.store import core, hints
 from holdfast.store.pending_hints import WAITING_MAX, NamedChain, PendingPrestage
-from holdfast.testing.memory import MemoryTier
-from holdfast.testing.store_control import leave
+from holdfast.testing.memory import MemoryTier, SharedMemoryTier
+from holdfast.testing.store_control import leave, leave_all
 
 MIB = 1 << 20
 
@@ -129,8 +129,157 @@ def test_prestage_promotes_the_held_blocks_and_returns_their_number(laddered) ->
     assert one.store.prestage(one.namespace, one.chain(2, 3).keys, 0.0) == 0
 
 
-def test_many_prestages_of_one_domain_do_not_delay_another_domains(laddered, monkeypatch) -> None:
-    one, begun, go_on = laddered, SimpleQueue(), threading.Event()
+def test_a_prestage_that_is_due_begins_at_once(laddered) -> None:
+    one, chain = laddered, laddered.chain(1, 8)
+    one.save(chain)
+    below_only(one, chain)
+    assert one.store.prestage(one.namespace, chain.keys, 0.0) == 8
+    until_up(one, chain)
+
+
+@pytest.fixture
+def far(harness):
+    """A store whose shared tier holds a context of eight blocks that only another store knows."""
+    records = {}
+    writer = harness(4 * MIB, SharedMemoryTier(records))
+    writer.save(writer.chain(1, 8))
+    writer.flush()
+    return harness(4 * MIB, SharedMemoryTier(records))
+
+
+def test_a_prestage_brings_up_a_context_that_only_a_shared_tier_holds(far) -> None:
+    chain = far.chain(1, 8)
+    assert far.store.prestage(far.namespace, chain.keys, 0.0) == 8
+    until_up(far, chain)
+    fetched = far.store.fetch(far.namespace, chain.keys, 5.0)
+    assert fetched.sources == {"host": 8}
+    assert far.store.release(fetched.lease)
+
+
+def test_a_later_prestage_from_a_shared_tier_is_read_before_its_time(far) -> None:
+    chain = far.chain(1, 8)
+    assert far.store.prestage(far.namespace, chain.keys, 60.0) == 8
+    assert in_memory(far, chain) == 0, "it would occupy memory for a minute"
+    far.clock.advance(59.6)
+    hints.start_prestages(far.store)
+    until_up(far, chain)
+
+
+def test_a_pin_holds_a_context_that_only_a_shared_tier_held(far) -> None:
+    chain = far.chain(1, 8)
+    assert far.store.pin(far.namespace, chain.keys, 100.0) == 8
+    for seed in range(100, 150):
+        far.save(far.chain(seed, 8))
+        far.flush_writes()
+    assert in_memory(far, chain) == 8
+
+
+def prestaged(one, chain):
+    """Prestage a chain, and wait until it is kept in memory."""
+    before = one.store.status().hints.staged_bytes
+    one.store.prestage(one.namespace, chain.keys, 0.0)
+    one.view.wait_until(
+        lambda: one.store.status().hints.staged_bytes > before, "the context is kept in memory"
+    )
+
+
+def test_a_prestaged_context_stays_in_memory_until_it_is_used(laddered) -> None:
+    one, chain = laddered, laddered.chain(1, 8)
+    one.save(chain)
+    below_only(one, chain)
+    prestaged(one, chain)
+    for seed in range(100, 150):
+        one.save(one.chain(seed, 8))
+        one.flush_writes()
+    assert in_memory(one, chain) == 8
+    assert one.read(chain) == 8
+    assert one.store.status().hints.staged_bytes == 0
+    assert one.nothing_is_left_over()
+
+
+def test_a_prestaged_context_that_is_not_used_leaves_after_a_while(laddered) -> None:
+    one, chain = laddered, laddered.chain(1, 8)
+    one.save(chain)
+    below_only(one, chain)
+    prestaged(one, chain)
+    one.clock.advance(hints.STAGED_S + 0.1)
+    one.store.housekeep()
+    assert one.store.status().hints.staged_bytes == 0
+    assert one.nothing_is_left_over()
+
+
+def test_a_prestage_for_more_than_fits_brings_up_the_leading_blocks_that_fit(laddered) -> None:
+    one = laddered
+    most = one.store.host_bytes // 2 // one.namespace.slot_bytes
+    chain = one.chain(1, most + 40)
+    for start in range(0, most + 40, 20):
+        one.save(chain, start, min(start + 20, most + 40))
+        one.flush_writes()
+    leave_all(one.store)
+    assert one.store.prestage(one.namespace, chain.keys, 0.0) == most
+    one.view.wait_until(lambda: one.store.status().hints.staged_bytes, "the leading blocks are up")
+    assert in_memory(one, chain) == most
+    assert one.save(one.chain(2, 8)) == 8, "memory is not held for the rest"
+
+
+def test_prestages_and_pins_together_hold_at_most_half_of_host_memory(laddered) -> None:
+    one = laddered
+    blocks = one.store.host_bytes // 4 // one.namespace.slot_bytes
+    chains = [one.chain(seed, blocks) for seed in range(3)]
+    for chain in chains:
+        one.save(chain)
+        below_only(one, chain)
+    prestaged(one, chains[0])
+    prestaged(one, chains[1])
+    assert one.store.pin(one.namespace, chains[2].keys, 60.0) < 8
+    one.store.prestage(one.namespace, chains[2].keys, 0.0)
+    assert one.store.status().hints.prestaging == 1, "it waits for room"
+    assert one.read(chains[0]) == blocks
+    hints.start_prestages(one.store)
+    until_up(one, chains[2])
+
+
+def test_dropped_contexts_are_not_kept_for_their_prestages(laddered) -> None:
+    one, chain = laddered, laddered.chain(1, 8)
+    one.save(chain)
+    prestaged(one, chain)
+    one.store.drop("*")
+    assert one.store.status().hints.staged_bytes == 0
+    assert (one.nothing_is_left_over(), one.view.used_slots(one.namespace)) == (True, 0)
+
+
+class StuckTier(SharedMemoryTier):
+    """Reads nothing before it is told to."""
+
+    def __init__(self, records):
+        super().__init__(records, "stuck")
+        self.asked, self.go_on = threading.Event(), threading.Event()
+
+    def read(self, batch):
+        self.asked.set()
+        assert self.go_on.wait(60)
+        return super().read(batch)
+
+
+def test_a_prestage_from_a_tier_that_hangs_does_not_delay_one_from_another_tier(harness) -> None:
+    one = harness(4 * MIB, MemoryTier(64 * MIB), stuck := StuckTier({}))
+    slow, fast = one.chain(1, 4), one.chain(2, 4)
+    for chain in (slow, fast):
+        one.save(chain)
+    one.flush()
+    leave(one.store, one.namespace, slow.keys, 0, 1)
+    leave(one.store, one.namespace, fast.keys)
+    one.store.prestage(one.namespace, slow.keys, 0.0)
+    assert stuck.asked.wait(60)
+    one.store.prestage(one.namespace, fast.keys, 0.0)
+    until_up(one, fast)
+    stuck.go_on.set()
+    until_up(one, slow)
+
+
+def test_many_prestages_of_one_domain_do_not_delay_another_domains(harness, monkeypatch) -> None:
+    monkeypatch.setattr(core, "PRESTAGES_AT_ONCE", 1)
+    one, begun, go_on = harness(4 * MIB, MemoryTier(MIB)), SimpleQueue(), threading.Event()
     monkeypatch.setattr(hints, "_promote", lambda _, staging: begun.put(staging.chain.namespace))
     one.store.background.submit(WorkItem(b""), go_on.wait)
     keys, other = b"".join(one.chain(1, 8).keys), one.namespace._replace(domain=b"o" * 16)
@@ -179,10 +328,13 @@ def test_a_pin_counts_as_a_use_of_its_blocks_and_a_prestage_does_not(
     below_only(one, chain)
     assert one.read(one.chain(1, in_memory_blocks)) == in_memory_blocks
     one.touched.clear()
-    named = NamedChain(one.namespace, b"".join(chain.keys))
-    hints._promote(one.store, PendingPrestage(named, one.clock.now()))
+    one.store.prestage(one.namespace, chain.keys, 0.0)
+    until_up(one, chain)
+    one.view.wait_until(lambda: one.store.status().hints.staged_bytes, "the context is kept")
     assert (in_memory(one, chain), one.touched) == (8, [])
-    assert one.expected == [(8, one.clock.now())], "it is needed now, if it was in memory or not"
+    assert one.expected[-1] == (8, one.clock.now()), "it is needed now, if it was in memory or not"
+    one.clock.advance(hints.STAGED_S + 0.1)
+    one.store.housekeep()
     below_only(one, chain)
     assert one.store.pin(one.namespace, chain.keys, 100.0) == 8
     assert one.touched == [8]

@@ -3,9 +3,10 @@
 from holdfast.blocks.namespace import Namespace
 from holdfast.status import HintStatus
 from holdfast.store import pending_hints
-from holdfast.store.pending_hints import PendingHints
+from holdfast.store.pending_hints import NamedChain, PendingHints, PendingPrestage, PinnedChain
 
 NAMESPACE = Namespace(b"f" * 16, b"d" * 16, 4096, 16)
+MOST = 1 << 20
 
 
 def test_the_least_recently_used_session_is_forgotten_first(monkeypatch) -> None:
@@ -28,9 +29,9 @@ def test_due_prestages_are_returned_in_order_of_time() -> None:
     ]
     for at_s, chain in zip((3.0, 1.0, 2.0), chains, strict=True):
         assert known.wait(at_s, chain)
-    assert known.due(2.5) == [chains[1], chains[2]]
-    assert known.due(2.5) == []
-    assert known.due(3.0) == [chains[0]]
+    assert known.due(2.5, MOST) == [chains[1], chains[2]]
+    assert known.due(2.5, MOST) == []
+    assert known.due(3.0, MOST) == [chains[0]]
 
 
 def test_pins_count_until_they_end() -> None:
@@ -46,26 +47,26 @@ def test_pending_and_running_prestages_are_bounded(monkeypatch) -> None:
     known = PendingHints()
     staging = pending_hints.PendingPrestage(pending_hints.NamedChain(NAMESPACE, b"k" * 32), 9.0)
     assert [known.wait(1.0, staging) for _ in range(6)] == [True] * 5 + [False]
-    assert len(known.due(2.0)) == 2
-    assert known.due(2.0) == []
+    assert len(known.due(2.0, MOST)) == 2
+    assert known.due(2.0, MOST) == []
     assert known.wait(1.0, staging), "what has begun waits no longer"
-    known.done(NAMESPACE.domain)
-    assert len(known.due(2.0)) == 1
+    known.done(staging)
+    assert len(known.due(2.0, MOST)) == 1
     other = NAMESPACE._replace(domain=b"o" * 16)
     later = pending_hints.PendingPrestage(pending_hints.NamedChain(other, b"k" * 32), 9.0)
     assert known.wait(1.5, later)
-    assert known.due(2.0) == [later], "another domain's does not wait for them"
+    assert known.due(2.0, MOST) == [later], "another domain's does not wait for them"
 
 
 def test_claimed_bytes_count_as_pinned_until_the_pin_is_made() -> None:
     known = PendingHints()
     known.claim(100)
     known.claim(50)
-    assert known.pinned_bytes(0.0) == 150
+    assert known.kept_bytes(0.0) == 150
     known.pin(NAMESPACE, b"a", pending_hints.PinnedChain(20.0, 30, 1))
     known.end_claim(100)
     known.end_claim(50)
-    assert known.pinned_bytes(15.0) == 30
+    assert known.kept_bytes(15.0) == 30
 
 
 def test_pins_of_a_chains_prefixes_are_found() -> None:
@@ -90,3 +91,42 @@ def test_hints_of_an_erased_domain_are_forgotten() -> None:
     assert known.status(0.0) == HintStatus(1, 1, 100)
     known.forget_domain(other.domain)
     assert known.status(0.0) == HintStatus()
+
+
+def staging_of(seed: int, blocks: int, needed_s: float = 9.0) -> PendingPrestage:
+    keys = b"".join(bytes([seed, number]) * 8 for number in range(blocks))
+    return PendingPrestage(NamedChain(NAMESPACE, keys), needed_s)
+
+
+def test_a_prestage_longer_than_the_limit_is_cut_to_its_leading_blocks() -> None:
+    known, long = PendingHints(), staging_of(1, 10)
+    assert known.wait(1.0, long)
+    [cut] = known.due(1.0, 4 * NAMESPACE.slot_bytes)
+    assert cut.chain.keys == long.chain.keys[: 4 * 16]
+    assert known.kept_bytes(1.0) == 4 * NAMESPACE.slot_bytes
+    known.done(cut)
+    assert known.kept_bytes(1.0) == 0
+
+
+def test_a_prestage_without_room_waits_until_an_earlier_one_is_used() -> None:
+    known, most = PendingHints(), 4 * NAMESPACE.slot_bytes
+    first, second, small = staging_of(1, 3), staging_of(2, 2), staging_of(3, 1)
+    for staging in (first, second, small):
+        assert known.wait(1.0, staging)
+    assert known.due(1.0, most) == [first, small], "a smaller one passes"
+    known.done(first)
+    last = first.chain.keys[-16:]
+    assert known.stage(NAMESPACE, last, PinnedChain(20.0, first.nbytes, 7)) == 0
+    assert (known.due(2.0, most), known.staged_bytes(2.0)) == ([], first.nbytes)
+    assert known.take_staged(NAMESPACE, [b"other" * 3 + b"x", last]) == [7]
+    assert known.due(3.0, most) == [second]
+
+
+def test_a_prestage_that_finds_no_room_in_time_is_dropped() -> None:
+    known, most = PendingHints(), 4 * NAMESPACE.slot_bytes
+    known.claim(most)
+    assert known.wait(1.0, staging_of(1, 2, needed_s=9.0))
+    assert known.due(9.0 + pending_hints.LATE_S - 0.1, most) == []
+    assert known.status(0.0).prestaging == 1
+    assert known.due(9.0 + pending_hints.LATE_S, most) == []
+    assert known.status(0.0).prestaging == 0

@@ -251,7 +251,8 @@ def _status_lines(status: NodeStatus) -> list[str]:
     hints, scrub = status.hints, status.scrub
     lines.append(
         f"  hints   {many(hints.sessions, 'session')} followed, "
-        f"{many(hints.prestaging, 'context')} to prestage, {Size(hints.pinned_bytes)} pinned"
+        f"{many(hints.prestaging, 'context')} to prestage, {Size(hints.staged_bytes)} prestaged, "
+        f"{Size(hints.pinned_bytes)} pinned"
     )
     lines.append(
         f"  scrub   {many(scrub.passes, 'pass')}, {many(scrub.checked, 'copy')}, "

@@ -45,6 +45,9 @@ BATCHES_AT_ONCE = 4
 """Concurrent read batches per tier: some fill the device's queue while one is verified or opened.
 A domain that has none may start a fifth."""
 
+PRESTAGES_AT_ONCE = 4
+"""Concurrent prestages, so that one that waits for a slow tier does not delay the others."""
+
 LOOKUP_THREADS = 4
 SPARE_THREADS = 4
 """Additional threads for domains that arrive while other domains use all the usual ones."""
@@ -107,8 +110,8 @@ class StoreParts:
         self.pending_hints = PendingHints()
         self.probes: dict[int, tuple[Namespace, bytes]] = {}
         """By tier, the block to read next to measure the tier."""
-        self.background = FairThreads(1, 0, "holdfast-prestage")
-        """One thread for prestages, probes, and reading the public domain back into memory."""
+        self.background = FairThreads(PRESTAGES_AT_ONCE, 0, "holdfast-prestage")
+        """Threads for prestages, probes, and reading the public domain back into memory."""
         self.lookups = FairThreads(LOOKUP_THREADS, SPARE_THREADS, "holdfast-lookup")
         """Threads on which sessions and hints look up blocks in shared tiers."""
         self._resting: list[tuple[float, Reservation]] = []

@@ -61,11 +61,15 @@ def fetch(
 
     Returns within about `deadline_s`. Blocks still being read at the deadline are not returned;
     their reads complete and serve the next fetch. Reads that have not started are cancelled, unless
-    another fetch waits for them.
+    another fetch waits for them. A prestage of the chain has served its purpose: its memory is free
+    for others.
     """
     began_s = store.clock.now()
     kind = _FetchKind(Priority.DEMAND, RecordForm.RAW, verifies=True)
     fetched = _fetch(store, namespace, keys, deadline_s, kind)
+    with store.table.lock:
+        for prestage in store.pending_hints.take_staged(namespace, keys):
+            store.table.leases.release(prestage)
     took_s = store.clock.now() - began_s
     store.activity.call("fetch", fetched.outcome, took_s, len(fetched.places))
     return fetched

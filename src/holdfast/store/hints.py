@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import takewhile
 
-from holdfast.blocks.key import KEY_BYTES, unpack_keys
+from holdfast.blocks.key import unpack_keys
 from holdfast.blocks.namespace import Namespace
 from holdfast.fairness.fair_queue import Priority, WorkItem
 from holdfast.plan.planner import PlanQuestion
@@ -25,8 +25,15 @@ from holdfast.store.lookup import ask_first, ask_in_time
 from holdfast.store.pending_hints import NamedChain, PendingPrestage, PinnedChain
 
 PIN_S_MAX = 3_600.0
-PIN_SHARE = 0.5
-"""Maximum share of the host tier for all pins; reservations of other domains are left out."""
+KEPT_SHARE = 0.5
+"""Maximum share of the host tier for pins and prestages together.
+
+For pins, reservations of other domains are left out.
+"""
+
+STAGED_S = 10.0
+"""Time for which a prestaged context stays in memory beyond the time when it is needed, unless a
+request uses it before."""
 
 _PROMOTION_S = 60.0
 
@@ -77,7 +84,9 @@ def prestage(
     """Have what is held of a chain in memory in `in_s` seconds; return how many blocks.
 
     Shared tiers are asked for what is not held here, for `deadline_s` at most, at lower priority
-    than requests. The blocks are read in the background, at lower priority than demand reads.
+    than requests. The blocks are read in the background, at lower priority than demand reads, and
+    stay in memory until a request uses them, at most `STAGED_S` beyond `in_s`. Blocks beyond the
+    limit of pins and prestages are left out; a prestage waits while others take all of it.
     """
     check_seconds("prestage.in_s", in_s, SECONDS_MAX)
     check_seconds("prestage: deadline_s", deadline_s, SECONDS_MAX)
@@ -106,9 +115,9 @@ def pin(
     size, table, pending_hints = namespace.slot_bytes, store.table, store.pending_hints
     with table.lock:
         open_bytes = store.host_bytes - table.usage.reserved_by_others(namespace.domain)
-        taken = pending_hints.pinned_bytes(store.clock.now())
+        taken = pending_hints.kept_bytes(store.clock.now())
         taken -= sum(pin.nbytes for pin in pending_hints.pins_within(namespace, keys).values())
-        keys = keys[: max(0, int(PIN_SHARE * open_bytes) - taken) // size]
+        keys = keys[: max(0, int(KEPT_SHARE * open_bytes) - taken) // size]
         claimed_bytes = len(keys) * size
         pending_hints.claim(claimed_bytes)  # so that two pins cannot get these bytes
     try:
@@ -141,17 +150,15 @@ def pin(
 def start_prestages(store: StoreParts) -> None:
     """Start the prestages that are due, fairly between domains; housekeeping calls it."""
     with store.table.lock:
-        due = store.pending_hints.due(store.clock.now())
+        due = store.pending_hints.due(store.clock.now(), int(KEPT_SHARE * store.host_bytes))
     for staging in due:
-        namespace = staging.chain.namespace
-        nbytes = len(staging.chain.keys) // KEY_BYTES * namespace.slot_bytes
-        share = store.share(namespace.domain)
-        item = WorkItem(namespace.domain, nbytes, share, Priority.PREFETCH)
+        domain = staging.chain.namespace.domain
+        item = WorkItem(domain, staging.nbytes, store.share(domain), Priority.PREFETCH)
         try:
             store.background.submit(item, partial(_promote, store, staging))
         except RuntimeError:  # no thread can be started, because the process ends for example
             with store.table.lock:
-                store.pending_hints.done(namespace.domain)
+                store.pending_hints.done(staging)
 
 
 def _expect(store: StoreParts, domain: bytes, session: str, at_s: float) -> int:
@@ -168,13 +175,15 @@ def _expect(store: StoreParts, domain: bytes, session: str, at_s: float) -> int:
 def _stage(store: StoreParts, chain: NamedChain, at_s: float) -> int:
     """Queue a prestage for `at_s` of the store's clock; return how many blocks will be in memory.
 
-    Reading begins early enough for all blocks. A block in memory now may be evicted before: it
-    counts as on the tier below. Blocks that do not fit in memory are not counted.
+    Reading begins early enough for all blocks, at once if it is due. A block in memory now may be
+    evicted before: it counts as on the tier below. Blocks that do not fit in memory, or beyond the
+    limit of pins and prestages, are not counted.
     """
     table, namespace = store.table, chain.namespace
     with table.lock:
         tiers = table.index.cover(namespace, unpack_keys(chain.keys)).tiers
-        tiers = tiers[: slots(table, namespace)]
+        most = int(KEPT_SHARE * store.host_bytes) // namespace.slot_bytes
+        tiers = tiers[: min(most, slots(table, namespace))]
         names = table.tier_names()
         if not tiers or len(names) == 1:
             return len(tiers)
@@ -189,25 +198,36 @@ def _stage(store: StoreParts, chain: NamedChain, at_s: float) -> int:
         fetch_s = store.planner.plan(question).fetch_s
         now_s = store.clock.now()
         begin_s = now_s + begin_in_s(max(0.0, at_s - now_s), fetch_s)
-        if store.pending_hints.wait(begin_s, PendingPrestage(chain, at_s)):
-            return len(tiers)
+        is_queued = store.pending_hints.wait(begin_s, PendingPrestage(chain, at_s))
+    if is_queued:
+        if begin_s <= now_s:
+            start_prestages(store)
+        return len(tiers)
     return next((at for at, tier in enumerate(tiers) if tier != HOST), len(tiers))
 
 
 def _promote(store: StoreParts, staging: PendingPrestage) -> None:
-    """Promote a chain without counting it as a use, so that expectations of it stay.
+    """Promote a chain and keep it, without counting it as a use: expectations of it stay.
 
     A cached remote lookup may have been forgotten since the hint: the tier is asked again.
     """
     namespace, keys = staging.chain.namespace, unpack_keys(staging.chain.keys)
-    table = store.table
+    table, pending_hints = store.table, store.pending_hints
     try:
         ask_in_time(store, namespace, keys, LOOK_S, Priority.PREFETCH)
         fetched = fetch_unverified(store, namespace, keys, _PROMOTION_S, Priority.PREFETCH)
-        store.release(fetched.lease)
-    finally:
+    except BaseException:
         with table.lock:
-            store.pending_hints.done(namespace.domain)
+            pending_hints.done(staging)
+        raise
     with table.lock:
+        pending_hints.done(staging)
         needed_s = max(staging.needed_s, store.clock.now())
-        table.eviction.expect(table.index.cover(namespace, keys).rows, needed_s)
+        rows = table.index.cover(namespace, keys).rows
+        table.eviction.expect(rows, needed_s)
+        kept = list(takewhile(partial(table.is_on, tier=HOST), rows[: len(fetched.places)]))
+        if kept:
+            until_s, nbytes = needed_s + STAGED_S, len(kept) * namespace.slot_bytes
+            staged = PinnedChain(until_s, nbytes, table.leases.lease(kept, until_s))
+            table.leases.release(pending_hints.stage(namespace, keys[len(kept) - 1], staged))
+        table.leases.release(fetched.lease)

@@ -1,4 +1,4 @@
-"""Pending hints: the chain of each followed session, queued prestages, and pins.
+"""Pending hints: the chain of each followed session, queued and kept prestages, and pins.
 
 State only: call under the store's lock. All of it is bounded; a forgotten entry costs one hint.
 """
@@ -10,6 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from holdfast.blocks.key import KEY_BYTES
 from holdfast.blocks.namespace import Namespace
 from holdfast.limits import MIB
 from holdfast.status import HintStatus
@@ -20,6 +21,9 @@ KEYS_BYTES_MAX = 64 * MIB
 
 WAITING_MAX = 4_096
 """Limit of queued prestages; `KEYS_BYTES_MAX` also limits their keys."""
+
+LATE_S = 10.0
+"""Time after which a prestage that found no room is dropped, from the time when it is needed."""
 
 BEGUN_MAX = 64
 """Limit of prestages of one domain in progress; further ones that are due wait."""
@@ -38,9 +42,22 @@ class PendingPrestage(NamedTuple):
     chain: NamedChain
     needed_s: float
 
+    @property
+    def nbytes(self) -> int:
+        """Host memory that the whole chain takes, in bytes."""
+        return len(self.chain.keys) // KEY_BYTES * self.chain.namespace.slot_bytes
+
+    def cut(self, most_bytes: int) -> PendingPrestage:
+        """Return a prestage of the leading blocks that take at most `most_bytes`."""
+        blocks = most_bytes // self.chain.namespace.slot_bytes
+        return self._replace(chain=self.chain._replace(keys=self.chain.keys[: blocks * KEY_BYTES]))
+
 
 class PinnedChain(NamedTuple):
-    """A chain that stays in memory until `until_s` of the store's clock, and its lease."""
+    """A chain that stays in memory until `until_s` of the store's clock, and its lease.
+
+    A pin, or a prestage that is kept for the request that it was made for.
+    """
 
     until_s: float
     nbytes: int
@@ -48,7 +65,7 @@ class PinnedChain(NamedTuple):
 
 
 class PendingHints:
-    """Followed sessions by domain and name, a queue of prestages by due time, and pins."""
+    """Followed sessions by domain and name, prestages (queued by due time; kept), and pins."""
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[tuple[bytes, str], NamedChain] = OrderedDict()
@@ -60,6 +77,8 @@ class PendingHints:
         self._numbers = 0
         self._pins: dict[tuple[Namespace, bytes], PinnedChain] = {}
         """By the key of the last block, which names the whole chain."""
+        self._staged: dict[tuple[Namespace, bytes], PinnedChain] = {}
+        """Prestages in memory that no request has used yet, by the key of the last block."""
         self._claimed_bytes = 0
 
     def follow(self, namespace: Namespace, session: str, keys: Sequence[bytes]) -> None:
@@ -95,26 +114,49 @@ class PendingHints:
         heapq.heappush(self._waiting, (at_s, self._numbers, staging))
         return True
 
-    def due(self, now_s: float) -> list[PendingPrestage]:
-        """Take the prestages that are due; the caller calls `done` once for each."""
+    def due(self, now_s: float, most_bytes: int) -> list[PendingPrestage]:
+        """Take the prestages that are due, and claim their memory; call `done` once for each.
+
+        Pins, prestages and claims take at most `most_bytes` together. A context longer than that is
+        cut to its leading blocks. One that has no room now waits, until `LATE_S` after its time.
+        """
         ready: list[PendingPrestage] = []
         waiting: list[tuple[float, int, PendingPrestage]] = []
+        open_bytes = most_bytes - self.kept_bytes(now_s)
         while self._waiting and self._waiting[0][0] <= now_s:
             entry = heapq.heappop(self._waiting)
-            chain = entry[2].chain
-            if self._begun[chain.namespace.domain] < BEGUN_MAX:
-                ready.append(entry[2])
-                self._waiting_bytes -= len(chain.keys)
-                self._begun[chain.namespace.domain] += 1
-            else:
+            staging = entry[2].cut(most_bytes)
+            domain = staging.chain.namespace.domain
+            if staging.nbytes <= open_bytes and self._begun[domain] < BEGUN_MAX:
+                ready.append(staging)
+                self._begun[domain] += 1
+                self.claim(staging.nbytes)
+                open_bytes -= staging.nbytes
+            elif now_s < staging.needed_s + LATE_S:
                 waiting.append(entry)
+                continue
+            self._waiting_bytes -= len(entry[2].chain.keys)
         for entry in waiting:
             heapq.heappush(self._waiting, entry)
         return ready
 
-    def done(self, domain: bytes) -> None:
-        """Note that one prestage of a domain taken by `due` has ended."""
-        self._begun -= Counter([domain])
+    def done(self, staging: PendingPrestage) -> None:
+        """Note that a prestage taken by `due` has ended; its memory is claimed no longer."""
+        self._begun -= Counter([staging.chain.namespace.domain])
+        self.end_claim(staging.nbytes)
+
+    def stage(self, namespace: Namespace, last: bytes, staged: PinnedChain) -> int:
+        """Note that a prestaged chain up to a block is kept; return the lease that it replaces."""
+        former = self._staged.pop((namespace, last), None)
+        self._staged[namespace, last] = staged
+        return former.lease if former else 0
+
+    def take_staged(self, namespace: Namespace, keys: Sequence[bytes]) -> list[int]:
+        """Return the leases of prestages that end within a chain which is used; forget them."""
+        if not self._staged:
+            return []
+        names = ((namespace, key) for key in keys)
+        return [staged.lease for name in names if (staged := self._staged.pop(name, None))]
 
     def claim(self, nbytes: int) -> None:
         """Count bytes that are about to be pinned, until `end_claim`."""
@@ -137,16 +179,28 @@ class PendingHints:
         del self._pins[namespace, last]
 
     def pinned_bytes(self, now_s: float) -> int:
-        """Return how many bytes are pinned, or about to be."""
+        """Return how many bytes are pinned."""
         self._pins = {chain: pin for chain, pin in self._pins.items() if pin.until_s > now_s}
-        return self._claimed_bytes + sum(pin.nbytes for pin in self._pins.values())
+        return sum(pin.nbytes for pin in self._pins.values())
+
+    def staged_bytes(self, now_s: float) -> int:
+        """Return how many bytes are kept for the requests that they were prestaged for."""
+        self._staged = {chain: kept for chain, kept in self._staged.items() if kept.until_s > now_s}
+        return sum(kept.nbytes for kept in self._staged.values())
+
+    def kept_bytes(self, now_s: float) -> int:
+        """Return how many bytes are pinned or prestaged, or about to be."""
+        return self._claimed_bytes + self.pinned_bytes(now_s) + self.staged_bytes(now_s)
 
     def unpin_all(self, wanted: Callable[[Namespace], bool]) -> list[int]:
-        """Remove the pins in the namespaces that are wanted; return their leases."""
-        gone = {chain: pin for chain, pin in self._pins.items() if wanted(chain[0])}
-        for chain in gone:
-            del self._pins[chain]
-        return [pin.lease for pin in gone.values()]
+        """Remove pins and kept prestages in the namespaces that are wanted; return their leases."""
+        leases: list[int] = []
+        for kept in (self._pins, self._staged):
+            gone = {chain: pin for chain, pin in kept.items() if wanted(chain[0])}
+            for chain, pin in gone.items():
+                del kept[chain]
+                leases.append(pin.lease)
+        return leases
 
     def forget_domain(self, domain: bytes) -> None:
         """Forget the sessions, queued prestages and pins of a domain; its leases end with it."""
@@ -158,5 +212,10 @@ class PendingHints:
         self.unpin_all(lambda namespace: namespace.domain == domain)
 
     def status(self, now_s: float) -> HintStatus:
-        """Return how many sessions are followed, contexts wait, and bytes are pinned."""
-        return HintStatus(len(self._sessions), len(self._waiting), self.pinned_bytes(now_s))
+        """Return how many sessions are followed, contexts wait, and bytes are kept."""
+        return HintStatus(
+            len(self._sessions),
+            len(self._waiting),
+            self.pinned_bytes(now_s),
+            self.staged_bytes(now_s),
+        )

@@ -25,8 +25,10 @@ from holdfast.wire.local.messages import (
     Covered,
     Done,
     Hello,
+    Hinted,
     List,
     Observed,
+    Prestage,
     ReportReply,
     Welcome,
 )
@@ -232,6 +234,7 @@ class SchedulerRig:
         self.now = 0.0
         self.held = 0
         self.worth = None
+        self.tier = "host"
         self.answering = True
         self.clients = [fakes.Client(self.answer) for _ in range(ranks)]
         self.links = [fakes.Link(client) for client in self.clients]
@@ -256,11 +259,13 @@ class SchedulerRig:
     def answer(self, message):
         if isinstance(message, Observed):
             return Done()
+        if isinstance(message, Prestage):
+            return Hinted(len(message.keys) // 16)
         assert isinstance(message, Cover)
         if not self.answering:
             return None
         blocks = min(self.held, len(message.keys) // 16)
-        return Covered(blocks, blocks if self.worth is None else self.worth, {"host": blocks})
+        return Covered(blocks, blocks if self.worth is None else self.worth, {self.tier: blocks})
 
     def request(self, count, **other):
         request = self.fakes.Request(tokens=words(count), **other)

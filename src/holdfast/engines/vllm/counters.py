@@ -39,6 +39,7 @@ COUNTERS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "device_failures": ((), "Workers whose GPU has failed: all later requests are computed."),
     "saved_blocks": ((), "Blocks that were saved."),
     "declined_requests": (("reason",), "Requests that do not load from Holdfast."),
+    "prestaged_requests": ((), "Announcements of waiting requests, whose context is prestaged."),
     "bad_hints": ((), "Requests with invalid hints."),
 }
 """Every counter: its labels and its meaning. In `/metrics` its name begins `vllm:holdfast_`."""

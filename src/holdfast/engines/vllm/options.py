@@ -38,7 +38,8 @@ class ConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     this build of vLLM, `portable` blocks are converted, so that other engines and numbers of ranks
     read them. `model_digest`: name of the weights; empty: the weights are read and hashed.
     `cover_deadline_ms`: timeout of the node's coverage answer; default: a small share of the time
-    to compute the prompt. `publish_file`: the secret that permits writes, for an engine whose
+    to compute the prompt. `prestage`: have the contexts of requests that wait for their turn read
+    into the node's memory. `publish_file`: the secret that permits writes, for an engine whose
     `domain` is public.
     """
 
@@ -48,6 +49,7 @@ class ConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layout: BlockLayout = "exact"
     model_digest: str = ""
     cover_deadline_ms: float | None = None
+    prestage: bool = True
     publish_file: str = ""
 
     def __post_init__(self) -> None:
@@ -73,6 +75,7 @@ class ConnectorSettings(NamedTuple):
 
     `address` empty: a private node. `fetch_deadline_s`: maximum duration of a load.
     `cover_deadline_s` None: derived from the prompt. `loads`, `saves`: what the role permits.
+    `prestages`: contexts of waiting requests are prestaged.
     """
 
     address: str
@@ -85,6 +88,7 @@ class ConnectorSettings(NamedTuple):
     publish: bytes = b""
     loads: bool = True
     layout: BlockLayout = "exact"
+    prestages: bool = True
 
 
 def read_options(extra: Mapping[str, Any], role: str = "kv_both") -> ConnectorSettings:
@@ -141,6 +145,7 @@ def read_options(extra: Mapping[str, Any], role: str = "kv_both") -> ConnectorSe
         publish=publish,
         loads=role != "kv_producer",
         layout=options.layout,
+        prestages=options.prestage,
     )
 
 

@@ -2,7 +2,8 @@
 
 All methods run on vLLM's scheduler loop, where a wait delays every request. So the coverage of a
 request is requested on its arrival, and the answer is read when vLLM schedules the request. If it
-has not arrived, the step waits for a small share of a step's time; see `client.answer_wait`.
+has not arrived, the step waits for a small share of a step's time; see `client.answer_wait`. The
+context of a request that vLLM does not schedule in its first step is prestaged.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from holdfast.blocks.key import Chain
 from holdfast.client.answer_wait import AnswerWait
 from holdfast.client.prompt_ledger import PromptLedger, by_tier
+from holdfast.client.queued_requests import QueuedRequests
 from holdfast.client.request_hints import NO_HINT, at_end, hint_of
 from holdfast.client.step_timer import PrefillChunk, StepTimer
 from holdfast.client.timeouts import Backoff, EngineClocks
@@ -29,7 +31,7 @@ from holdfast.errors import NodeGoneError, NotFollowed, Outcome, ProtocolError, 
 from holdfast.limits import CHAIN_BLOCKS_MAX
 from holdfast.wire.fields import traceparent
 from holdfast.wire.local.client import Client
-from holdfast.wire.local.messages import Cover, Covered
+from holdfast.wire.local.messages import Cover, Covered, Prestage
 from holdfast.wire.local.reconnecting_client import ReconnectingClient
 
 COVER_MIN_S = 0.05
@@ -44,6 +46,9 @@ NODE_SHARE = 0.8
 
 COVER_SHARE = 0.05
 """Timeout of a coverage answer, as a share of the estimated time to compute the prompt."""
+
+_MEMORY = "host"
+"""The node's tier whose blocks need no prestage."""
 
 _log = logging.getLogger("vllm.holdfast")
 
@@ -74,6 +79,7 @@ class SchedulerSide:
         self._page_tokens = namespaces[0].page_tokens
         self._setting = setting
         self._reporter = reporter
+        self._queued = QueuedRequests()
         self._backoff = Backoff()
         self._answer_wait = AnswerWait()
         self._computing: set[str] = set()
@@ -131,6 +137,8 @@ class SchedulerSide:
         tracked = TrackedRequest(request, chains, common, hint)
         self._tracked[request_id] = tracked
         self._ask(tracked, clients)
+        if tracked.question is not None and self._setting.prestages:
+            self._queued.arrived(request_id)
 
     def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         """Return how many tokens after the local ones can be loaded; None: not known yet."""
@@ -148,10 +156,14 @@ class SchedulerSide:
         if tracked.load_failed:  # the plan is not ended, because the load's time was spent on it
             tracked.local_tokens = local_tokens
             return 0, False
-        # Ask again if the engine's own cache has blocks that the node's plan did not assume.
+        # Ask again if the engine's own cache has blocks that the node's plan did not assume, or if
+        # blocks that were too slow to fetch may be in the node's memory now.
         size = self._block_tokens
         known = local_tokens // size == tracked.planned_local_tokens // size
-        if not (known or tracked.planned_local_tokens or tracked.covered * size <= local_tokens):
+        is_slow = tracked.planned_blocks < tracked.covered
+        faster = is_slow and self._queued.take_announced(request.request_id)
+        known = known or bool(tracked.planned_local_tokens)
+        if (faster or not known) and tracked.covered * size > local_tokens:
             self._ask(tracked, self._clients(), local_tokens)
             if tracked.question is not None and not self._answered(tracked, tracked.question):
                 return None, False
@@ -163,6 +175,7 @@ class SchedulerSide:
 
     def allocated(self, request: Any, pages: Sequence[int], external_tokens: int) -> None:
         """Plan the load of `external_tokens`; `pages` are all pages of the request."""
+        self._queued.left(request.request_id)
         tracked = self._tracked.get(request.request_id)
         if tracked is None or not external_tokens:
             return
@@ -194,6 +207,7 @@ class SchedulerSide:
     def build_work(self, output: Any) -> StepWork:
         """Return the loads and saves of this step for the workers."""
         self._answer_wait.next_step()
+        self._prestage_queued()
         work = StepWork(self._loads, tokens=output.total_num_scheduled_tokens)
         self._loads = []
         if output.total_num_scheduled_tokens:
@@ -275,6 +289,7 @@ class SchedulerSide:
         """
         self._live.pop(request.request_id, None)
         self._computing.discard(request.request_id)
+        self._queued.left(request.request_id)
         self._ledger.finished(request.request_id)
         self._count_prompts()
         tracked = self._tracked.pop(request.request_id, None)
@@ -296,7 +311,8 @@ class SchedulerSide:
     def reset(self) -> None:
         """Stop using all blocks stored so far; requests under way are no longer tracked."""
         self._epoch = secrets.token_bytes(16)
-        for tracked in self._tracked.values():
+        for request_id, tracked in self._tracked.items():
+            self._queued.left(request_id)
             tracked.forget()
             self._end_plan(tracked, NotFollowed.RESET)
         self._tracked.clear()
@@ -372,6 +388,25 @@ class SchedulerSide:
             return
         tracked.question = question
 
+    def _prestage_queued(self) -> None:
+        """Announce to the node which contexts of waiting requests to read into memory.
+
+        No step waits for an answer here: a lookup without one is read at a later step.
+        """
+        now_s = self._now()
+        for request_id in self._queued.due(now_s):
+            tracked, clients = self._tracked[request_id], self._clients()
+            if tracked.question is not None and not self._polled(tracked, tracked.question):
+                continue
+            if not tracked.covered or tracked.sources.keys() <= {_MEMORY} or clients is None:
+                self._queued.left(request_id)
+                continue
+            for client, keys in zip(clients, tracked.keys(0, tracked.covered), strict=True):
+                with contextlib.suppress(NodeGoneError):
+                    client.forget(client.send(Prestage(keys, 0.0)))
+            self._queued.announced(request_id, now_s)
+            self.counts.add("prestaged_requests")
+
     def _limit_s(self, tracked: TrackedRequest) -> float:
         """Return the timeout of this prompt's answer; it shrinks while the node is silent."""
         if self._setting.cover_deadline_s is not None:
@@ -381,21 +416,7 @@ class SchedulerSide:
 
     def _answered(self, tracked: TrackedRequest, question: PlanRequest) -> bool:
         """Read the replies that arrived; return whether the answer is complete, failed or late."""
-        try:
-            answer = self._wait_briefly(question)
-        except (NodeGoneError, RefusedError, ProtocolError) as error:
-            outcome = REFUSED if isinstance(error, RefusedError) else Outcome.GONE
-            self.counts.add("calls", "lookup", outcome)
-            tracked.forget()  # an earlier answer is outdated
-            self._end_plan(tracked, NotFollowed.GONE)
-            return True
-        if answer is not None:
-            self._backoff.answered()
-            self.counts.add("calls", "lookup", "ok")
-            tracked.learn(answer)
-            if answer.recompute_s:
-                computed = tracked.request.num_tokens - tracked.planned_local_tokens
-                self._token_s = answer.recompute_s / max(1, computed)
+        if self._polled(tracked, question, self._wait_briefly):
             return True
         limit_s, waited_s = self._limit_s(tracked), self._running() - question.at_s
         if waited_s < limit_s or (
@@ -410,6 +431,31 @@ class SchedulerSide:
         self.counts.add("calls", "lookup", "late")
         tracked.forget()
         self._end_plan(tracked, NotFollowed.LATE)
+        return True
+
+    def _polled(
+        self,
+        tracked: TrackedRequest,
+        question: PlanRequest,
+        read: Callable[[PlanRequest], Covered | None] = PlanRequest.answer,
+    ) -> bool:
+        """Read the replies that arrived; return whether the answer is complete, or failed."""
+        try:
+            answer = read(question)
+        except (NodeGoneError, RefusedError, ProtocolError) as error:
+            outcome = REFUSED if isinstance(error, RefusedError) else Outcome.GONE
+            self.counts.add("calls", "lookup", outcome)
+            tracked.forget()  # an earlier answer is outdated
+            self._end_plan(tracked, NotFollowed.GONE)
+            return True
+        if answer is None:
+            return False
+        self._backoff.answered()
+        self.counts.add("calls", "lookup", "ok")
+        tracked.learn(answer)
+        if answer.recompute_s:
+            computed = tracked.request.num_tokens - tracked.planned_local_tokens
+            self._token_s = answer.recompute_s / max(1, computed)
         return True
 
     def _wait_briefly(self, question: PlanRequest) -> Covered | None:
