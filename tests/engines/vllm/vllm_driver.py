@@ -93,6 +93,14 @@ class Driver:
         self.drain()
         return tokens
 
+    def queue(self, running, new, tokens):
+        """Add a request while another one generates so many tokens; step until both have ended."""
+        self.engine.add_request("running", {"prompt_token_ids": running}, greedy(tokens))
+        while self.request("running").num_output_tokens < 2:
+            self.engine.step()
+        self.engine.add_request("new", {"prompt_token_ids": new}, greedy(2))
+        return self.drain()
+
     def usage(self):
         return self.core.scheduler.get_kv_cache_usage()
 
