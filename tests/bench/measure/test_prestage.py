@@ -36,7 +36,7 @@ def test_without_links_of_their_own_nothing_is_measured(monkeypatch, tmp_path):
     monkeypatch.setattr(prestage, "open_network", lambda _: Alone())
     [row] = prestage_rows(tmp_path, 1)
     assert (row.value, row.ok) == (None, None)
-    assert "need root, ip and tc" in row.more["why"]
+    assert "need root, ip and tc" in str(row.more["why"])
 
 
 def test_a_real_node_and_target_are_measured(monkeypatch, tmp_path):
