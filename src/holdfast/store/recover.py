@@ -22,7 +22,6 @@ from holdfast.tiers.base import (
     NOWHERE,
     Erasable,
     LocalTier,
-    Place,
     Replaceable,
     SurvivingRecord,
 )
