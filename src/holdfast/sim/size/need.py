@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from holdfast.limits import STRIPE_TARGETS
 from holdfast.plan.planner import SHARE as FETCH_SHARE
 from holdfast.sim.amounts import GB, HOURS_PER_MONTH, HOURS_PER_YEAR, SECONDS_PER_DAY
 from holdfast.sim.codec import RAW, TierEncoding
@@ -21,6 +22,10 @@ from holdfast.sim.trace import Floats
 
 BUSY = 0.8
 """Maximum mean utilisation of a bandwidth; the rest absorbs variation that a mean hides."""
+
+
+PARITY_SHARE = 1 / (STRIPE_TARGETS - 1)
+"""Bytes of parity records per byte of blocks in a pool of as many targets as it may stripe over."""
 
 
 class CandidateTier(NamedTuple):
@@ -266,15 +271,16 @@ def _tier(
 ) -> TierNeed:
     """Size one tier for a raw bandwidth per request; `missed` are the tokens it does not hold.
 
-    The tier moves and holds stored bytes.
+    The tier moves and holds stored bytes; a pool holds and writes parity records beside them.
     """
     medium, demand, ratio = use.medium, question.demand, use.encoding.ratio
     request_rate /= ratio
     traffic = demand.peak_requests_per_s * float(use.stored.mean())
-    capacity = use.candidate_tier.tokens * question.stored_token_bytes / ratio
+    copies = 1 + PARITY_SHARE if medium.tier == "pool" else 1
+    capacity = copies * use.candidate_tier.tokens * question.stored_token_bytes / ratio
     # Only the new tokens of a window are written; a recurrent state is always written whole.
     saved = missed * question.token_bytes + question.fixed_bytes(missed)
-    written = demand.requests_per_s * float(saved.mean()) / ratio
+    written = copies * demand.requests_per_s * float(saved.mean()) / ratio
     # A local tier is divided among the nodes; each node needs the bandwidth of one request.
     split = nodes if medium.tier in ("host", "disk") else 1
     read = medium.read_bytes_per_s.mid

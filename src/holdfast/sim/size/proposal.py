@@ -7,9 +7,10 @@ from math import ceil
 
 import numpy as np
 
+from holdfast.limits import STRIPE_TARGETS
 from holdfast.plan.planner import SHARE as FETCH_SHARE
 from holdfast.sim.amounts import GB, HOURS_PER_YEAR, duration_text, figure_text, size_text
-from holdfast.sim.size.need import BUSY, LadderNeed, TierNeed
+from holdfast.sim.size.need import BUSY, PARITY_SHARE, LadderNeed, TierNeed
 from holdfast.sim.size.question import GPU_BUSY, SizingQuestion
 from holdfast.sim.size.search import SizingAnswer
 
@@ -283,6 +284,12 @@ def assumptions(question: SizingQuestion) -> list[str]:
             f"{figures.decode_bytes_per_s.mid * figures.decode_threads.mid / GB:g} GB/s that a "
             "node decodes; sizes and rates of these tiers count stored bytes; --codec off counts "
             "without"
+        )
+    if pools := [name for name in question.media if question.profile.medium(name).tier == "pool"]:
+        lines.append(
+            f"{', '.join(pools)}: parity records add {PARITY_SHARE:.1%} to the bytes held and "
+            f"written, as with {STRIPE_TARGETS} targets or more, so that contexts survive the loss "
+            "of one"
         )
     if shape.windowed:
         lines.append(
