@@ -13,7 +13,6 @@ from holdfast.sim.size.proposal import assumptions, million_tokens_dollars
 from holdfast.sim.size.question import SizingGoal
 from holdfast.sim.size.search import answer
 
-
 WITH_PARITY = 9 / 8
 """A pool of nine targets or more stores a parity record for each eight blocks."""
 
