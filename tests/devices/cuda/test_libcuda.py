@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from holdfast.devices.cuda import libcuda
-from holdfast.devices.cuda.libcuda import COPIES_MAX, CudaDriver
+from holdfast.devices.cuda.libcuda import COPIES_MAX, CudaDriver, Tuning
 from holdfast.devices.driver import Copies, DriverError, PageCopy, PageTable
 
 OUTPUTS = {
@@ -107,6 +107,12 @@ def test_a_driver_without_batches_copies_one_by_one(libraries):
     assert libraries[0].of("cuMemcpyAsync") == [(1, 3, 5, 0x51), (2, 4, 6, 0x51)]
 
 
+def test_a_driver_that_is_told_so_copies_one_by_one(libraries):
+    driver = CudaDriver(lambda: 0, lambda: libraries, Tuning(batches=False))
+    driver.copy(Copies([1, 2], [3, 4], [5, 6]), 0x51, source_complete=True)
+    assert libraries[0].of("cuMemcpyAsync") == [(1, 3, 5, 0x51), (2, 4, 6, 0x51)]
+
+
 def test_calls_that_wait_release_the_gil_and_others_keep_it(driver, libraries):
     event, stream = driver.create_event(), driver.create_stream(urgent=True)
     quick, slow = libraries
@@ -198,11 +204,11 @@ def test_a_launch_passes_every_number_in_its_type_and_scratch_memory_as_zero(
     code = SimpleNamespace(
         code=b"\x7fELF", name="copy_pages", threads=128, shared_bytes=0, parameters=parameters
     )
-    numbers = (200, 3, 1, 8, 5000, 600)
+    numbers, asked = (200, 3, 1, 8, 5000, 600), []
     made = SimpleNamespace(
         variant_of=lambda work: (work.table.page_bytes, work.to_pages),
         arguments_of=lambda work: numbers,
-        for_nvidia=lambda variant, major, minor: code,
+        for_nvidia=lambda variant, major, minor, warps: asked.append(warps) or code,
     )
     monkeypatch.setitem(sys.modules, "holdfast.devices.cuda.compiled", made)
     monkeypatch.setattr("holdfast.devices.cuda.compiled", made, raising=False)
@@ -223,6 +229,10 @@ def test_a_launch_passes_every_number_in_its_type_and_scratch_memory_as_zero(
     assert seen == [
         (0xF1, (200, 1, 1, 128, 1, 1, 0, 0x51), [0x8008, 0x9000, 0xA000, *numbers, 0, 0])
     ]
+    tuned = CudaDriver(lambda: 0, lambda: libraries, Tuning(programs_max=7, warps=8))
+    tuned.launch(PageCopy(table, 0x9000, 200, 0xA000, 40_000, 8, True, 1, 2), 0x51)
+    assert seen[1][1][0] == 7
+    assert asked == [4, 8]
 
 
 def test_a_child_does_not_destroy_its_parents_events(driver, libraries):

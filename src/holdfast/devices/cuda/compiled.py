@@ -16,10 +16,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from holdfast.devices.cuda.kernels import LAYERS_PER_JOB, convert_pages, copy_pages, pause
+from holdfast.devices.cuda.libcuda import WARPS
 from holdfast.devices.driver import PageConversion, PageCopy
-
-WARPS = 4
-"""Warps of 32 threads in one program."""
 
 CHUNK_WORDS = 1024
 """Words that one program has in flight: 8 for each of its threads."""
@@ -131,16 +129,17 @@ CONVERT_ARGUMENTS = ("*i64", "*i32", "*i64", *["i32"] * 4, *["i64"] * 5, "i32")
 Variant: TypeAlias = CopyVariant | ConvertVariant | PauseVariant
 
 
-def compiled(variant: Variant, target: Any) -> Any:
+def compiled(variant: Variant, target: Any, warps: int = WARPS) -> Any:
     """Return Triton's compiled kernel for a `GPUTarget`: `asm` has its code, `metadata` its name.
 
-    The stage's address is a multiple of 16 if the variant's alignment is.
+    `warps`: those of a program. The stage's address is a multiple of 16 if the variant's alignment
+    is.
     """
     function, constants, types = variant.kernel()
     names = list(function.arg_names)[: len(types)]
     signature = dict(zip(names, types, strict=True)) | dict.fromkeys(constants, "constexpr")
     source = ASTSource(function, signature, constants, {})
-    return triton.compile(source, target=target, options={"num_warps": WARPS})
+    return triton.compile(source, target=target, options={"num_warps": warps})
 
 
 class MachineCode(NamedTuple):
@@ -157,16 +156,16 @@ class MachineCode(NamedTuple):
     parameters: Sequence[str]
 
 
-def for_nvidia(variant: Variant, major: int, minor: int) -> MachineCode:
+def for_nvidia(variant: Variant, major: int, minor: int, warps: int = WARPS) -> MachineCode:
     """Compile a kernel for NVIDIA GPUs of one compute capability."""
-    made = compiled(variant, GPUTarget("cuda", 10 * major + minor, 32))
+    made = compiled(variant, GPUTarget("cuda", 10 * major + minor, 32), warps)
     *_, types = variant.kernel()
     declared = made.asm["ptx"].split(".entry", 1)[1].split(")", 1)[0].count(".param")
     parameters = [_PARAMETERS[kind] for kind in types]
     parameters += ["uint64"] * (declared - len(parameters))
     metadata = made.metadata
     shared = int(metadata.shared)
-    return MachineCode(made.asm["cubin"], metadata.name, 32 * WARPS, shared, parameters)
+    return MachineCode(made.asm["cubin"], metadata.name, 32 * warps, shared, parameters)
 
 
 _PARAMETERS = {"*i64": "uint64", "*i32": "uint64", "i32": "int32", "i64": "int64"}

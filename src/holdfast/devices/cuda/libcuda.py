@@ -27,8 +27,25 @@ COPIES_MAX = 1024
 PROGRAMS_MAX = 1056
 """Most programs of a launch: 8 for each multiprocessor of an H100; each does several jobs."""
 
+WARPS = 4
+"""Warps of 32 threads in one program."""
+
 BATCH_VERSION = 12_080
 """First version of the driver that copies batches."""
+
+
+class Tuning(NamedTuple):
+    """How kernels and copies are submitted; a benchmark compares other values with these.
+
+    `batches` False: each copy of a batch is a call of its own, as with an older driver.
+    """
+
+    programs_max: int = PROGRAMS_MAX
+    warps: int = WARPS
+    batches: bool = True
+
+
+TUNING = Tuning()
 
 _READY, _NOT_READY = 0, 600
 _NON_BLOCKING_STREAM = 1
@@ -90,8 +107,10 @@ class CudaDriver:
         self,
         engine_stream: Callable[[], int],
         load: Callable[[], tuple[Any, Any]] | None = None,
+        tuning: Tuning = TUNING,
     ) -> None:
         self._engine_stream = engine_stream
+        self._tuning = tuning
         try:
             self._quick, self._slow = load() if load is not None else _libraries()
         except OSError as error:
@@ -155,7 +174,7 @@ class CudaDriver:
     def copy(self, copies: Copies, stream: int, *, source_complete: bool) -> None:
         self._enter()
         count = len(copies.to)
-        if self.version < BATCH_VERSION or not stream:
+        if self.version < BATCH_VERSION or not stream or not self._tuning.batches:
             for to, source, nbytes in zip(*copies, strict=True):
                 self._call("cuMemcpyAsync", to, source, nbytes, stream)
             return
@@ -241,7 +260,7 @@ class CudaDriver:
 
     def _launch(self, variant: Any, numbers: Sequence[int], stream: int) -> None:
         kernel = self._kernels.get(variant) or self._load(variant)
-        programs = min(numbers[3], PROGRAMS_MAX) if len(numbers) > 1 else 1
+        programs = min(numbers[3], self._tuning.programs_max) if len(numbers) > 1 else 1
         given = [*numbers, *[0] * (len(kernel.types) - len(numbers))]
         values = [kind(number) for kind, number in zip(kernel.types, given, strict=True)]
         addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
@@ -259,7 +278,8 @@ class CudaDriver:
         capability = [ctypes.c_int(), ctypes.c_int()]
         for number, attribute in zip(capability, (_MAJOR, _MINOR), strict=True):
             self._call("cuDeviceGetAttribute", ctypes.byref(number), attribute, device)
-        made = compiled.for_nvidia(variant, *(number.value for number in capability))
+        major, minor = (number.value for number in capability)
+        made = compiled.for_nvidia(variant, major, minor, self._tuning.warps)
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self._wait("cuModuleLoadData", ctypes.byref(module), made.code)
         self._wait("cuModuleGetFunction", ctypes.byref(function), module, made.name.encode())

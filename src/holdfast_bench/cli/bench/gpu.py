@@ -1,6 +1,6 @@
 """`holdfast bench gpu`: what blocks cost between an arena and a GPU, in phases with limits.
 
-It takes at most 330 seconds, and needs PyTorch for CUDA and nothing else. Each phase runs in a
+It takes at most 500 seconds, and needs PyTorch for CUDA and nothing else. Each phase runs in a
 process of its own; one that fails or is late costs its own figures only. With `--json FILE`, what
 was measured is in FILE.part after each phase. `--rehearse` runs every phase at toy sizes without a
 GPU, so that none fails for an error of the program when a GPU is at hand.
@@ -69,7 +69,7 @@ def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     if find_spec("torch") is None:
         raise ConfigError("torch is not installed here; install the engine's build for CUDA")
     chosen = _chosen(args)
-    if not args.rehearse:
+    if not args.rehearse and any(phase.needs_gpu for phase in chosen):
         from holdfast_bench.measure.gpu.accelerator import accelerator
 
         accelerator(rehearse=False)  # refused before the work

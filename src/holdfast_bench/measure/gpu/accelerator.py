@@ -14,8 +14,10 @@ from typing import Any, TypeAlias
 import torch
 
 from holdfast.buffers import SharedMapping
+from holdfast.devices.arrange import PortablePages
 from holdfast.devices.base import Device, Pages, StagingDevice
 from holdfast.devices.cuda.device import CudaDevice
+from holdfast.devices.cuda.libcuda import TUNING, CudaDriver, Tuning
 from holdfast.devices.driver import Driver
 from holdfast.devices.registry import DeviceOptions, open_device
 from holdfast.errors import ConfigError
@@ -90,12 +92,15 @@ class HostAccelerator:
         """Queue work that keeps the GPU busy for about this time."""
         time.sleep(seconds)
 
-    def device(self, pages: Pages, tensors: Sequence[Tensor]) -> Device:
+    def device(
+        self, pages: Pages, tensors: Sequence[Tensor], portable: PortablePages | None = None
+    ) -> Device:
         """Return Holdfast's device for the pages of an engine, here over a simulated driver."""
-        return CudaDevice(self.driver(), pages, DeviceOptions(STEP_BLOCKS), tensors)
+        return CudaDevice(self.driver(), pages, DeviceOptions(STEP_BLOCKS, portable), tensors)
 
-    def driver(self) -> Driver:
+    def driver(self, tuning: Tuning = TUNING) -> Driver:
         """Return a new connection to the GPU's driver, which the caller closes."""
+        del tuning
         return EagerDriver(SEED)
 
     def locks(self, device: Device, arena: SharedMapping) -> ArenaLocks | None:
@@ -157,14 +162,14 @@ class CudaAccelerator(HostAccelerator):
         replay: Callable[[], object] = captured.replay
         return replay
 
-    def device(self, pages: Pages, tensors: Sequence[Tensor]) -> Device:
-        return open_device(self.kind, pages, tensors, DeviceOptions(STEP_BLOCKS))
+    def device(
+        self, pages: Pages, tensors: Sequence[Tensor], portable: PortablePages | None = None
+    ) -> Device:
+        return open_device(self.kind, pages, tensors, DeviceOptions(STEP_BLOCKS, portable))
 
-    def driver(self) -> Driver:
-        from holdfast.devices.cuda.libcuda import CudaDriver
-
+    def driver(self, tuning: Tuning = TUNING) -> Driver:
         torch.cuda.synchronize()  # makes the GPU's context current on this thread
-        return CudaDriver(lambda: int(torch.cuda.current_stream().cuda_stream))
+        return CudaDriver(lambda: int(torch.cuda.current_stream().cuda_stream), tuning=tuning)
 
     def occupy(self, seconds: float) -> None:
         torch.cuda._sleep(int(seconds * self._cycles_per_s))  # noqa: SLF001  # no public call waits

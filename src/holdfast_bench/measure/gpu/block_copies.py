@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,6 +15,7 @@ from holdfast.devices.base import (
     DirectDevice,
     LockedRanges,
     Move,
+    Pages,
     StagedBlocks,
     StagingDevice,
 )
@@ -76,11 +77,18 @@ def check_copied(*, copied: bool) -> None:
 class BlockCopies:
     """Pages of one shape for `blocks` blocks, the device for them, and an arena with more slots.
 
-    Without `lock` every copy bounces through the driver's own buffers.
+    Without `lock` every copy bounces through the driver's own buffers. `opens` returns the device
+    for pages and their tensors; by default it is the one of an engine.
     """
 
     def __init__(
-        self, gpu: HostAccelerator, shape: PageShape, blocks: int, *, lock: bool = True
+        self,
+        gpu: HostAccelerator,
+        shape: PageShape,
+        blocks: int,
+        *,
+        lock: bool = True,
+        opens: Callable[[Pages, list[Any]], Device] | None = None,
     ) -> None:
         self.shape, self.gpu, self.blocks = shape, gpu, blocks
         self._random = random.Random(SEED)  # noqa: S311  # an order, not a secret
@@ -90,7 +98,7 @@ class BlockCopies:
         for at in range(0, self._arena.nbytes, shape.block_bytes):
             self._arena.populate(at, shape.block_bytes)
         self.mapped = SharedMapping(self._arena.fd, self._arena.nbytes)
-        self.device = gpu.device(shape.pages(self._tensors), self._tensors)
+        self.device = (opens or gpu.device)(shape.pages(self._tensors), self._tensors)
         self.locks: Any = gpu.locks(self.device, self.mapped) if lock else None
         self.call_s: list[float] = []
 

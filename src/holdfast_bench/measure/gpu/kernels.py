@@ -13,6 +13,7 @@ from statistics import median
 
 import torch
 
+from holdfast.devices.cuda.libcuda import TUNING, Tuning
 from holdfast.devices.driver import PageCopy, PageTable
 from holdfast.errors import HoldfastError
 from holdfast.report import Row, at_most, not_measured, share
@@ -29,6 +30,11 @@ POISON = 0xA5
 SEED = 20_26
 ROW_S = 2.0
 
+TUNINGS = [Tuning(programs, warps) for warps in (4, 8) for programs in (132, 264, 528, 1056)]
+"""Numbers of programs and warps that are compared: 1 to 8 programs for each multiprocessor."""
+
+TUNED_ROUNDS = 3
+
 
 class KernelPages:
     """Pages and a stage of one shape, and the kernel between them.
@@ -37,11 +43,17 @@ class KernelPages:
     """
 
     def __init__(
-        self, gpu: HostAccelerator, shape: PageShape, blocks: int, *, rows_on_gpu: bool = False
+        self,
+        gpu: HostAccelerator,
+        shape: PageShape,
+        blocks: int,
+        *,
+        rows_on_gpu: bool = False,
+        tuning: Tuning = TUNING,
     ) -> None:
         self._gpu, self._shape, self._blocks = gpu, shape, blocks
         self.nbytes = blocks * shape.block_bytes
-        self._driver = gpu.driver()
+        self._driver = gpu.driver(tuning)
         self._stream, self._end = (
             self._driver.create_stream(urgent=False),
             self._driver.create_event(),
@@ -123,6 +135,26 @@ def rows(setting: Setting) -> Iterator[Row]:
                 yield from _rows(setting, pages, shape.model, ending)
             finally:
                 pages.close()
+    for tuning in TUNINGS[: 2 if setting.rehearse else None]:
+        yield from _tuned_rows(setting, shapes[0], blocks, tuning)
+
+
+def _tuned_rows(setting: Setting, shape: PageShape, blocks: int, tuning: Tuning) -> Iterator[Row]:
+    """Yield the speeds of a kernel with other numbers of programs and warps than Holdfast's."""
+    ending = f".{tuning.programs_max}x{tuning.warps}"
+    if setting.left_s() < ROW_S:
+        yield not_measured(f"gpu.kernel.{shape.model}{ending}", "no time was left")
+        return
+    pages = KernelPages(setting.gpu, shape, blocks, tuning=tuning)
+    try:
+        pages.verify()
+        for name, to_pages in (("pack", False), ("unpack", True)):
+            timed = [pages.run(LAUNCHES, to_pages=to_pages)[1] for _ in range(TUNED_ROUNDS)]
+            speed = _gb_per_s(pages, median(timed))
+            more: dict[str, object] = {"programs": tuning.programs_max, "warps": tuning.warps}
+            yield Row(f"gpu.kernel.{name}.{shape.model}{ending}", speed, "GB/s", more)
+    finally:
+        pages.close()
 
 
 def _rows(setting: Setting, pages: KernelPages, model: str, ending: str) -> Iterator[Row]:

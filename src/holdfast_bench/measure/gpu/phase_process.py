@@ -30,6 +30,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("limit_s", type=float)
     parser.add_argument("rounds", type=int)
     parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("--no-gpu", action="store_true")
     args = parser.parse_args(argv)
     until_s = time.monotonic() + args.limit_s - SPARE_S
     with (
@@ -39,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         try:
             if args.rehearse:  # a second thread costs more than it saves at toy sizes
                 torch.set_num_threads(1)
-            gpu = accelerator(rehearse=args.rehearse)
+            gpu = accelerator(rehearse=args.rehearse or args.no_gpu)
             setting = Setting(gpu, Path(folder), until_s, args.rounds, args.rehearse)
             for row in import_module(args.module).rows(setting):
                 _append(file, PhaseLine(row=row))

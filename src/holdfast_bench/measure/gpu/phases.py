@@ -28,6 +28,7 @@ class Phase(NamedTuple):
     module: str
     limit_s: float
     about: str
+    needs_gpu: bool = True
 
 
 PHASES = (
@@ -36,15 +37,19 @@ PHASES = (
     ),
     Phase("bus", "holdfast_bench.measure.gpu.bus", 16, "page-locked copies: the bus's limit"),
     Phase("locking", "holdfast_bench.measure.gpu.locking", 35, "locking memory, and its stalls"),
-    Phase("kernels", "holdfast_bench.measure.gpu.kernels", 35, "kernels between pages and a stage"),
+    Phase("kernels", "holdfast_bench.measure.gpu.kernels", 55, "kernels between pages and a stage"),
     Phase("copies", "holdfast_bench.measure.gpu.copies", 55, "loads and saves of blocks"),
+    Phase("submission", "holdfast_bench.measure.gpu.submission", 25, "the calls for copies"),
+    Phase("conversion", "holdfast_bench.measure.gpu.conversion", 40, "portable blocks"),
     Phase("decode", "holdfast_bench.measure.gpu.decode", 40, "decoding beside loads and saves"),
     Phase(
         "correctness", "holdfast_bench.measure.gpu.correctness", 45, "a real model's cache; tests"
     ),
     Phase("first_token", "holdfast_bench.measure.gpu.first_token", 92, "the first token"),
+    Phase("recall", "holdfast_bench.measure.gpu.recall", 40, "memory asked back", needs_gpu=False),
+    Phase("sanitizer", "holdfast_bench.measure.gpu.sanitizer", 40, "kernels under the sanitizer"),
 )
-"""At most 330 seconds in all."""
+"""At most 500 seconds in all."""
 
 
 class PhaseRun(NamedTuple):
@@ -89,7 +94,8 @@ def run_phases(phases: Sequence[Phase], run: PhaseRun) -> Iterator[tuple[Phase, 
 def run_phase(phase: Phase, run: PhaseRun, limit_s: float) -> tuple[list[Row], str]:
     """Run one phase in a process; return its rows, and why it did not end in time, if so."""
     file, log = (run.folder / f"{phase.name}{suffix}" for suffix in (".jsonl", ".log"))
-    options = [str(run.rounds), *(["--rehearse"] if run.rehearse else [])]
+    flags = {"--rehearse": run.rehearse, "--no-gpu": not phase.needs_gpu}
+    options = [str(run.rounds), *(flag for flag, is_set in flags.items() if is_set)]
     argv = [sys.executable, "-m", PROCESS, phase.module, str(file), f"{limit_s:.1f}", *options]
     until_s = time.monotonic() + limit_s
     with ChildProcess(f"phase {phase.name}", argv, log, {}) as child:

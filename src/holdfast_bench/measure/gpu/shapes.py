@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 import torch
 
+from holdfast.blocks.layout import Layout
+from holdfast.devices.arrange import PortablePages
 from holdfast.devices.base import Pages
+from holdfast.devices.page_format import plain_format
 from holdfast_bench.measure.gpu.accelerator import Tensor
 
 BLOCK_TOKENS = 128
@@ -46,11 +49,47 @@ class PageShape(NamedTuple):
         return list(torch.randint(0, 256, shape, dtype=torch.uint8, device=device))
 
 
+TOY_TOKENS, TOY_HEADS, TOY_HEAD_SIZE = 32, 2, 8
+
 LLAMA_8B = PageShape("llama-3.1-8b", 2 * 32, 16 * 8 * 128 * 2, 16)
 LLAMA_70B_RANK = PageShape("llama-3.1-70b-tp8", 2 * 80, 16 * 128 * 2, 16)
 DEEPSEEK_V3 = PageShape("deepseek-v3", 61, 64 * 576 * 2, 64)
 SHAPES = (LLAMA_8B, DEEPSEEK_V3, LLAMA_70B_RANK)
-TOY = PageShape("toy", 4, 32 * 2 * 8 * 2, 32)
+TOY = PageShape("toy", 4, TOY_TOKENS * TOY_HEADS * TOY_HEAD_SIZE * 2, TOY_TOKENS)
+
+
+class FusedShape(NamedTuple):
+    """Pages in which each token and head has its key beside its value, in bfloat16.
+
+    FlashAttention of vLLM 0.32 has such pages, `[token][head][key|value]`.
+    """
+
+    model: str
+    layers: int
+    page_tokens: int
+    heads: int
+    head_size: int
+
+    @property
+    def pages(self) -> PageShape:
+        """The pages as they are, one tensor for each layer."""
+        page_bytes = self.page_tokens * self.heads * 2 * self.head_size * 2
+        return PageShape(self.model, self.layers, page_bytes, self.page_tokens)
+
+    @property
+    def portable(self) -> PortablePages:
+        """How the pages and portable blocks are converted."""
+        sizes = (self.head_size, self.head_size)
+        form = plain_format("nhd", self.heads, self.page_tokens, sizes, 2, fused=True)
+        layout = Layout.portable(
+            layers=self.layers, kv_heads=self.heads, head_size=self.head_size, dtype="bfloat16",
+            block_tokens=BLOCK_TOKENS,
+        )  # fmt: skip
+        return PortablePages(form, layout.whole())
+
+
+FUSED_8B = FusedShape("llama-3.1-8b", 32, 16, 8, 128)
+FUSED_TOY = FusedShape("toy", 2, TOY_TOKENS, TOY_HEADS, TOY_HEAD_SIZE)
 
 
 class DecoderShape(NamedTuple):

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from holdfast.devices.cuda import libcuda  # noqa: E402
+from holdfast.devices.cuda.libcuda import Tuning  # noqa: E402
 from holdfast.errors import ConfigError  # noqa: E402
 from holdfast_bench.measure.gpu import accelerator as module  # noqa: E402
 from holdfast_bench.measure.gpu import bus, decode  # noqa: E402
@@ -99,8 +99,12 @@ def test_phases_run_on_it(gpu, measured, monkeypatch):
 
 
 def test_the_driver_is_that_of_the_engines_stream(gpu, monkeypatch):
-    monkeypatch.setattr(libcuda, "CudaDriver", lambda engine_stream: engine_stream())
-    assert gpu.driver() == FakeStream.cuda_stream
+    monkeypatch.setattr(
+        module, "CudaDriver", lambda engine_stream, tuning: (engine_stream(), tuning)
+    )
+    assert gpu.driver() == (FakeStream.cuda_stream, Tuning())
+    other = Tuning(programs_max=132, batches=False)
+    assert gpu.driver(other) == (FakeStream.cuda_stream, other)
 
 
 def test_without_a_gpu_there_is_a_rehearsal_only(gpu, monkeypatch):

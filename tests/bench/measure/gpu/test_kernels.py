@@ -13,9 +13,12 @@ from holdfast_bench.measure.gpu.shapes import TOY  # noqa: E402
 def test_both_directions_and_both_places_of_page_numbers_are_measured(measured):
     found = measured(kernels)
     assert list(found) == [
-        f"gpu.kernel.{what}.toy{ending}"
-        for ending in ("", ".rows_on_gpu")
-        for what in ("pack", "unpack", "call")
+        *[
+            f"gpu.kernel.{what}.toy{ending}"
+            for ending in ("", ".rows_on_gpu")
+            for what in ("pack", "unpack", "call")
+        ],
+        *[f"gpu.kernel.{what}.toy.{n}x4" for n in (132, 264) for what in ("pack", "unpack")],
     ]
     assert all(row.value > 0 for row in found.values())
 
