@@ -72,9 +72,12 @@ class OnHost(CudaAccelerator):
 
 
 @pytest.fixture
-def gpu(monkeypatch):
-    cuda = FakeCuda()
+def cuda():
+    return FakeCuda()
 
+
+@pytest.fixture
+def gpu(monkeypatch, cuda):
     def zeros(*size, pin_memory=False, **named):
         del pin_memory
         return torch.zeros(*size, **named)
@@ -84,11 +87,11 @@ def gpu(monkeypatch):
     return OnHost()
 
 
-def test_a_gpu_has_a_name_memory_and_work(gpu):
+def test_a_gpu_has_a_name_memory_and_work(gpu, cuda):
     assert (gpu.name(), gpu.memory_bytes()) == ("NVIDIA Test", 80 << 30)
     assert gpu.pinned(8).tolist() == gpu.bytes(8).tolist() == [0] * 8
     gpu.occupy(0.5)
-    assert module.torch.cuda.slept == 500_000_000
+    assert cuda.slept == 500_000_000
     assert gpu.seconds(lambda: None) >= 0
 
 
