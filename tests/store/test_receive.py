@@ -247,6 +247,20 @@ def test_a_full_memory_evicts_the_oldest_blocks_for_a_whole_message():
         assert left[oldest + 50 :] == held[oldest + 50 :], "those of the oldest message went"
 
 
+def test_blocks_that_are_said_to_be_in_use_outlive_others():
+    with Store(4 * MIB, [], {"default": b"s" * 32}, PEERS) as store:
+        store.start()
+        old = [header_of(NAMESPACE, key_of(100 + i)) for i in range(100)]
+        put(store, old)
+        used = [header.key for header in old[20:30]]
+        assert store.use(NAMESPACE, [*used, key_of(9_999)]) == 10
+        at = 1_000
+        while 1 in store.held(NAMESPACE, [header.key for header in old[30:]]):
+            put(store, [header_of(NAMESPACE, key_of(at + i)) for i in range(5)])
+            at += 5
+        assert store.held(NAMESPACE, used) == b"\1" * 10
+
+
 def test_received_records_of_another_size_evict_old_blocks():
     with Store(4 * MIB, [], {"default": b"s" * 32}, PEERS) as store:
         store.start()

@@ -239,6 +239,16 @@ class Store(StoreParts):
         with self.table.lock:
             return self.table.index.held(namespace, keys)
 
+    @_while_open
+    def use(self, namespace: Namespace, keys: Sequence[bytes]) -> int:
+        """Record a use of each of these blocks that is held; return how many there are."""
+        with self.table.lock:
+            rows = self.table.index.find_all(namespace, keys)
+            held = [row for row in rows if row >= 0 and self.table.index.fastest(row) >= 0]
+            for row in held:  # one by one, because they are of different chains
+                self.table.touch([row])
+        return len(held)
+
     receive_slots = _while_open(receiving.receive_slots)
 
     def publish_received(

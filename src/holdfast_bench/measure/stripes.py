@@ -102,6 +102,9 @@ class KeepingTarget(TargetClient):
     def suspect(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> BlockCount:  # noqa: ARG002
         return BlockCount(0, Outcome.OK)
 
+    def use(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> BlockCount:  # noqa: ARG002
+        return BlockCount(0, Outcome.OK)
+
     def stats(self, deadline_s: float) -> tuple[NodeStatus, Outcome]:  # noqa: ARG002
         return NodeStatus(), Outcome.GONE if self.dead else Outcome.OK
 

@@ -42,6 +42,7 @@ class FakeTarget(TargetClient):
         self.slow_s = 0.2
         self.calls = 0
         self.callers = []
+        self.used = []
 
     def put(self, records, deadline_s, on_progress=None):
         if not self._answers():
@@ -69,6 +70,10 @@ class FakeTarget(TargetClient):
 
     def delete(self, namespace, keys, deadline_s):
         return BlockCount(sum(self.records.pop(key, None) is not None for key in keys), Outcome.OK)
+
+    def use(self, namespace, keys, deadline_s):
+        self.used += [key for key in keys if self._has(namespace, key)]
+        return BlockCount(len(keys), Outcome.OK)
 
     def suspect(self, namespace, keys, deadline_s):
         damaged = [

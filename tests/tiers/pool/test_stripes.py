@@ -1,6 +1,7 @@
 """A striped context comes from all members, and survives the loss of one."""
 
 import threading
+import time
 
 import msgspec
 import pytest
@@ -423,3 +424,20 @@ def test_a_late_and_a_lost_block_of_one_row_both_come_if_the_late_member_answers
 
     one.targets[late].get = late_at_first
     assert set(one.read(chain)) == {Outcome.OK}
+
+
+def test_members_are_told_that_the_parity_of_blocks_which_are_read_is_in_use(striped) -> None:
+    """Nobody reads it, so they would evict it first."""
+    one = striped(16)
+    chain = one.chain(58, 32)
+    one.write(chain)
+    one.read(chain)
+    wanted = {parity_key(chain.keys[first]) for first in range(0, 32, 8)}
+    end = time.monotonic() + 60
+    while not wanted <= {key for target in one.targets.values() for key in target.used}:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    one.read(chain)
+    one.pool.close()
+    used = [key for target in one.targets.values() for key in target.used]
+    assert sorted(used) == sorted(wanted), "each once in ten minutes"

@@ -164,6 +164,8 @@ class TargetSession:
                     return m.Counted(store.forget(*_named(request)))
                 case m.SuspectBlocks():
                     return m.Counted(store.check_suspects(*_named(request)))
+                case m.UseBlocks():
+                    return m.Counted(store.use(*_named(request)))
                 case Status():
                     return ReportReply(msgspec.to_builtins(self._service.node_status()))
                 case List():

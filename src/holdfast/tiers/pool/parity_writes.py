@@ -1,10 +1,14 @@
-"""Writes of parity records: after the blocks of their rows, to a member that has none of these."""
+"""Writes of parity records: after the blocks of their rows, to a member that has none of these.
+
+A thread ends rows that have been idle, and tells members which parity records are in use.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from holdfast.blocks.envelope import header_of_record
 from holdfast.clock import Clock
@@ -15,6 +19,7 @@ from holdfast.tiers.base import TierPut, segment_place
 from holdfast.tiers.pool.lookup import SegmentLookup
 from holdfast.tiers.pool.open_rows import OpenRows
 from holdfast.tiers.pool.parity import ParityRow
+from holdfast.tiers.pool.parity_uses import ParityUses
 from holdfast.tiers.pool.pool_calls import PoolCalls
 from holdfast.tiers.pool.segment_batch import SegmentBatch, segment_of
 
@@ -22,22 +27,29 @@ ROUND_S = 1.0
 """Interval at which idle rows are looked for, in seconds."""
 
 
+class ParityWriteOptions(NamedTuple):
+    """Deadline of a write in seconds, and number of blocks of a segment."""
+
+    deadline_s: float
+    segment_blocks: int
+
+
 class ParityWrites(Poller):
-    """Collects stored blocks in rows, and writes the parity records; a thread ends idle rows."""
+    """Collects stored blocks in rows, and writes the parity records; owns the thread."""
 
     def __init__(
         self,
         clock: Clock,
         lookup: SegmentLookup,
         calls: PoolCalls,
-        deadline_s: float,
-        segment_blocks: int,
+        uses: ParityUses,
+        options: ParityWriteOptions,
     ) -> None:
         super().__init__("parity records of a pool", ROUND_S, ROUND_S)
         self._lookup = lookup
         self._calls = calls
-        self._deadline_s = deadline_s
-        self._segment_blocks = segment_blocks
+        self._uses = uses
+        self._options = options
         self._rows = OpenRows(clock)
         self._lock = threading.Lock()
         self.written = self.written_bytes = self.refused = 0
@@ -61,14 +73,15 @@ class ParityWrites(Poller):
 
     def _one_round(self) -> None:
         self._write(self._rows.idle())
+        self._uses.tell(self._options.deadline_s)
 
     def _write(self, rows: Sequence[ParityRow]) -> None:
-        until = time.monotonic() + self._deadline_s
+        until = time.monotonic() + self._options.deadline_s
         of_member: dict[Member, list[memoryview]] = {}
         for row in rows:
             # The lane before that of the first block has no block of the row.
             segment = segment_of(segment_place(row.segment))
-            block = row.depth % self._segment_blocks - 1
+            block = row.depth % self._options.segment_blocks - 1
             for member in self._lookup.route(segment, block=block).write:
                 of_member.setdefault(member, []).append(row.record())
 

@@ -26,7 +26,7 @@ class PoolCalls(NamedTuple):
 
     `read`: from the members of a lane. `receive`: the leading run from one member; returns the
     indices left. Both set outcomes. `exist`: ask one member. `send`: write records to one member;
-    returns the outcome of each that it answered for.
+    returns the outcome of each that it answered for. `use`: tell one member that blocks are in use.
     """
 
     each: CallEach
@@ -34,3 +34,4 @@ class PoolCalls(NamedTuple):
     receive: Callable[[Member, SegmentBatch, Sequence[TierGet], list[Outcome]], list[int]]
     exist: Callable[[Member, SegmentBatch, Namespace, Sequence[bytes]], HeldFlags]
     send: Callable[[Member, SegmentBatch, Sequence[memoryview]], Sequence[Outcome]]
+    use: Callable[[Member, SegmentBatch, Namespace, Sequence[bytes]], None]

@@ -53,7 +53,8 @@ from holdfast.tiers.pool.hedged_read import HEDGED_BYTES_MAX, HedgedReads
 from holdfast.tiers.pool.hot_segments import HotSegments
 from holdfast.tiers.pool.lookup import Route, SegmentLookup
 from holdfast.tiers.pool.parity import parity_key, parity_namespace
-from holdfast.tiers.pool.parity_writes import ParityWrites
+from holdfast.tiers.pool.parity_uses import ParityUses
+from holdfast.tiers.pool.parity_writes import ParityWriteOptions, ParityWrites
 from holdfast.tiers.pool.pool_calls import PoolCalls
 from holdfast.tiers.pool.rewrites import LostBlocks, MisplacedBlocks
 from holdfast.tiers.pool.segment_batch import (
@@ -139,12 +140,21 @@ class PoolTier(AnsweringTier):
         self._gate = MediumGate()
         self._listed = threading.Event()
         segment_blocks, deadline_s = self.options.segment_blocks, self.options.deadline_s
-        calls = PoolCalls(self._each, self._read, self._receive_found, self._exist, self._send)
+        calls = PoolCalls(
+            self._each, self._read, self._receive_found, self._exist, self._send, self._use
+        )
         self._links = ChainLinks(segment_blocks)
         self._striped_lookup = StripedLookup(self.lookup, self._links, calls, segment_blocks)
         lateness = Lateness(self.health, self.hedged_reads.hedging)
         self._striped_reads = StripedReads(self.lookup, self._links, calls, lateness, deadline_s)
-        self._parity = ParityWrites(clock, self.lookup, calls, deadline_s, segment_blocks)
+        self._parity_uses = ParityUses(clock, self.lookup, self._links, calls)
+        self._parity = ParityWrites(
+            clock,
+            self.lookup,
+            calls,
+            self._parity_uses,
+            ParityWriteOptions(deadline_s, segment_blocks),
+        )
         source.watch(self._on_members)
         self._probes.start()
         if self.lookup.stripe > 1:
@@ -181,7 +191,9 @@ class PoolTier(AnsweringTier):
         """Receive records straight into their buffers, all segments concurrently."""
         outcomes = [Outcome.GONE if self._gate.is_shut else Outcome.LATE] * len(batch)
         if self.lookup.is_striped() and not self._gate.is_shut:
-            return self._striped_reads.read(batch)
+            outcomes = self._striped_reads.read(batch)
+            self._parity_uses.note(batch, outcomes)
+            return outcomes
         parts = parts_of_gets(batch, self.options.deadline_s)
         self._each(parts, lambda part: self._read(part, batch, outcomes))
         return outcomes
@@ -525,6 +537,12 @@ class PoolTier(AnsweringTier):
                 member, lambda target, _: target.exist(namespace, keys, part.left_s)
             )
         return held or HeldFlags(bytes(len(keys)), Outcome.GONE if part.left_s else Outcome.LATE)
+
+    def _use(
+        self, member: Member, part: SegmentBatch, namespace: Namespace, keys: Sequence[bytes]
+    ) -> None:
+        """Tell a member that blocks are in use."""
+        self.connections.call(member, lambda target, _: target.use(namespace, keys, part.left_s))
 
     def _tell_holders(self, batch: Sequence[TierGet], seconds: float, tell: _Tell) -> None:
         """Call `tell` with every member that may hold records, and the records it may hold."""

@@ -88,7 +88,7 @@ class HeldFlags(NamedTuple):
 
 
 class BlockCount(NamedTuple):
-    """The number of blocks that a delete found, or that a suspect deleted."""
+    """The number of blocks that a delete or a use found, or that a suspect deleted."""
 
     blocks: int
     outcome: Outcome
@@ -209,6 +209,10 @@ class TargetClient:
         A target of an earlier version does not know this request and deletes nothing.
         """
         return self._count(self._named(m.SuspectBlocks, namespace, keys), deadline_s)
+
+    def use(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> BlockCount:
+        """State that blocks are in use: the target evicts others first."""
+        return self._count(self._named(m.UseBlocks, namespace, keys), deadline_s)
 
     def stats(self, deadline_s: float) -> tuple[NodeStatus, Outcome]:
         """Return the target's status; empty if the target is of a version that has another."""

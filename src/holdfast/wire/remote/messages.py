@@ -126,15 +126,30 @@ class SuspectBlocks(NamedBlocks, frozen=True, tag="suspect"):
     """Report blocks that failed a reader's check; the target deletes those that fail its own."""
 
 
+class UseBlocks(NamedBlocks, frozen=True, tag="use"):
+    """State that these blocks are in use, so that others are evicted before them.
+
+    Sent for parity records, which are not read as long as their blocks are there.
+    """
+
+
 class Counted(_Message, frozen=True, tag="counted"):
-    """The number of blocks that a DeleteBlocks found, or that a SuspectBlocks deleted."""
+    """The number of blocks that a DeleteBlocks or a UseBlocks found, or a SuspectBlocks deleted."""
 
     blocks: Integer
     epoch: Integer = 0
 
 
 TargetRequest: TypeAlias = (
-    Join | PutRecords | GetRecords | ExistBlocks | DeleteBlocks | SuspectBlocks | Status | List
+    Join
+    | PutRecords
+    | GetRecords
+    | ExistBlocks
+    | DeleteBlocks
+    | SuspectBlocks
+    | UseBlocks
+    | Status
+    | List
 )
 TargetReply: TypeAlias = (
     Challenge | Joined | Stored | RecordsFollow | Existing | Counted | ReportReply | Refused

@@ -1,0 +1,84 @@
+"""A striped pool over real targets: a context survives the loss of one, and parity is accounted."""
+
+import contextlib
+from contextlib import closing
+
+import pytest
+
+from holdfast.blocks.key import Chain
+from holdfast.errors import Outcome
+from holdfast.limits import MIB
+from holdfast.membership.members import Member
+from holdfast.store.options import StoreOptions
+from holdfast.store.store import Store
+from holdfast.testing.chained import ChainedBlocks
+from holdfast.tiers.pool.parity import parity_key, parity_namespace
+from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
+from holdfast.wire.remote.client import TargetClient
+from holdfast_bench.campaigns.contexts import Contexts
+from holdfast_bench.harness.pool import ManualMembers
+
+TARGETS = 5
+BLOCKS = 70
+PAYLOAD_BYTES = 60_000
+SECRET = b"s" * 32
+QUICK = PoolTierOptions(deadline_s=20.0, ask_s=20.0)
+
+
+@pytest.fixture
+def targets(serve_here):
+    namespace = ChainedBlocks(PAYLOAD_BYTES).namespace
+    return [serve_here(namespace) for _ in range(TARGETS)]
+
+
+def pool_over(targets) -> PoolTier:
+    members = [Member(id=f"t{n}", address=target.address) for n, target in enumerate(targets)]
+    return PoolTier(ManualMembers(members), lambda member: TargetClient(member.address), QUICK)
+
+
+def test_a_context_is_whole_after_the_loss_of_any_one_target(targets):
+    blocks = ChainedBlocks(PAYLOAD_BYTES)
+    with closing(pool_over(targets)) as pool:
+        assert set(blocks.save(pool, range(BLOCKS))) == {Outcome.OK}
+    targets[2].close()
+    with closing(pool_over(targets)) as pool:
+        assert pool.held(blocks.namespace, blocks.keys(BLOCKS), 0) == BLOCKS
+        assert set(blocks.load(pool, range(BLOCKS))) == {Outcome.OK}
+        assert pool.usage().rebuilt > 0
+
+
+def test_rebuilt_blocks_reach_the_store_of_another_host_verified(targets):
+    keys = Chain(SECRET, b"campaign-print-1", 128)
+    keys.extend(list(range(128 * BLOCKS)))
+    stores = contextlib.ExitStack()
+    with stores:
+        writer = stores.enter_context(Store(32 * MIB, [pool_over(targets)], {"default": SECRET}))
+        writer.start()
+        contexts = Contexts(writer, PAYLOAD_BYTES)
+        contexts.save(keys.keys)
+        contexts.wait_written()
+    targets[0].close()
+    with Store(32 * MIB, [pool_over(targets)], {"default": SECRET}, StoreOptions()) as reader:
+        reader.start()
+        contexts = Contexts(reader, PAYLOAD_BYTES)
+        assert reader.look(contexts.namespace, keys.keys, 20.0).blocks == BLOCKS
+        assert contexts.read(keys.keys, 30.0) == BLOCKS
+
+
+def test_parity_records_count_for_the_domain_of_their_blocks(targets):
+    blocks = ChainedBlocks(PAYLOAD_BYTES)
+    with closing(pool_over(targets)) as pool:
+        blocks.save(pool, range(4))
+        [counted] = [
+            (target, namespace, flags)
+            for target in targets
+            for namespace in [parity_namespace(blocks.namespace)]
+            if (flags := target.store.held(namespace, [parity_key(blocks.key(0))])) == b"\1"
+        ]
+        target, namespace, _ = counted
+        [parity] = [
+            line for line in target.store.listing() if line["domain"] == namespace.domain.hex()
+        ]
+        assert parity["blocks"] == 1
+        pool.delete(blocks.gets(range(4)))
+        assert target.store.held(namespace, [parity_key(blocks.key(0))]) == b"\0"
