@@ -35,8 +35,7 @@ class TierStatus(StatusFields, frozen=True):
     empty while it does. `away`: why its medium cannot be used, as words that follow "away"; empty
     while it can. `replaced`: when its medium was replaced, as words that follow "replaced"; empty
     if it was not. `losses`: how often it lost its medium. `trouble`: why the tier's own report
-    could not be used; empty if it could. `rebuilt`: records computed from others of their row;
-    `parity_bytes`: bytes written for that.
+    could not be used; empty if it could. `rebuilt`: records computed from parity of others.
     """
 
     tier: str
@@ -127,9 +126,7 @@ class MemberReport(StatusFields, frozen=True):
 class SharedTierReport(StatusFields, frozen=True):
     """What a shared tier tells of its remote side; `trouble`: why it cannot tell more.
 
-    `limits`: what this node's credentials do not permit there, in words. Of a pool: `lanes`, over
-    how many members a segment is striped; records that were rebuilt; parity records that were
-    written and that members refused.
+    `limits`: what this node's credentials do not permit there. `lanes`: members of a stripe.
     """
 
     tier: str

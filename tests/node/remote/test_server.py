@@ -122,11 +122,6 @@ def test_another_namespace_is_not_served(node):
     assert node.get(KEYS[:2]) == 2
 
 
-def test_a_target_counts_the_blocks_in_use_that_it_has(node):
-    node.target.put(RECORDS[:3], 10)
-    assert node.target.use(NAMESPACE, [*KEYS[1:3], key_of(99)], 5) == (2, Outcome.OK)
-
-
 def test_a_damaged_payload_is_kept_until_its_reader_reports_it(node):
     records = [memoryview(bytearray(record)) for record in RECORDS[:3]]
     records[1][HEADER_BYTES + 20_000] ^= 1

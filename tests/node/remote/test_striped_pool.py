@@ -12,6 +12,7 @@ from holdfast.membership.members import Member
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.chained import ChainedBlocks
+from holdfast.testing.payloads import key_of, record_of
 from holdfast.tiers.pool.parity import parity_key, parity_namespace
 from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
 from holdfast.wire.remote.client import TargetClient
@@ -82,3 +83,10 @@ def test_parity_records_count_for_the_domain_of_their_blocks(targets):
         assert parity["blocks"] == 1
         pool.delete(blocks.gets(range(4)))
         assert target.store.held(namespace, [parity_key(blocks.key(0))]) == b"\0"
+
+
+def test_a_target_counts_the_blocks_in_use_that_it_has(targets):
+    namespace = targets[0].namespace
+    client, keys = targets[0].target, [key_of(number) for number in range(4)]
+    client.put([record_of(namespace, key) for key in keys[:3]], 10)
+    assert client.use(namespace, keys[1:], 5) == (2, Outcome.OK)

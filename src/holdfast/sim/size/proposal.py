@@ -285,12 +285,7 @@ def assumptions(question: SizingQuestion) -> list[str]:
             "node decodes; sizes and rates of these tiers count stored bytes; --codec off counts "
             "without"
         )
-    if pools := [name for name in question.media if question.profile.medium(name).tier == "pool"]:
-        lines.append(
-            f"{', '.join(pools)}: parity records add {PARITY_SHARE:.1%} to the bytes held and "
-            f"written, as with {STRIPE_TARGETS} targets or more, so that contexts survive the loss "
-            "of one"
-        )
+    lines += _parity_lines(question)
     if shape.windowed:
         lines.append(
             "windowed layers keep only the last window of a context, so a context is reused only "
@@ -309,3 +304,14 @@ def assumptions(question: SizingQuestion) -> list[str]:
             "request ends, so a context is reused only up to a point where an earlier request ended"
         )
     return [*lines, *demand.notes]
+
+
+def _parity_lines(question: SizingQuestion) -> list[str]:
+    media = question.profile.medium
+    pools = [name for name in question.media if media(name).tier == "pool"]
+    if not pools:
+        return []
+    return [
+        f"{', '.join(pools)}: parity records add {PARITY_SHARE:.1%} to the bytes held and written, "
+        f"as with {STRIPE_TARGETS} targets or more, so that contexts survive the loss of one"
+    ]
