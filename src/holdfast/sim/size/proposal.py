@@ -311,7 +311,8 @@ def _parity_lines(question: SizingQuestion) -> list[str]:
     pools = [name for name in question.media if media(name).tier == "pool"]
     if not pools:
         return []
-    return [
+    line = (
         f"{', '.join(pools)}: parity records add {PARITY_SHARE:.1%} to the bytes held and written, "
         f"as with {STRIPE_TARGETS} targets or more, so that contexts survive the loss of one"
-    ]
+    )
+    return [line]
