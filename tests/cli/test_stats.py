@@ -164,6 +164,8 @@ def test_a_codec_has_a_line_with_what_it_saves_and_did():
         "disk encodes (auto), 13.8 GiB of blocks in 10 GiB (1.38), 900 encoded, 3 kept raw, "
         "1,200 decoded"
     )
+    quantised = msgspec.structs.replace(CODEC, quantised=120)
+    assert "900 encoded (120 by int8), 3 kept raw" in codec_line(quantised)
     failed = msgspec.structs.replace(CODEC, encodes=False, mismatches=2, undecodable=1)
     assert codec_line(failed).startswith("disk keeps raw records (auto)")
     assert "2 decoded to other bytes and were stored raw, 1 could not be decoded" in codec_line(

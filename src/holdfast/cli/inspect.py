@@ -19,14 +19,13 @@ from holdfast.cli.options import (
     read_fingerprint,
     show,
 )
-from holdfast.cli.stats import codec_line, summary
+from holdfast.cli.stats import codec_line, quantise_line, summary
 from holdfast.config import Size
 from holdfast.errors import ConfigError, NotFollowed
 from holdfast.keys.audit import check
 from holdfast.status import (
     NodeStatus,
     PlansStatus,
-    QuantiseStatus,
     SharedTierReport,
     read_plans,
     read_shared,
@@ -247,7 +246,8 @@ def _status_lines(status: NodeStatus) -> list[str]:
     if recalls := status.page_locks.recalls:
         ends = ", ".join(f"{number:,} {outcome}" for outcome, number in recalls.items())
         lines.append(f"  recalls {ends}")
-    lines += _quantise(status.quantise)
+    if status.quantise.domains:
+        lines.append(f"  int8    {quantise_line(status.quantise)}")
     hints, scrub = status.hints, status.scrub
     lines.append(
         f"  hints   {many(hints.sessions, 'session')} followed, "
@@ -260,19 +260,6 @@ def _status_lines(status: NodeStatus) -> list[str]:
     )
     lines += [f"  fault   {fault.tier} {fault.key}: {fault.outcome}" for fault in status.faults]
     return lines
-
-
-def _quantise(quantise: QuantiseStatus) -> list[str]:
-    """Return a line on the lossy codec, if a domain asks for it."""
-    if not quantise.domains:
-        return []
-    line = (
-        f"  int8    {', '.join(quantise.domains)}: {many(quantise.quantised, 'block')} quantised "
-        f"({Size(quantise.raw_bytes)}), {quantise.left_exact:,} left exact"
-    )
-    if quantise.refusals:
-        line += f"; {many(quantise.refusals, 'session')} exact without a gate record"
-    return [line]
 
 
 def _figure(name: str, value: float) -> str:

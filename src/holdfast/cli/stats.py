@@ -17,7 +17,14 @@ from holdfast.cli.options import (
     node_address,
     show,
 )
-from holdfast.status import CodecStatus, CurveStatus, NodeStatus, TargetStatus, read_curve
+from holdfast.status import (
+    CodecStatus,
+    CurveStatus,
+    NodeStatus,
+    QuantiseStatus,
+    TargetStatus,
+    read_curve,
+)
 from holdfast.wire.local.messages import Curve
 
 _MULTIPLES = ("0.5", "1", "2", "10")
@@ -47,12 +54,14 @@ def run(args: argparse.Namespace) -> int:
         status = ask_status(ask)
     names = (
         *("version", "host", "role", "addresses", "uptime_s", "activity", "evictions"),
-        *("failed_checks", "codecs", "target", "credentials"),
+        *("failed_checks", "codecs", "quantise", "target", "credentials"),
     )
     data = msgspec.to_builtins(status)
     kept = {name: data[name] for name in names}
     lines = summary(status)
     lines += [f"codec: {codec_line(codec)}" for codec in status.codecs if codec.used]
+    if status.quantise.domains:
+        lines.append(f"int8: {quantise_line(status.quantise)}")
     show("\n".join(lines), {"node": address, **kept}, args.json)
     return OK
 
@@ -89,7 +98,8 @@ def codec_line(codec: CodecStatus) -> str:
             f"{Size(codec.held_raw_bytes)} of blocks in {Size(codec.held_bytes)} "
             f"({codec.held_ratio:.2f})"
         )
-    parts.append(f"{codec.encoded:,} encoded")
+    quantised = f" ({codec.quantised:,} by int8)" if codec.quantised else ""
+    parts.append(f"{codec.encoded:,} encoded{quantised}")
     parts.append(f"{codec.kept_raw:,} kept raw")
     parts.append(f"{codec.decoded:,} decoded")
     if codec.mismatches:
@@ -97,6 +107,17 @@ def codec_line(codec: CodecStatus) -> str:
     if codec.undecodable:
         parts.append(f"{codec.undecodable:,} could not be decoded")
     return ", ".join(parts)
+
+
+def quantise_line(quantise: QuantiseStatus) -> str:
+    """Return what the lossy codec did for the domains that ask for it, in one line."""
+    line = (
+        f"{', '.join(quantise.domains)}: {many(quantise.quantised, 'block')} quantised "
+        f"({Size(quantise.raw_bytes)}), {quantise.left_exact:,} left exact"
+    )
+    if quantise.refusals:
+        line += f"; {many(quantise.refusals, 'session')} exact without a gate record"
+    return line
 
 
 def curve_lines(curve: CurveStatus) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from holdfast.byte_size import Size
 from holdfast.cli import OK
 from holdfast.cli.options import Ask, add_node_arguments, ask_status, connected, many, node_address
-from holdfast.cli.stats import identity, summary
+from holdfast.cli.stats import identity, quantise_line, summary
 from holdfast.errors import ConfigError
 from holdfast.status import NodeStatus, tier_totals
 
@@ -73,7 +73,10 @@ def _views(ask: Ask, every_s: float, number: int) -> Iterator[list[str | Table]]
         if shown:
             time.sleep(every_s)
         status = ask_status(ask)
-        yield [identity(status), *summary(status), *_tables(status, before)]
+        lines = [identity(status), *summary(status)]
+        if status.quantise.domains:
+            lines.append(f"int8: {quantise_line(status.quantise)}")
+        yield [*lines, *_tables(status, before)]
         before, shown = status, shown + 1
 
 
