@@ -12,10 +12,12 @@ from holdfast.cli import main
 from holdfast.codec.int8 import Int8
 from holdfast.errors import NodeGoneError, RefusedError
 from holdfast.metrics import node_samples
+from holdfast.probe import free_port
 from holdfast.testing.embedded import fingerprint_for
 from holdfast.testing.gates import permit
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
+from holdfast_bench.harness.node import serve_argv
 from holdfast_bench.harness.process import ChildProcess, wait_until
 
 LAYOUT = holdfast.Layout.portable(
@@ -30,14 +32,23 @@ KV = KV.astype(np.float16)
 
 
 class Node:
-    """A real node with the domain `acme`, which asks for int8."""
+    """A real node with the domain `acme`, which asks for int8.
 
-    def __init__(self, folder):
+    Below its memory is a disk, or the pool of one target.
+    """
+
+    def __init__(self, folder, target=""):
+        folder.mkdir(exist_ok=True)
         self._folder = folder
+        self._below = f"{{kind: disk, path: {folder}/disk, capacity: 64 MiB}}"
+        if target:
+            (folder / "members.yaml").write_text(f"members: [{{id: target, address: {target}}}]")
+            self._below = f"{{kind: pool, members: {folder}/members.yaml, deadline_s: 20}}"
         self.gates, self.log = folder / "gates", folder / "node.log"
         self.address = f"unix://{folder}/node.sock"
-        (folder / "acme.key").touch(mode=0o600)
-        (folder / "acme.key").write_bytes(SECRET)
+        for name, key in (("acme.key", SECRET), ("default.key", b"d" * 32)):
+            (folder / name).touch(mode=0o600)
+            (folder / name).write_bytes(key)
         self.configure("int8")
         self.process = None
 
@@ -46,8 +57,9 @@ class Node:
             f"listen: {self.address}\n"
             "tiers:\n"
             "  - {kind: host, capacity: 64 MiB}\n"
-            f"  - {{kind: disk, path: {self._folder}/disk, capacity: 64 MiB}}\n"
+            f"  - {self._below}\n"
             "domains:\n"
+            "  default: {key_file: default.key, seal: false}\n"
             f"  acme: {{key_file: acme.key, seal: false, quantise: {quantise}}}\n"
             "gates: gates\n"
         )
@@ -110,9 +122,11 @@ def test_a_session_is_exact_until_a_record_permits_the_codec(node, caplog, capsy
     assert figures["quantise_refusals_total"] == 1
     assert main(["inspect", "--node", node.address]) == 0
     shown = capsys.readouterr().out
-    assert (
-        "int8    acme: 3 blocks quantised (96 KiB), 0 left exact; 1 session exact without" in shown
-    )
+    line = "acme: 3 blocks quantised (96 KiB), 0 left exact; 1 session exact without a gate record"
+    assert f"int8    {line}" in shown
+    for command in (["stats"], ["top", "--views", "1"]):
+        assert main([*command, "--node", node.address]) == 0
+        assert f"int8: {line}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_session_reconnects_with_the_blocks_that_it_began_with(node):
@@ -183,3 +197,32 @@ def test_quantised_blocks_of_other_sizes_than_described_are_refused(node):
         RefusedError, match=r"hello\.raw_bytes is 7 and block_tokens 64; the layout"
     ):
         welcome(node, hello(quantised, raw_bytes=7))
+
+
+def test_blocks_that_one_host_quantised_are_read_by_another_through_a_pool(tmp_path_factory):
+    folder, blocks = tmp_path_factory.mktemp("p"), MODEL.quantised("int8", 1).digest()
+    address = f"tcp://127.0.0.1:{free_port()}"
+    config = {"listen": address, "tiers": [{"kind": "host", "capacity": "64 MiB"}]}
+    argv = serve_argv(folder / "target.yaml", config)
+    hosts = [Node(folder / name, address) for name in ("a", "b")]
+    with contextlib.ExitStack() as undo:
+        target = ChildProcess("target", argv, folder / "target.log", {})
+        undo.callback(target.kill)
+        for host in hosts:
+            permit(host.gates, SECRET, MODEL)
+            host.start()
+            undo.callback(host.process.kill)
+        with holdfast.open(hosts[0].address, domain="acme") as store:
+            session = store.session(MODEL)
+            assert session.namespace.fingerprint == blocks
+            session.save(TOKENS, KV)
+            wait_until(target, lambda: not store.status().waiting_to_write, 60)
+            [codec] = store.status().codecs
+            assert (codec.quantised, codec.mode) == (BLOCKS, "auto")
+            assert 0 < codec.stored_bytes < 0.6 * codec.raw_bytes
+        with holdfast.open(hosts[1].address, domain="acme") as store:
+            session, found = store.session(MODEL), np.zeros_like(KV)
+            landed = session.fetch(TOKENS, into=found, deadline_s=20.0)
+            assert landed.sources == {"pool": BLOCKS}
+            assert (found == kept()).all()
+            assert store.status().codecs[0].decoded == BLOCKS
