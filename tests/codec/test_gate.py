@@ -5,6 +5,7 @@ import math
 import msgspec
 import pytest
 
+from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.layout import Layout
 from holdfast.codec.gate import (
     Difference,
@@ -17,19 +18,31 @@ from holdfast.codec.gate import (
 )
 from holdfast.errors import FormatError
 
-SECRET, FINGERPRINT = bytes(range(32)), bytes(range(16))
-CODEC = ("int8", 1)
+SECRET = bytes(range(32))
 LAYOUT = Layout.portable(layers=2, kv_heads=2, head_size=8, dtype="bfloat16", block_tokens=128)
-CONTROL = Difference(kl=1e-4, kl_p99=1e-3, same_top=0.99, nats_lost=0.0)
+CONTROL = Difference(
+    kl=1e-4, kl_p99=1e-3, same_top=0.99, nats_lost=0.0, score=0.5, score_error=0.01
+)
+
+
+def blocks_of(model="m", layout=LAYOUT, codec=("int8", 1)):
+    """The fingerprint of coded blocks."""
+    exact = Fingerprint.portable(
+        layout, model=model, positions="p", adapter="none", kv_quantisation="none", kv_scales="none"
+    )
+    return exact.quantised(*codec)
+
+
+BLOCKS = blocks_of()
 
 
 def record(**changes):
     made = GateRecord(
-        fingerprint=FINGERPRINT.hex(),
+        fingerprint=BLOCKS.digest().hex(),
         codec="int8",
         version=1,
         layout=LAYOUT,
-        model="0" * 32,
+        model="m",
         engine="transformers 5.0, bfloat16 on cpu",
         control="float32",
         prompts=64,
@@ -47,8 +60,8 @@ def coded(**changes):
     return record(coded_difference=msgspec.structs.replace(CONTROL, **changes))
 
 
-def refused(found, *, secret=SECRET, fingerprint=FINGERPRINT, codec=CODEC, layout=LAYOUT):
-    return why_refused(found, secret, fingerprint, codec, layout)
+def refused(found, *, secret=SECRET, blocks=BLOCKS):
+    return why_refused(found, secret, blocks)
 
 
 def test_a_signed_record_that_passes_permits_the_codec():
@@ -62,6 +75,8 @@ def test_a_signed_record_that_passes_permits_the_codec():
         coded(kl=2e-4, kl_p99=2e-3, same_top=0.985),
         coded(kl=0.0, kl_p99=0.0, same_top=1.0, nats_lost=-1.0),
         coded(nats_lost=1.0),
+        coded(score=0.49),
+        coded(score=0.9, score_error=0.5),
     ],
 )
 def test_a_record_within_the_bounds_passes(found):
@@ -77,6 +92,11 @@ def test_a_record_within_the_bounds_passes(found):
         (coded(kl=math.nan), "KL is nan"),
         (coded(kl_p99=math.inf), "KL p99 is inf"),
         (coded(same_top=math.nan), "the top token is the same at nan%"),
+        (
+            coded(score=0.4899),
+            "48.99% of the text's tokens are predicted, and 50.00% from exact blocks",
+        ),
+        (coded(score=math.nan), "nan% of the text's tokens are predicted"),
         (record(prompts=63), "prompts is 63, fewer than 64"),
         (record(coded_tokens=511), "coded tokens is 511, fewer than 512"),
         (record(judged_tokens=127), "judged tokens is 127, fewer than 128"),
@@ -107,17 +127,33 @@ def test_a_record_without_a_code_or_of_another_domain_is_refused():
     assert refused(msgspec.structs.replace(record(), mac="é")) == reason
 
 
+OTHER_LAYOUT = msgspec.structs.replace(LAYOUT, block_tokens=64)
+
+
 @pytest.mark.parametrize(
-    ("asked", "reason"),
+    ("blocks", "reason"),
     [
-        ({"fingerprint": bytes(16)}, f"it is of fingerprint {FINGERPRINT.hex()}"),
-        ({"codec": ("int8", 2)}, "it is of codec int8 version 1, not int8 2"),
-        ({"codec": ("int4", 1)}, "it is of codec int8 version 1, not int4 1"),
-        ({"layout": msgspec.structs.replace(LAYOUT, block_tokens=64)}, "of another layout"),
+        (blocks_of("another"), f"it is of fingerprint {BLOCKS.digest().hex()}"),
+        (blocks_of(codec=("int8", 2)), "it is of fingerprint"),
+        (blocks_of(layout=OTHER_LAYOUT), "it is of fingerprint"),
     ],
 )
-def test_a_record_of_another_model_codec_or_layout_is_refused(asked, reason):
-    assert reason in refused(signed(record(), SECRET), **asked)
+def test_a_record_of_another_fingerprint_is_refused(blocks, reason):
+    assert reason in refused(signed(record(), SECRET), blocks=blocks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"version": 2}, "it is of codec int8 version 2, not int8 1"),
+        ({"codec": "int4"}, "it is of codec int4 version 1, not int8 1"),
+        ({"layout": OTHER_LAYOUT}, "of another layout"),
+        ({"model": "another"}, "the judged model is 'another', and the blocks are of 'm'"),
+        ({"model": ""}, "the judged model is '', and the blocks are of 'm'"),
+    ],
+)
+def test_a_record_that_judged_something_else_is_refused(changes, reason):
+    assert reason in refused(signed(record(**changes), SECRET))
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,7 @@ def test_a_session_may_name_quantised_blocks_itself_if_they_are_permitted(opened
     [
         ({"prompts": 10}, "prompts is 10, fewer than 64"),
         ({"version": 2}, "it is of codec int8 version 2, not int8 1"),
+        ({"model": "other weights"}, "the judged model is 'other weights', and the blocks are of"),
         (
             {"layout": Layout.portable(
                 layers=2, kv_heads=2, head_size=32, dtype="bfloat16", block_tokens=64

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.blocks.layout import PortableLayout
+from holdfast.blocks.fingerprint import Fingerprint
+from holdfast.blocks.layout import PortableLayout, QuantisedLayout
 from holdfast.errors import FormatError
 from holdfast.prepared import prepared
 
@@ -35,6 +36,7 @@ RECORD_BYTES_MAX = 1 << 16
 """Largest file that is read as a gate record."""
 
 _PERSON = b"holdfast-gate"
+_SHOWN = 64
 
 
 class Difference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,22 +44,26 @@ class Difference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `kl`: mean Kullback-Leibler divergence in nats; `kl_p99`: its 99th percentile; `same_top`: share
     of positions with the same most likely token; `nats_lost`: mean loss on the text, minus that of
-    the first run.
+    the first run. `score`: share of the text's tokens that the second run predicts, as its most
+    likely token; `score_error`: its standard error, over prompts.
     """
 
     kl: float
     kl_p99: float
     same_top: float
     nats_lost: float
+    score: float
+    score_error: float
 
 
 @prepared
 class GateRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What was judged, how, and with what result.
 
-    `fingerprint`: hex, of the coded blocks. `model`: digest of the judged folder. `control`: the
-    arithmetic that the control used. `exact_blocks`: share of the blocks that the codec left exact.
-    `made`: UTC, ISO 8601. `mac`: hex, see `signed`.
+    `fingerprint`: hex, of the coded blocks. `model`: the judged model, as in their fingerprint's
+    meaning; empty if no fingerprint is named. `control`: the arithmetic that the control used.
+    `exact_blocks`: share of the blocks that the codec left exact. `made`: UTC, ISO 8601. `mac`:
+    hex, see `signed`.
     """
 
     fingerprint: str
@@ -103,7 +109,8 @@ def objections(record: GateRecord) -> list[str]:
 def excesses(coded: Difference, control: Difference) -> list[str]:
     """Return the figures of the coded run that are beyond the control's by too much.
 
-    Figures that are not numbers are.
+    Figures that are not numbers are. The control's second run is the exact one, so its score is
+    that of the exact blocks.
     """
     found = [
         f"{name} is {value:.3g}, more than {CONTROLS_MAX:g} times the control's {unit:.3g}"
@@ -118,6 +125,11 @@ def excesses(coded: Difference, control: Difference) -> list[str]:
         found.append(
             f"the top token is the same at {coded.same_top:.2%} of positions, less than "
             f"{least:.2%}, the control's less {TOP_TOKEN_LOSS_MAX:.1%}"
+        )
+    if not coded.score >= control.score - control.score_error:
+        found.append(
+            f"{coded.score:.2%} of the text's tokens are predicted, and {control.score:.2%} from "
+            f"exact blocks, with a standard error of {control.score_error:.2%}"
         )
     return found
 
@@ -149,20 +161,23 @@ def write_gate_record(record: GateRecord) -> bytes:
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 
-def why_refused(
-    record: GateRecord,
-    domain_key: bytes,
-    fingerprint: bytes,
-    codec: tuple[str, int],
-    layout: PortableLayout,
-) -> str:
-    """Return why a record does not permit a codec (name, version) for blocks; empty if it does."""
+def why_refused(record: GateRecord, domain_key: bytes, fingerprint: Fingerprint) -> str:
+    """Return why a record does not permit a fingerprint of coded blocks; empty if it does."""
     if not hmac.compare_digest(signed(record, domain_key).mac.encode(), record.mac.encode()):
         return "it was not made with this domain's secret, or was changed"
-    if record.fingerprint != fingerprint.hex():
+    blocks = fingerprint.representation
+    if not isinstance(blocks, QuantisedLayout) or record.fingerprint != fingerprint.digest().hex():
         return f"it is of fingerprint {record.fingerprint[:32]}"
-    if (record.codec, record.version) != codec:
-        return f"it is of codec {record.codec} version {record.version}, not {codec[0]} {codec[1]}"
-    if record.layout != layout:
+    if (record.codec, record.version) != (blocks.codec, blocks.codec_version):
+        return (
+            f"it is of codec {record.codec} version {record.version}, not {blocks.codec} "
+            f"{blocks.codec_version}"
+        )
+    if record.layout != blocks.exact:
         return f"it is of blocks of another layout, {record.layout}"
+    if record.model != fingerprint.meaning.model:
+        return (
+            f"the judged model is {record.model[:_SHOWN]!r}, and the blocks are of "
+            f"{fingerprint.meaning.model[:_SHOWN]!r}: judge the folder that the engine serves"
+        )
     return "; ".join(objections(record))

@@ -69,7 +69,7 @@ class Quantise:
             return self._refuse(fingerprint, f"domains.{domain}.quantise: {why}")
         else:
             quantised = fingerprint.quantised(int8.NAME, int8.VERSION)
-        if why := self._why_not_permitted(secret, quantised, layout):
+        if why := self._why_not_permitted(secret, quantised):
             digest = quantised.digest().hex()
             return self._refuse(
                 fingerprint,
@@ -122,13 +122,10 @@ class Quantise:
             self._refusals += 1
         return QuantiseChoice(fingerprint, why)
 
-    def _why_not_permitted(
-        self, secret: bytes, quantised: Fingerprint, layout: PortableLayout
-    ) -> str:
+    def _why_not_permitted(self, secret: bytes, quantised: Fingerprint) -> str:
         if self._gates is None:
             return "there is no folder of gate records; set gates, or a disk tier"
-        digest = quantised.digest()
-        file = gate_file(self._gates, digest.hex())
+        file = gate_file(self._gates, quantised.digest().hex())
         try:
             record = read_gate_record(read_regular(file, RECORD_BYTES_MAX))
         except FileNotFoundError:
@@ -137,7 +134,7 @@ class Quantise:
             return f"{str(file)!r} cannot be read: {error.strerror}"
         except FormatError as error:
             return f"{str(file)!r}: {error}"
-        why = why_refused(record, secret, digest, (int8.NAME, int8.VERSION), layout)
+        why = why_refused(record, secret, quantised)
         return f"{str(file)!r}: {why}" if why else ""
 
 

@@ -71,6 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "make no record)",
     )
     parser.add_argument(
+        "--model-digest",
+        default="",
+        metavar="TEXT",
+        help="what the blocks' fingerprint says of the model, if that does not come from its files "
+        "(default: the digest of the folder's safetensors files and config.json)",
+    )
+    parser.add_argument(
         "--domain",
         default="default",
         metavar="NAME",
@@ -145,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
         codec=NAME,
         version=VERSION,
         layout=layout,
-        model=model.digest(),
+        model=args.model_digest or (model.digest(layout) if args.fingerprint else ""),
         engine=model.engine,
         control=args.control,
         prompts=lengths.prompts,
@@ -223,6 +230,7 @@ def _rows(record: GateRecord, coded: dict[str, Difference]) -> list[Row]:
         at_most("control.kl_p99", control.kl_p99, "nats"),
         at_least("control.same_top", control.same_top, "of positions"),
         at_most("control.nats_lost", control.nats_lost, "nats"),
+        at_least("exact.score", control.score, "of tokens", error=control.score_error),
     ]
     for name, found in coded.items():
         for what, value, unit in (
@@ -249,6 +257,9 @@ def _rows(record: GateRecord, coded: dict[str, Difference]) -> list[Row]:
                 control.same_top - TOP_TOKEN_LOSS_MAX,
             ),
             at_most(f"{name}.nats_lost", found.nats_lost, "nats"),
+            at_least(
+                f"{name}.score", found.score, "of tokens", control.score - control.score_error
+            ),
         ]
     return rows
 
@@ -268,11 +279,14 @@ def _print(record: GateRecord, coded: dict[str, Difference]) -> None:
         f"{NAME}: {coded_bytes(layout) / layout.payload_bytes:.3f} of the bytes, "
         f"{record.exact_blocks:.1%} of the blocks left exact\n"
     )
-    print(f"{'':24}{'KL':>10}{'x control':>11}{'p99':>10}{'x control':>11}{'top token':>11}")
+    print(
+        f"{'':24}{'KL':>10}{'x control':>11}{'p99':>10}{'x control':>11}{'top token':>11}"
+        f"{'score':>9}"
+    )
     for name, found in {f"control ({record.control})": control, **coded}.items():
         times = _times(found.kl, control.kl), _times(found.kl_p99, control.kl_p99)
         verdict = "" if found is control else "fails" if excesses(found, control) else "passes"
         print(
             f"{name:24}{found.kl:10.2e}{times[0]:11.2f}{found.kl_p99:10.2e}{times[1]:11.2f}"
-            f"{found.same_top:11.2%}  {verdict}"
+            f"{found.same_top:11.2%}{found.score:9.2%}  {verdict}"
         )

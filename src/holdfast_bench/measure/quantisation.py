@@ -11,15 +11,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from holdfast.blocks.layout import HeadState, PortableLayout
-from holdfast.client.weights_digest import files_digest
+from holdfast.client.local_model import portable_fingerprint
+from holdfast.client.weights_digest import NoDigestError
 from holdfast.codec.gate import Difference
 from holdfast.codec.int8 import DTYPES, Int8
 from holdfast.errors import ConfigError
+from holdfast_bench.harness.standard_error import of_mean
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -34,8 +37,6 @@ Cache: TypeAlias = list[tuple[Any, Any]]
 
 Coder: TypeAlias = Callable[[Cache], Cache]
 """Returns what a codec keeps of a cache, in the same dtype; does not change its argument."""
-
-_FILES = ("*.safetensors", "*.bin", "*.json")
 
 
 class Lengths(NamedTuple):
@@ -52,11 +53,15 @@ class Lengths(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """Divergence, equality of the top token and nats lost at each judged position of one prompt."""
+    """Two runs at each judged position of one prompt.
+
+    `is_hit`: the second run's top token is the text's.
+    """
 
     divergence: npt.NDArray[np.float64]
     same_top: npt.NDArray[np.bool_]
     nats_lost: npt.NDArray[np.float64]
+    is_hit: npt.NDArray[np.bool_]
 
 
 class JudgedModel:
@@ -115,10 +120,17 @@ class JudgedModel:
         found = self._tokenizer(text, verbose=False)["input_ids"]
         return np.asarray(found, np.int64)
 
-    def digest(self) -> str:
-        """Return a digest of the model's files."""
-        files = [path for pattern in _FILES for path in self.folder.glob(pattern)]
-        return files_digest("judge", self.folder, files)
+    def digest(self, layout: PortableLayout) -> str:
+        """Return the model of this folder, as in the meaning of its portable blocks' fingerprint.
+
+        Raises ConfigError if the folder has no safetensors files.
+        """
+        try:
+            return portable_fingerprint(self.folder, layout).meaning.model
+        except (NoDigestError, OSError) as error:
+            raise ConfigError(
+                f"--model {self.folder}: {error}; then give it to --model-digest, too"
+            ) from error
 
     def layout(self, cache: Cache, block_tokens: int) -> PortableLayout:
         """Return the portable layout of a block of a cache."""
@@ -216,17 +228,21 @@ def positions(first: Any, second: Any, text: npt.NDArray[np.int64]) -> Positions
         (p.exp() * (p - q)).sum(-1).cpu().numpy(),
         (p.argmax(-1) == q.argmax(-1)).cpu().numpy(),
         (p.gather(1, at) - q.gather(1, at))[:, 0].cpu().numpy(),
+        (q.argmax(-1) == at[:, 0]).cpu().numpy(),
     )
 
 
 def difference(found: Sequence[Positions]) -> Difference:
     """Return the figures over all positions of all prompts."""
     divergence = np.concatenate([each.divergence for each in found])
+    scores = [float(each.is_hit.mean()) for each in found]
     return Difference(
         kl=float(divergence.mean()),
         kl_p99=float(np.quantile(divergence, 0.99)),
         same_top=float(np.concatenate([each.same_top for each in found]).mean()),
         nats_lost=float(np.concatenate([each.nats_lost for each in found]).mean()),
+        score=fmean(scores),
+        score_error=of_mean(scores) if len(scores) > 1 else 0.0,
     )
 
 

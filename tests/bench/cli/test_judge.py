@@ -1,12 +1,15 @@
 """`holdfast judge`: figures, a signed record, and refusals before any work."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from holdfast.blocks.layout import Layout
 from holdfast.cli import USAGE, main
+from holdfast.client.local_model import portable_fingerprint
 from holdfast.codec.gate import Difference, read_gate_record, why_refused
 from holdfast_bench.cli import judge as command
 
@@ -35,6 +38,12 @@ def judge(*options):
     )
 
 
+def blocks_of(folder):
+    """The fingerprint of the model's blocks of 128 tokens as `int8` leaves them."""
+    layout = Layout.portable(layers=4, kv_heads=2, head_size=32, dtype="bfloat16", block_tokens=128)
+    return portable_fingerprint(folder, layout).quantised("int8", 1)
+
+
 FEW = ("--count", "2", "--coded-tokens", "128", "--judged-tokens", "16")
 
 
@@ -42,22 +51,56 @@ def test_a_record_is_signed_with_the_domains_secret_and_says_what_was_judged(
     node, tmp_path, capsys
 ):
     pytest.importorskip("transformers")
-    assert judge(*FEW, *node, "--fingerprint", FINGERPRINT, "--json", "-") == 1
-    file = tmp_path / "gates" / f"{FINGERPRINT}.json"
+    blocks = blocks_of(MODEL)
+    fingerprint = blocks.digest().hex()
+    assert judge(*FEW, *node, "--fingerprint", fingerprint, "--json", "-") == 1
+    file = tmp_path / "gates" / f"{fingerprint}.json"
     record = read_gate_record(file.read_bytes())
     assert file.stat().st_mode & 0o777 == 0o600
     assert (record.prompts, record.coded_tokens, record.judged_tokens) == (2, 128, 16)
     assert record.layout.block_tokens == 128
-    fingerprint, codec = bytes.fromhex(FINGERPRINT), ("int8", 1)
-    why = why_refused(record, KEY, fingerprint, codec, record.layout)
-    assert why.startswith("prompts is 2, fewer than 64; judged tokens") or "coded tokens" in why
-    assert "not made with" in why_refused(record, bytes(32), fingerprint, codec, record.layout)
+    assert why_refused(record, KEY, blocks).startswith("prompts is 2, fewer than 64; coded tokens")
+    assert "not made with" in why_refused(record, bytes(32), blocks)
     told = capsys.readouterr()
     rows = {row["what"]: row for row in json.loads(told.out)["rows"]}
     assert rows["int8.kl"]["limit"] == rows["control.kl"]["value"] > 0
     assert rows["int8.kl"]["value"] == record.coded_difference.kl
+    assert rows["int8.score"]["value"] == record.coded_difference.score
+    assert rows["exact.score"]["value"] == record.control_difference.score > 0
     assert rows["int8.stored"]["value"] < 0.53
     assert "does not pass: prompts is 2, fewer than 64" in told.err
+
+
+def test_a_record_of_a_folder_with_other_weights_permits_nothing(node, tmp_path, capsys):
+    pytest.importorskip("transformers")
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(weights)
+    served, file = blocks_of(folder), tmp_path / "record.json"
+    options = [*FEW, *node, "--fingerprint", served.digest().hex(), "--out", str(file)]
+    assert judge(*options) == 1
+    record = read_gate_record(file.read_bytes())
+    assert "the judged model is '" in why_refused(record, KEY, served)
+    assert judge(*options, "--model-digest", served.meaning.model) == 1
+    record = read_gate_record(file.read_bytes())
+    assert why_refused(record, KEY, served).startswith("prompts is 2")
+
+
+def test_a_folder_without_safetensors_needs_the_digest_in_words(node, tmp_path, capsys):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(MODEL)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    options = [*FEW, *node, "--fingerprint", FINGERPRINT, "--out", str(tmp_path / "record.json")]
+    command = ["judge", "int8", "--model", str(folder), "--prompts", str(MODEL / "held_out.txt")]
+    assert main([*command, *options]) == USAGE
+    assert "has no safetensors files" in capsys.readouterr().err
+    assert main([*command, *options, "--model-digest", "pinned"]) == 1
+    assert read_gate_record((tmp_path / "record.json").read_bytes()).model == "pinned"
 
 
 def test_the_table_shows_every_coding_that_was_asked_for(capsys):
@@ -107,7 +150,10 @@ def test_a_dtype_or_device_that_torch_does_not_have_is_refused(options, message,
 
 def test_a_control_whose_p99_is_zero_has_figures_and_a_verdict(monkeypatch, capsys):
     pytest.importorskip("transformers")
-    control, worse = Difference(1e-9, 0.0, 1.0, 0.0), Difference(1e-3, 1e-3, 1.0, 0.0)
+    control, worse = (
+        Difference(1e-9, 0.0, 1.0, 0.0, 0.5, 0.1),
+        Difference(1e-3, 1e-3, 1.0, 0.0, 0.5, 0.1),
+    )
 
     def judged(_model, prompts, lengths, coders, _show):
         coders["int8"].blocks = len(prompts) * lengths.coded

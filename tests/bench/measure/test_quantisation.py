@@ -1,6 +1,7 @@
 """The gate on a small trained model: int8 passes; int6, fp8 and int4 by token do not."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,49 @@ def test_a_coarser_coding_fails_the_gate(judged, name):
     assert excesses(coded[name], control)
 
 
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory):
+    """The model with wide channels: keys of two rotary pairs are 16 times larger.
+
+    Queries of these pairs are 16 times smaller, so the model computes the same.
+    """
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("wide")
+    shutil.copytree(FOLDER, folder, dirs_exist_ok=True)
+    model = AutoModelForCausalLM.from_pretrained(FOLDER)
+    dim, half, pairs, factor = model.config.head_dim, model.config.head_dim // 2, 2, 16.0
+    chosen = [*range(half - pairs, half), *range(dim - pairs, dim)]
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for weight, scale in (
+                (layer.self_attn.k_proj.weight, factor),
+                (layer.self_attn.q_proj.weight, 1 / factor),
+            ):
+                weight.view(-1, dim, weight.shape[1])[:, chosen] *= scale
+    model.save_pretrained(folder)
+    return JudgedModel(folder, "", "float32", "cpu")
+
+
+def keys_by_token(cache):
+    """Int8 whose keys have a scale for each token, which wide channels spoil for the others."""
+
+    def code(x):
+        step = (x.float().abs().amax(2, keepdim=True) / 127).half().float().clamp(min=2**-24)
+        return ((x.float() / step).round().clamp(-127, 127) * step).to(x.dtype)
+
+    return [(code(keys), code(values)) for keys, values in cache]
+
+
+def test_with_wide_channels_int8_stays_near_the_noise_and_keys_coded_by_token_do_not(wide_model):
+    lengths = LENGTHS._replace(prompts=3)
+    prompts = read_prompts(TEXT, wide_model, lengths)
+    coders = {"int8": Int8Coder(LAYOUT), "by token": keys_by_token}
+    control, coded = judge(wide_model, prompts, lengths, coders)
+    assert coded["int8"].kl < 2 * control.kl
+    assert coded["by token"].kl > 1.5 * coded["int8"].kl
+
+
 def test_an_unchanged_cache_changes_nothing(judged):
     exact = judged[2]["exact"]
     assert (exact.kl, exact.kl_p99, exact.same_top, exact.nats_lost) == (0.0, 0.0, 1.0, 0.0)
@@ -98,6 +142,10 @@ def test_figures_are_over_all_positions_of_all_prompts():
     assert total.kl_p99 == pytest.approx(np.quantile([0, 0, 0, 0, 0, kl], 0.99))
     assert total.nats_lost == pytest.approx(np.log(2 * p) / 6)
     assert total.same_top == 1.0
+    assert (total.score, total.score_error) == (pytest.approx(2 / 3), 0.0)
+    worse = difference([*found, positions(flat, flat, np.array([1, 1, 1]))])
+    assert worse.score == pytest.approx(4 / 9)
+    assert worse.score_error == pytest.approx(2 / 9)
 
 
 def test_prompts_are_read_from_lines_of_json_and_short_ones_are_left_out(tmp_path, model):
