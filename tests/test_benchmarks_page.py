@@ -139,6 +139,28 @@ def test_the_chart_of_codecs_shows_ratio_and_speeds_of_what_was_measured():
     }
 
 
+def test_the_chart_of_layouts_shows_exact_beside_portable_blocks():
+    rows = [
+        {"what": "vllm.warm.4096", "value": 20.0},
+        {"what": "vllm.portable.4096", "value": 1.1, "exact_s": 0.1, "portable_s": 0.11},
+    ]
+    chart = loaded().layouts_chart({"name": "bench vllm", "rows": rows})
+    assert chart.groups == {"4,096 tokens": {"exact": 0.1, "portable": 0.11}}
+
+
+def test_the_chart_of_conversion_shows_each_packing_beside_a_copy():
+    rows = [
+        {"what": "convert.vec.bfloat16.save", "value": 8.0, "unit": "GB/s", "limit": 20.0},
+        {"what": "convert.device.load.busy", "value": 4.0, "unit": "GB/s", "limit": 9.0},
+    ]
+    tool = loaded()
+    question = next(each for each in tool.QUESTIONS if each.file == "convert.svg")
+    assert question.draw({"name": "bench convert", "rows": rows}).groups == {
+        "vec.bfloat16.save": {"value": 8.0, "limit": 20.0},
+        "device.load.busy": {"value": 4.0, "limit": 9.0},
+    }
+
+
 def test_figures_in_lists_and_mappings_have_three_digits_too():
     line = loaded().row({"what": "a", "value": 1.23456, "cuts_s": {"0": 0.22289, "1": 0.1}})
     assert line.startswith("| `a` | 1.23 |")

@@ -115,6 +115,10 @@ HOST_TIERS = {
     "native_s": ("vLLM's own host tier", "#d98324"),
 }
 """Fields of the rows `vllm.lmcache.TOKENS` and, from a machine with a GPU, `vllm.native.TOKENS`."""
+LAYOUTS = {
+    "exact": ("exact blocks", "#9aa5b1"),
+    "portable": ("portable blocks", "#1f6feb"),
+}
 CUTS = {
     "best_s": ("the best of all cuts", "#9aa5b1"),
     "planned_s": ("the plan's cut", "#1f6feb"),
@@ -232,6 +236,18 @@ def host_tiers_chart(report: dict[str, Any]) -> Chart:
             bars = groups.setdefault(f"{int(tokens):,} tokens", {})
             bars |= {name: row[name] for name in HOST_TIERS if name in row}
     return Chart("seconds to the first token (less is better)", HOST_TIERS, groups)
+
+
+def layouts_chart(report: dict[str, Any]) -> Chart:
+    """Return seconds to the first token of contexts in exact and in portable blocks."""
+    groups: Groups = {
+        f"{int(row['what'].rpartition('.')[2]):,} tokens": {
+            name: row[f"{name}_s"] for name in LAYOUTS
+        }
+        for row in report["rows"]
+        if row["what"].startswith("vllm.portable.")
+    }
+    return Chart("seconds to the first token (less is better)", LAYOUTS, groups)
 
 
 def cuts_chart(report: dict[str, Any]) -> Chart:
@@ -378,6 +394,25 @@ QUESTIONS = (
         "bench vllm",
         "host_tiers.svg",
         host_tiers_chart,
+    ),
+    Question(
+        "What do portable blocks cost an engine?",
+        "The same vLLM with `layout: exact` and with `layout: portable`, in turns, with the "
+        "contexts in host memory. Outputs are equal bit for bit.",
+        "bench vllm",
+        "layouts.svg",
+        layouts_chart,
+    ),
+    Question(
+        "How fast are pages converted?",
+        "Between pages of an engine and portable blocks, bytes per second of one thread's "
+        "processor time; grey is a plain copy of the same bytes. `vec` and `amx` are the packings "
+        "of vLLM on CPUs, `nhd` and `hnd` rows by token and by head. `device` is by the clock, "
+        "with two threads, and its grey is the device that copies pages as they are; `busy` is "
+        "beside a thread that holds the interpreter.",
+        "bench convert",
+        "convert.svg",
+        limits_chart,
     ),
     Question(
         "What does the lossy codec change?",
