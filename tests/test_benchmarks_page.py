@@ -9,6 +9,8 @@ TOOL = Path(__file__).resolve().parent.parent / "tools" / "benchmarks.py"
 
 def loaded():
     spec = importlib.util.spec_from_file_location("benchmarks_tool", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     return tool
@@ -36,7 +38,7 @@ def test_the_length_of_a_bar_shows_the_measured_value():
     words = [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")]
     assert {"plain sockets", "Holdfast", "Holdfast over NIXL (UCX)", "Redis"} <= set(words)
     assert "LMCache server" not in words
-    widths = [float(r.get("width")) for r in svg.iter("{http://www.w3.org/2000/svg}rect")
+    widths = [float(r.get("width") or 0) for r in svg.iter("{http://www.w3.org/2000/svg}rect")
               if r.get("height") == "11"]  # fmt: skip
     assert max(widths) == 430.0
     assert widths.count(344.0) == 1

@@ -50,7 +50,12 @@ class Node:
             (folder / name).touch(mode=0o600)
             (folder / name).write_bytes(key)
         self.configure("int8")
-        self.process = None
+        self._process = None
+
+    @property
+    def process(self):
+        assert self._process is not None
+        return self._process
 
     def configure(self, quantise):
         (self._folder / "node.yaml").write_text(
@@ -66,7 +71,7 @@ class Node:
 
     def start(self):
         argv = [sys.executable, "-m", "holdfast", "serve", "--config", f"{self._folder}/node.yaml"]
-        self.process = ChildProcess("node", argv, self.log, {})
+        self._process = ChildProcess("node", argv, self.log, {})
         wait_until(self.process, self._serves, 60)
 
     def _serves(self):
@@ -139,8 +144,8 @@ def test_a_session_reconnects_with_the_blocks_that_it_began_with(node):
 
         def found():
             with contextlib.suppress(NodeGoneError):
-                return session.cover(TOKENS) or session.save(TOKENS, KV)
-            return 0
+                return bool(session.cover(TOKENS) or session.save(TOKENS, KV))
+            return False
 
         wait_until(node.process, found, 60)
         assert (fetch(session) == kept()).all()
@@ -157,7 +162,7 @@ def test_a_session_reconnects_with_the_blocks_that_it_began_with(node):
                 return str(error)
             return ""
 
-        wait_until(node.process, refusal, 60)
+        wait_until(node.process, lambda: bool(refusal()), 60)
         assert "domain 'acme' stores exact blocks only" in refusal()
 
 

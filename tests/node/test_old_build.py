@@ -94,31 +94,34 @@ class Target:
         ]
         self._file, self._log = folder / "target.yaml", folder / "target.log"
         self._file.write_text(json.dumps({"listen": self.address, "tiers": tiers}))
-        self._process = None
+        self._processes = []
 
     def start(self, source):
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "holdfast", "serve", "--config", str(self._file)],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=os.environ | {"PYTHONPATH": str(source)},
             )
-        ready, _, _ = select.select([self._process.stdout], [], [], READY_S)
+        assert process.stdout is not None
+        self._processes.append(process)
+        ready, _, _ = select.select([process.stdout], [], [], READY_S)
         assert ready, "the target is not ready in time"
-        assert self._process.stdout.readline().startswith(b"READY"), self.log()
+        assert process.stdout.readline().startswith(b"READY"), self.log()
 
     def is_running(self):
-        return self._process.poll() is None
+        return self._processes[-1].poll() is None
 
     def log(self):
         return self._log.read_text()
 
     def stop(self):
-        if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
-            self._process.wait(60)
-            self._process.stdout.close()
+        for process in self._processes:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+            process.stdout.close()
+        self._processes.clear()
 
 
 class Host:

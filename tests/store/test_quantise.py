@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from holdfast.blocks.envelope import stored_bytes
-from holdfast.blocks.layout import Layout
+from holdfast.blocks.layout import Layout, QuantisedLayout
+from holdfast.codec.codec import CodecMode
 from holdfast.codec.int8 import Int8, coded_bytes
 from holdfast.errors import RefusedError
 from holdfast.keys.keyring import KeyRing
@@ -52,7 +53,7 @@ def opened(tmp_path):
     """Open stores over one disk; the domain `acme` quantises, `exact` does not."""
     stores = []
 
-    def make(codec="off", **options):
+    def make(codec: CodecMode = "off", **options):
         tier = DiskTier(DiskConfig(path=str(tmp_path / "disk"), capacity_bytes=32 * MIB))
         rules = {1: TierRules(codec=codec)}
         given = {"quantise": ["acme"], "gates": tmp_path / "gates", "rules": rules, **options}
@@ -344,4 +345,5 @@ def test_the_quantised_fingerprint_differs_in_codec_and_version():
         assert one.digest() != other.digest()
     again = msgspec.json.decode(msgspec.json.encode(found[1]), type=type(MODEL))
     assert again == found[1]
+    assert isinstance(again.representation, QuantisedLayout)
     assert again.representation.exact == LAYOUT

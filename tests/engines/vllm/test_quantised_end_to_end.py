@@ -121,5 +121,5 @@ def test_an_engine_goes_on_from_quantised_blocks_of_memory_and_of_the_disk(behin
         found = np.zeros((BLOCKS, layout().payload_bytes), np.uint8)
         assert session.fetch(prompt, into=found, deadline_s=20.0).blocks == BLOCKS
     again = found.copy()
-    assert all(Int8(layout()).quantised(memoryview(block)) for block in again)
+    assert all(Int8(layout()).quantised(block.data) for block in again)
     assert (again == found).all()
