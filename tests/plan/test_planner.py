@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.plan.cost import PrefillCost, TierEstimate
-from holdfast.plan.planner import BestCut, FetchHeld, Plan, PlanQuestion, expected_s, fetch_s
+from holdfast.plan.planner import (
+    BestCut,
+    FetchHeld,
+    Plan,
+    PlanQuestion,
+    expected_s,
+    fetch_s,
+    first_token_s,
+)
 
 NAMES = ("host", "disk", "pool", "object")
 TIMES = st.floats(0, 0.1)
@@ -33,6 +41,7 @@ def questions(draw, limits=ENDLESS):
         prompt_tokens=prompt,
         have_tokens=draw(st.integers(0, prompt - 1)),
         delivery=draw(ESTIMATES),
+        queued_s=draw(st.one_of(st.just(0.0), st.floats(0, 10))),
     )
 
 
@@ -46,18 +55,19 @@ def allowed(question: PlanQuestion) -> list[int]:
 @given(questions(st.one_of(ENDLESS, st.floats(0, 1))))
 def test_the_plan_is_the_fastest_of_all_allowed_cuts(question):
     plan = BestCut().plan(question)
-    best = min(expected_s(question, k) for k in allowed(question))
+    best = min(first_token_s(question, k) for k in allowed(question))
     assert plan.blocks in allowed(question)
-    assert plan.expected_s == pytest.approx(best, rel=1e-6, abs=1e-9)
-    assert expected_s(question, plan.blocks) == pytest.approx(best, rel=1e-6, abs=1e-9)
+    assert plan.expected_s == expected_s(question, plan.blocks)
+    assert first_token_s(question, plan.blocks) == pytest.approx(best, rel=1e-6, abs=1e-9)
 
 
 @given(questions())
 def test_a_plan_is_never_slower_than_fetching_all_or_nothing(question):
     plan = BestCut().plan(question)
-    tiny = 1e-6 * plan.recompute_s + 1e-9
-    assert plan.expected_s <= expected_s(question, question.first) + tiny
-    assert plan.expected_s <= expected_s(question, len(question.tiers)) + tiny
+    tiny = 1e-6 * (plan.recompute_s + question.queued_s) + 1e-9
+    planned_s = first_token_s(question, plan.blocks)
+    assert planned_s <= first_token_s(question, question.first) + tiny
+    assert planned_s <= first_token_s(question, len(question.tiers)) + tiny
     assert plan.recompute_s == pytest.approx(expected_s(question, question.first))
 
 
@@ -70,16 +80,25 @@ def with_tier(question: PlanQuestion, tier: int, **changes: float) -> PlanQuesti
 @given(questions(), st.integers(0, 3), st.floats(1, 100))
 def test_more_bandwidth_never_makes_a_plan_slower(question, tier, times):
     faster = with_tier(question, tier, bytes_per_s=question.estimates[tier].bytes_per_s * times)
-    before, after = BestCut().plan(question), BestCut().plan(faster)
-    assert after.expected_s <= before.expected_s * (1 + 1e-9) + 1e-9
+    before, after = (first_token_s(q, BestCut().plan(q).blocks) for q in (question, faster))
+    assert after <= before * (1 + 1e-9) + 1e-9
 
 
 @given(questions(), st.integers(0, 3), st.floats(0, 1e10))
 def test_a_longer_queue_never_makes_a_plan_faster(question, tier, more):
     queued = question.estimates[tier].queued_bytes + more
     busier = with_tier(question, tier, queued_bytes=queued)
-    before, after = BestCut().plan(question), BestCut().plan(busier)
-    assert after.expected_s >= before.expected_s * (1 - 1e-9) - 1e-9
+    before, after = (first_token_s(q, BestCut().plan(q).blocks) for q in (question, busier))
+    assert after >= before * (1 - 1e-9) - 1e-9
+
+
+@given(questions(), st.floats(0, 10))
+def test_a_longer_queue_at_the_engine_never_fetches_less(question, more_s):
+    longer = question._replace(queued_s=question.queued_s + more_s)
+    before, after = BestCut().plan(question), BestCut().plan(longer)
+    if after.blocks < before.blocks:  # of equals any is right
+        equal_s = first_token_s(longer, before.blocks)
+        assert equal_s == pytest.approx(first_token_s(longer, after.blocks), rel=1e-6)
 
 
 @given(questions(), st.floats(1, 100))
@@ -90,7 +109,8 @@ def test_a_slower_engine_never_fetches_less(question, times):
     now = BestCut().plan(slower)
     # Of equals any is right: what counts is what the longer fetch would have cost.
     if now.blocks < fetched.blocks:
-        assert expected_s(slower, fetched.blocks) == pytest.approx(now.expected_s, rel=1e-6)
+        least_s = first_token_s(slower, now.blocks)
+        assert first_token_s(slower, fetched.blocks) == pytest.approx(least_s, rel=1e-6)
 
 
 @given(questions(st.floats(0, 10)))
@@ -102,7 +122,7 @@ def test_a_deadline_is_bounded_by_the_time_saved_and_covers_the_expected_fetch(q
         return
     assert plan.fetch_s <= plan.deadline_s <= question.limit_s
     assert plan.deadline_s <= max(0.5 * plan.recompute_s, 1.5 * plan.fetch_s) + 1e-9
-    assert left_s <= plan.recompute_s + 1e-9
+    assert left_s <= plan.recompute_s + question.queued_s + 1e-9
 
 
 def question_of(tiers: list[int], **changes: object) -> PlanQuestion:
@@ -180,3 +200,17 @@ def test_more_time_never_fetches_less(question, less, more):
     b = FetchHeld().plan(question._replace(limit_s=more))
     assert a.blocks <= b.blocks
     assert a.fetch_s <= less
+
+
+def test_behind_a_queue_a_slow_tier_is_worth_a_fetch_and_the_reason_says_why():
+    slow = [TierEstimate(0.0, 8e9), TierEstimate(0.0, 1 << 22)]
+    question = question_of([1] * 8, estimates=slow, names=NAMES[:2])
+    idle = BestCut().plan(question)
+    assert idle.blocks == 0, "8 MiB take 2 s from the disk, and 0.5 s to compute"
+    busy = BestCut().plan(question._replace(queued_s=2.0))
+    assert busy.blocks == 8
+    assert busy.reason == (
+        "fetch 8 of 8 blocks from disk: 2.02 s against 0.53 s behind 2.00 s of queued prefill"
+    )
+    between = BestCut().plan(question._replace(queued_s=0.5))
+    assert 0 < between.blocks < 8

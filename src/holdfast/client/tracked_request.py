@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.blocks.key import Chain
+from holdfast.client.engine_queue import EngineQueue
 from holdfast.client.request_hints import RequestHint
 from holdfast.errors import NotFollowed, ProtocolError
 from holdfast.limits import PUBLIC_BLOCKS_MAX
@@ -96,7 +97,8 @@ class TrackedRequest:
     saving. `prompt_tokens`: tokens computed before the next first token; after a preemption this
     includes the generated tokens. `local_tokens`: tokens in the engine's own cache;
     `planned_local_tokens`: the number that the node assumed in `plan` (a plan number, 0: no plan,
-    or its end was noted). `decided_at` and `loaded_s`: as in `PlanEnd`.
+    or its end was noted). `planned_queue`: the engine's queue that the first plan for this prompt
+    assumed; None once it was asked for again. `decided_at` and `loaded_s`: as in `PlanEnd`.
     """
 
     def __init__(
@@ -115,8 +117,19 @@ class TrackedRequest:
         self.deadline_s = 0.0
         self.local_tokens = self.planned_local_tokens = 0
         self.decided_at = self.loaded_s = 0.0
+        self.planned_queue: EngineQueue | None = None
         self.loading: PendingLoad | None = None
         self.load_failed = False
+
+    @property
+    def ready_tokens(self) -> int:
+        """Leading tokens that need no computing, by the plan; all while the plan is not known."""
+        if self.request.num_computed_tokens:
+            computed: int = self.request.num_computed_tokens
+            return computed
+        if self.question is not None:
+            return self.prompt_tokens
+        return max(self.local_tokens, self.planned_blocks * self.chains[0].block_tokens)
 
     def restart(self) -> None:
         """Restart after a preemption: the tokens generated so far are computed again, too."""

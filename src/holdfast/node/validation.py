@@ -10,6 +10,7 @@ from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import BlockError, NotFollowed, ProtocolError
 from holdfast.limits import CHAIN_BLOCKS_MAX
 from holdfast.metrics import OTHER
+from holdfast.plan.cost import QueuedPrefill
 from holdfast.session import check_seconds
 from holdfast.store.activity import PromptCounts
 from holdfast.store.estimates import EngineId
@@ -19,6 +20,9 @@ from holdfast.wire.local import messages as m
 
 BLOCK_TOKENS_MAX = 1 << 20
 ELEMENT_BYTES_MAX = 16
+QUEUED_TOKENS_MAX = 1 << 40
+"""More than an engine computes in a month."""
+
 TOKENS_MAX = CHAIN_BLOCKS_MAX * BLOCK_TOKENS_MAX
 VERIFY_S_MAX = 30.0
 
@@ -73,7 +77,22 @@ def prompt_tokens(engine: EngineId, request: m.Cover) -> PromptTokens:
         )
     check_seconds("cover.limit_s", request.limit_s, DEADLINE_S_MAX)
     check_seconds("cover.deadline_s", request.deadline_s, DEADLINE_S_MAX)
-    return PromptTokens(engine, request.tokens, request.have, request.limit_s, request.plan)
+    queued, pairs = request.queued_tokens, request.queued_pairs
+    if not (0 <= queued <= QUEUED_TOKENS_MAX and 0 <= pairs <= queued * QUEUED_TOKENS_MAX):
+        raise ProtocolError(
+            f"cover: queued_tokens {queued} and queued_pairs {pairs} do not satisfy 0 <= tokens <= "
+            f"{QUEUED_TOKENS_MAX} and 0 <= pairs <= tokens * {QUEUED_TOKENS_MAX}"
+        )
+    for tier, blocks in request.to_load.items():
+        if not 0 <= blocks <= QUEUED_TOKENS_MAX:
+            raise ProtocolError(
+                f"cover: to_load of {tier!r} is {blocks}, not from 0 to {QUEUED_TOKENS_MAX}"
+            )
+    return PromptTokens(
+        *(engine, request.tokens, request.have, request.limit_s, request.plan),
+        QueuedPrefill(queued, pairs),
+        request.to_load,
+    )
 
 
 def prompt_counts(tiers: Collection[str], prompt: tuple[int, int, dict[str, int]]) -> PromptCounts:

@@ -37,6 +37,23 @@ class PrefillCost(NamedTuple):
         """Return the time to compute `new` tokens after `context` tokens that are present."""
         return self.a + new * (self.b + self.c * (context + new / 2)) if new > 0 else 0.0
 
+    def queue_s(self, queued: QueuedPrefill) -> float:
+        """Return the time until queued prefill is computed; several prompts may share a step."""
+        return self.b * queued.tokens + self.c * queued.pairs if queued.tokens > 0 else 0.0
+
+
+class QueuedPrefill(NamedTuple):
+    """Prefill that an engine does before a prompt: tokens to compute, and their token pairs.
+
+    `pairs` is the sum of `new * (context + new/2)` over the prompts.
+    """
+
+    tokens: int = 0
+    pairs: float = 0.0
+
+
+NO_QUEUE = QueuedPrefill()
+
 
 class TierEstimate(NamedTuple):
     """The current speed of a tier: latency to the first byte, bandwidth, and bytes queued."""

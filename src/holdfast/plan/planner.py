@@ -3,6 +3,9 @@
 The first token is ready when the fetched blocks have arrived and the rest is computed. Tiers are
 read in parallel. Computing follows fetching, because attention needs all earlier blocks. The
 planner evaluates every cut between fetched and computed blocks, and takes the best.
+
+Computing also waits for the prefill that is queued at the engine, and fetching does not. So behind
+a queue a fetch may take as long as the queue without any loss, and more is fetched.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ SLACK = 1.5
 
 _NEVER = float("inf")
 _SHORT_S = 0.1
+_QUEUE_SHOWN_S = 1e-3
 AT_ONCE = TierEstimate(0.0, _NEVER)
 
 
@@ -30,7 +34,8 @@ class PlanQuestion(NamedTuple):
     `tiers`: the tier of each leading held block, as an index into `estimates` and `names`.
     `prompt_tokens` 0 and `cost` None mean unknown. `have_tokens`: leading tokens that the engine
     already has. `limit_s`: maximum duration of a fetch. `delivery`: the copy from the node's memory
-    into the engine, which follows the fetch.
+    into the engine, which follows the fetch. `queued_s`: time for which the engine computes other
+    prompts first.
     """
 
     tiers: Sequence[int]
@@ -43,6 +48,7 @@ class PlanQuestion(NamedTuple):
     prompt_tokens: int = 0
     have_tokens: int = 0
     delivery: TierEstimate = AT_ONCE
+    queued_s: float = 0.0
 
     @property
     def first(self) -> int:
@@ -54,9 +60,9 @@ class PlanQuestion(NamedTuple):
 class Plan(NamedTuple):
     """A decision: use the first `blocks` held blocks and recompute the rest.
 
-    `fetch_s`: time until the blocks are fetched. `expected_s`: time to the first token.
-    `recompute_s`: time to the first token without a fetch. The last two are 0 if the engine's cost
-    is unknown. A fetch that takes longer than `deadline_s` is cancelled. `reason` is one line.
+    `fetch_s`: time until the blocks are fetched. `expected_s`: time to the first token on an engine
+    without a queue. `recompute_s`: the same without a fetch. The last two are 0 if the engine's
+    cost is unknown. A fetch that takes longer than `deadline_s` is cancelled. `reason` is one line.
     """
 
     blocks: int
@@ -111,7 +117,8 @@ class BestCut:
             question = question._replace(tiers=bytes(question.tiers))
         have, prompt = question.have_tokens, question.prompt_tokens
         recompute_s = cost.seconds(prompt - have, have)
-        blocks, least_s = _best(question, cost)
+        blocks = _best(question, cost)
+        least_s = expected_s(question, blocks)
         there_s, tokens = fetch_s(question, blocks), _ready(question, blocks)
         saved_s = recompute_s - cost.seconds(prompt - tokens, tokens)
         deadline_s = min(max(SHARE * saved_s, SLACK * there_s), question.limit_s)
@@ -120,13 +127,13 @@ class BestCut:
             reason = f"recompute {_time(recompute_s)}: nothing that is missing is held"
         elif blocks <= first:
             reason = (
-                f"recompute {_time(recompute_s)}, fetch none of {held - first} blocks held: "
-                f"{_why(question, first)}"
+                f"recompute {_time(recompute_s)}{_behind(question)}, fetch none of "
+                f"{held - first} blocks held: {_why(question, first)}"
             )
         else:
             reason = (
                 f"fetch {blocks - first} of {held - first} blocks{_whence(question, blocks)}: "
-                f"{_time(least_s)} against {_time(recompute_s)}"
+                f"{_time(least_s)} against {_time(recompute_s)}{_behind(question)}"
             )
             if blocks < held:
                 reason += f"; last {held - blocks} recomputed: {_why(question, blocks)}"
@@ -148,8 +155,17 @@ def blocks_within(
     return len(tiers)
 
 
+def first_token_s(question: PlanQuestion, blocks: int) -> float:
+    """Return the time to the first token behind the engine's queue; the cost must be known."""
+    waits_s = max(0.0, question.queued_s - fetch_s(question, blocks))
+    return expected_s(question, blocks) + waits_s
+
+
 def expected_s(question: PlanQuestion, blocks: int) -> float:
-    """Return the time to the first token if `blocks` are fetched; the cost must be known."""
+    """Return the time to the first token if `blocks` are fetched and the engine has no queue.
+
+    The cost must be known.
+    """
     if question.cost is None:
         raise ValueError("the engine's prefill cost is unknown; give the question a cost")
     tokens = _ready(question, blocks)
@@ -190,12 +206,12 @@ def _starts_and_steps(
     return starts, steps
 
 
-def _best(question: PlanQuestion, cost: PrefillCost) -> tuple[int, float]:
-    """Return the best cut and its time to the first token.
+def _best(question: PlanQuestion, cost: PrefillCost) -> int:
+    """Return the best cut.
 
-    `left` is the time from the end of the fetch to the first token. It falls by `gain` with each
-    block, and `gain` grows by `bend` because attention is quadratic. So evaluating a cut takes a
-    few additions.
+    `done` is when the engine's queue is computed and the blocks have arrived, `left` the time from
+    then to the first token. `left` falls by `gain` with each block, and `gain` grows by `bend`
+    because attention is quadratic. So evaluating a cut takes a few additions.
     """
     first, size, prompt = question.first, question.block_tokens, question.prompt_tokens
     whole = max(first, min(len(question.tiers), (prompt - 1) // size))
@@ -206,30 +222,30 @@ def _best(question: PlanQuestion, cost: PrefillCost) -> tuple[int, float]:
     left = deliver.seconds(question.block_bytes) - each
     left += cost.seconds(prompt - first * size, first * size)
     least, at = cost.seconds(prompt - question.have_tokens, question.have_tokens), first
+    least += question.queued_s
     if each == _NEVER:
-        return at, least
+        return at
     finish, step = _starts_and_steps(question.block_bytes, question.estimates)
-    done, block = 0.0, first
+    done, block, limit_s = question.queued_s, first, question.limit_s
     for tier in question.tiers[first:whole]:
         arrived = finish[tier] + step[tier]
         finish[tier] = arrived
         block += 1
         left -= gain
         gain += bend
-        if arrived > done:
-            if arrived > question.limit_s:
-                return at, least
+        if arrived > limit_s:
+            return at
+        if arrived > done:  # noqa: PLR1730 - `max` takes as long as the rest of the loop
             done = arrived
         if done + left < least:
             least = done + left
             at = block
     if whole < len(question.tiers) and whole * size < prompt:
         # The last block ends with the prompt, whose last token is computed in any case.
-        in_time = fetch_s(question, whole + 1) <= question.limit_s
-        total = expected_s(question, whole + 1)
-        if in_time and total < least:
-            return whole + 1, total
-    return at, least
+        in_time = fetch_s(question, whole + 1) <= limit_s
+        if in_time and first_token_s(question, whole + 1) < least:
+            return whole + 1
+    return at
 
 
 def _time(seconds: float) -> str:
@@ -241,6 +257,12 @@ def _whence(question: PlanQuestion, blocks: int) -> str:
     taken = question.tiers[question.first : blocks]
     names = [name for tier, name in enumerate(question.names) if taken.count(tier)]
     return " from " + " and ".join(names) if names else ""
+
+
+def _behind(question: PlanQuestion) -> str:
+    """Return what computing waits for, such as " behind 1.20 s of queued prefill"."""
+    queued_s = question.queued_s
+    return f" behind {_time(queued_s)} of queued prefill" if queued_s >= _QUEUE_SHOWN_S else ""
 
 
 def _why(question: PlanQuestion, block: int) -> str:

@@ -19,6 +19,7 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.errors import NotFollowed, Outcome
 from holdfast.fairness.fair_queue import Priority, WorkItem
 from holdfast.index.residency import Coverage
+from holdfast.plan.cost import NO_QUEUE, QueuedPrefill, TierEstimate
 from holdfast.plan.planner import Plan, PlanQuestion
 from holdfast.session import LOOK_S, LOOKUP_SHARE, RECOVERING
 from holdfast.store.block_table import HOST, BlockTable
@@ -42,7 +43,8 @@ class PromptTokens(NamedTuple):
 
     `tokens` 0: a question about a chain that is not to be computed now; its plan is not logged.
     `limit_s`: longest time of a fetch. `instead_of`: number of an earlier plan for the same prompt,
-    which this one replaces.
+    which this one replaces. `queued`: prefill that the engine does first. `to_load`: blocks by tier
+    that it is about to fetch for other prompts, and has not asked for yet.
     """
 
     engine: EngineId
@@ -50,6 +52,8 @@ class PromptTokens(NamedTuple):
     have: int
     limit_s: float
     instead_of: int = 0
+    queued: QueuedPrefill = NO_QUEUE
+    to_load: Mapping[str, int] = MappingProxyType({})
 
 
 class PlannedFetch(NamedTuple):
@@ -254,9 +258,10 @@ def plan_fetch(
         tiers=coverage.tiers,
         block_bytes=namespace.slot_bytes,
         block_tokens=namespace.block_tokens,
-        estimates=estimates.estimates(namespace.domain),
+        estimates=_with_queue(store, namespace, prompt),
         names=table.tier_names(),
         limit_s=prompt.limit_s,
+        queued_s=cost.queue_s(prompt.queued) if cost is not None else 0.0,
         cost=cost,
         prompt_tokens=prompt.tokens,
         have_tokens=prompt.have,
@@ -294,6 +299,18 @@ def plan_fetch(
     return PlannedFetch(
         coverage.blocks, taken, plan, number, missing if coverage.blocks < len(keys) else {}
     )
+
+
+def _with_queue(
+    store: StoreParts, namespace: Namespace, prompt: PromptTokens
+) -> list[TierEstimate]:
+    """Return the estimates of the tiers, with what the engine is about to fetch in their queues."""
+    found = store.estimates.estimates(namespace.domain)
+    for tier, name in enumerate(store.table.tier_names() if prompt.to_load else ()):
+        if blocks := prompt.to_load.get(name, 0):
+            queued_bytes = found[tier].queued_bytes + blocks * namespace.slot_bytes
+            found[tier] = found[tier]._replace(queued_bytes=queued_bytes)
+    return found
 
 
 def probe(store: StoreParts) -> None:

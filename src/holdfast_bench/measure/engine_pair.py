@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS, GIB, MIB
-from holdfast_bench.harness.completion import NO_HINT, ask
+from holdfast_bench.harness.completion import NO_HINT, ask, complete
 from holdfast_bench.harness.model import SHAPES
 from holdfast_bench.harness.network import LoopbackNetwork
 from holdfast_bench.harness.node import NodeUnderTest
@@ -120,6 +121,21 @@ class EnginePair:
         engine.reset_prefix_cache()
         asked = ask(engine, prompt, 1, hint)
         return asked.answer.ttft_s, asked.tokens.fetched_total
+
+    def burst_s(
+        self,
+        engine: VllmServer,
+        prompts: Sequence[Sequence[int]],
+        hint: Mapping[str, object] = NO_HINT,
+    ) -> list[float]:
+        """Reset the engine's cache, send prompts at once; return their seconds to first token."""
+        if self._pool is not None:
+            self._pool.renew_token()
+        self._cooldown.wait_others(engine)
+        engine.reset_prefix_cache()
+        with ThreadPoolExecutor(len(prompts)) as clients:
+            answers = clients.map(lambda prompt: complete(engine, prompt, 1, hint), prompts)
+            return [answer.ttft_s for answer in answers]
 
     def wait_idle(self) -> None:
         self._cooldown.wait_all()

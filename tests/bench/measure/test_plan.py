@@ -9,6 +9,7 @@ from holdfast_bench.cli.bench import plan
 from holdfast_bench.cli.bench.plan import COUPLES, NOWHERE, PARTS, PLACES, TIMES_MAX
 from holdfast_bench.harness.completion import NO_HINT
 from holdfast_bench.harness.standard_error import CONCLUSIVE_ERROR
+from holdfast_bench.measure import plan_load
 from holdfast_bench.measure.engine_pair import BYPASS, TAIL_TOKENS, EnginePairSettings
 
 
@@ -121,6 +122,9 @@ def test_only_the_parts_that_were_named_are_measured(monkeypatch):
     monkeypatch.setattr(plan, "_against_recompute", lambda _, place, n, __: f"{place} {n}")
     monkeypatch.setattr(plan, "against_cuts", lambda _, place, n, __: f"{place} cut {n}")
     monkeypatch.setattr(plan, "_connector_row", lambda *_: "connector")
+    monkeypatch.setattr(
+        plan.plan_load, "under_load", lambda _, place, tokens, n, __: f"{place} {n} at once"
+    )
     settings = EnginePairSettings("small", Path(), (128, 512), (512,), 5, print)
 
     def rows(*parts):
@@ -129,4 +133,32 @@ def test_only_the_parts_that_were_named_are_measured(monkeypatch):
     assert rows("slow", "connector") == ["slow 128", "slow 512", "slow cut 512", "connector"]
     assert bench.did == ["meet slow"]
     assert rows("nowhere") == ["nowhere 512"]
-    assert len(rows(*PARTS)) == 4 * 3 + 1 + 1
+    loads = [f"{place} {n} at once" for place in ("disk", "slow") for n in (1, 4, 16)]
+    assert rows("load") == loads
+    assert len(rows(*PARTS)) == 4 * 3 + 1 + 1 + len(loads)
+
+
+def test_plans_under_load_are_held_against_the_better_of_both_other_ways():
+    seconds = {("best", ""): 1.5, ("held", ""): 3.0, ("best", "bypass"): 2.0}
+
+    class Node:
+        def plans(self):
+            return {"plans": [{"held_blocks": 4, "blocks": 1}, {"held_blocks": 4, "blocks": 2}]}
+
+    class Bursts(SpinBench):
+        node = Node()
+
+        def place_contexts(self, place, how, prompts):
+            super().place_contexts(place, how, prompts)
+            self.planner = how
+
+        def burst_s(self, engine, prompts, hint=NO_HINT):
+            way = self.planner, "bypass" if hint == BYPASS else ""
+            return [seconds[way]] * len(prompts)
+
+    bench = Bursts()
+    settings = EnginePairSettings("small", Path(), (), (), 8, lambda _: None)
+    row = plan_load.under_load(bench, "slow", 512, 2, settings)
+    assert row.value == pytest.approx(1.5 / 2.0)
+    assert (row.more["at_once"], row.more["fetched_share"]) == (2, 3 / 8)
+    assert bench.did == ["clear", f"{2 * plan_load.BURSTS} slow"] * 3

@@ -50,6 +50,44 @@ def test_a_lookup_sends_the_prompt_length_and_the_local_tokens_to_the_node(harne
     assert (load.plan, load.deadline_s) == (5, 0.25)
 
 
+def test_a_lookup_tells_the_prefill_that_other_prompts_leave_to_the_engine(harness):
+    harness.held = 3
+    first = harness.request(600, request_id="first")
+    assert harness.side.matched_tokens(first, 0) == (24, True)
+    harness.request(30, request_id="second")
+    ahead = harness.client.of(Cover)[-1]
+    assert (ahead.queued_tokens, ahead.queued_pairs) == (576, 576 * (24 + 288))
+    assert ahead.to_load == {}
+    first.num_computed_tokens = 599
+    harness.request(30, request_id="third")
+    assert harness.client.of(Cover)[-1].queued_tokens == 0, "the plan of the second is not known"
+
+
+def test_a_plan_is_asked_for_again_once_if_the_queue_has_moved(harness):
+    harness.client.answer = lambda _: Covered(3, 3, {"disk": 3}, 5, 0.25, 0.1, 0.9)
+    first = harness.request(600, request_id="first")
+    assert harness.side.matched_tokens(first, 0) == (24, True)
+    second = harness.request(30, request_id="second")
+    harness.side.allocated(first, [5, 6, 7], 24)
+    first.num_computed_tokens = 24
+    assert harness.side.matched_tokens(second, 0) == (24, True)
+    again = harness.client.of(Cover)[-1]
+    assert (again.plan, again.have) == (5, 0), "it replaces the plan of its arrival"
+    assert again.to_load == {"disk": 3}, "what the node was not asked for yet"
+    asked = len(harness.client.of(Cover))
+    first.num_computed_tokens = 600
+    assert harness.side.matched_tokens(second, 0) == (24, True)
+    assert len(harness.client.of(Cover)) == asked
+
+
+def test_a_prompt_alone_is_asked_for_once(harness):
+    harness.held = 3
+    request = harness.request(600)
+    assert harness.side.matched_tokens(request, 0) == (24, True)
+    assert harness.side.matched_tokens(request, 0) == (24, True)
+    assert len(harness.client.of(Cover)) == 1
+
+
 def test_the_match_count_is_unknown_until_the_second_answer_arrives(harness):
     harness.held = 3
     request = harness.request(30)

@@ -16,6 +16,7 @@ from typing import Any
 
 from holdfast.blocks.key import Chain
 from holdfast.client.answer_wait import AnswerWait
+from holdfast.client.engine_queue import EngineQueue, queue_ahead
 from holdfast.client.prompt_ledger import PromptLedger, by_tier
 from holdfast.client.queued_requests import QueuedRequests
 from holdfast.client.request_hints import NO_HINT, at_end, hint_of
@@ -156,15 +157,18 @@ class SchedulerSide:
         if tracked.load_failed:  # the plan is not ended, because the load's time was spent on it
             tracked.local_tokens = local_tokens
             return 0, False
-        # Ask again if the engine's own cache has blocks that the node's plan did not assume, or if
-        # blocks that were too slow to fetch may be in the node's memory now.
+        # Ask again if the engine's own cache has blocks that the node's plan did not assume, if
+        # blocks that were too slow to fetch may be in the node's memory now, or, once, if the
+        # engine's queue has changed.
         size = self._block_tokens
         known = local_tokens // size == tracked.planned_local_tokens // size
         is_slow = tracked.planned_blocks < tracked.covered
         faster = is_slow and self._queued.take_announced(request.request_id)
         known = known or bool(tracked.planned_local_tokens)
-        if (faster or not known) and tracked.covered * size > local_tokens:
+        renews = faster or not known or not self._queue_is_same(tracked)
+        if renews and tracked.covered * size > local_tokens:
             self._ask(tracked, self._clients(), local_tokens)
+            tracked.planned_queue = None  # a queue moves all the time
             if tracked.question is not None and not self._answered(tracked, tracked.question):
                 return None, False
         tracked.local_tokens, tracked.decided_at = local_tokens, self._now()
@@ -363,6 +367,8 @@ class SchedulerSide:
             self._end_plan(tracked, NotFollowed.GONE)
             return
         question = PlanRequest(blocks, self._running())
+        queue = self._queue_ahead(tracked)
+        tracked.planned_queue = queue
         deadline_s = NODE_SHARE * self._limit_s(tracked)
         trace = traceparent((tracked.request.trace_headers or {}).get("traceparent", ""))
         try:
@@ -374,11 +380,14 @@ class SchedulerSide:
                     tokens=tracked.request.num_tokens,
                     have=local_tokens,
                     limit_s=self._setting.fetch_deadline_s,
-                    plan=tracked.plan if local_tokens else 0,
+                    plan=tracked.plan,
                     session=tracked.hint.session,
                     common=common,
                     deadline_s=deadline_s,
                     trace=trace,
+                    queued_tokens=queue.tokens,
+                    queued_pairs=queue.pairs,
+                    to_load=dict(queue.to_load),
                 )
                 question.ask(client, cover)
         except NodeGoneError:
@@ -406,6 +415,25 @@ class SchedulerSide:
                     client.forget(client.send(Prestage(keys, 0.0)))
             self._queued.announced(request_id, now_s)
             self.counts.add("prestaged_requests")
+
+    def _queue_ahead(self, tracked: TrackedRequest) -> EngineQueue:
+        """Return what the engine computes and loads before this request, in order of arrival."""
+        prefills = []
+        for request_id, request in self._live.items():
+            if request is tracked.request:
+                break
+            other = self._tracked.get(request_id)
+            if other is not None:
+                prefills.append((other.prompt_tokens, other.ready_tokens))
+            else:
+                prefills.append((request.num_tokens, request.num_computed_tokens))
+        tasks = (self._tracked.get(load.request) for load in self._loads)
+        return queue_ahead(prefills, [task.sources for task in tasks if task is not None])
+
+    def _queue_is_same(self, tracked: TrackedRequest) -> bool:
+        """Return whether the queue ahead is that of the plan, which is renewed once only."""
+        planned = tracked.planned_queue
+        return planned is None or not self._queue_ahead(tracked).has_moved(planned)
 
     def _limit_s(self, tracked: TrackedRequest) -> float:
         """Return the timeout of this prompt's answer; it shrinks while the node is silent."""

@@ -90,7 +90,7 @@ class Refused(_Message, frozen=True, tag="refused"):
     message: Text
 
 
-class Cover(_Message, frozen=True, tag="cover"):
+class Cover(_Message, frozen=True, tag="cover", omit_defaults=True):
     """Ask which blocks of a chain are held, and for a plan of how many to fetch.
 
     `tokens`: length of the whole prompt. 0: the chain is not to be computed now; the node answers,
@@ -98,6 +98,9 @@ class Cover(_Message, frozen=True, tag="cover"):
     `limit_s`: longest time of a fetch. `plan`: number of an earlier answer for the same prompt,
     which this one replaces. `session`: name of the chain's session, for later hints. `deadline_s`:
     timeout for shared tiers, after which the answer leaves them out; 0: the tiers' own timeouts.
+    `queued_tokens`: prefill tokens of other prompts that the engine computes first; `queued_pairs`:
+    their token pairs, the sum of `new * (context + new/2)`. `to_load`: blocks by tier that the
+    engine is about to fetch for other prompts.
     """
 
     keys: PackedBytes
@@ -111,6 +114,9 @@ class Cover(_Message, frozen=True, tag="cover"):
     deadline_s: float = 0.0
     trace: Trace = ""
     """The engine's span of this request, as a `traceparent` of W3C Trace Context; empty: none."""
+    queued_tokens: Integer = 0
+    queued_pairs: float = 0.0
+    to_load: ByTier[Integer] = {}
 
 
 class Covered(_Message, frozen=True, tag="covered"):

@@ -26,6 +26,7 @@ from holdfast_bench.cli.progress import Steps
 from holdfast_bench.harness import model
 from holdfast_bench.harness.noise_filter import OtherProcesses, least_disturbed
 from holdfast_bench.harness.standard_error import is_conclusive, of_mean, of_median
+from holdfast_bench.measure import plan_load
 from holdfast_bench.measure.engine_pair import BYPASS, POOL, EnginePair, EnginePairSettings
 from holdfast_bench.measure.plan_cuts import PAIRS_MIN, against_cuts
 
@@ -40,7 +41,9 @@ ROUNDS_MIN = 3
 PLACES = ("host", "disk", "slow", POOL)
 NOWHERE = "nowhere"
 CONNECTOR = "connector"
-PARTS = (*PLACES, NOWHERE, CONNECTOR)
+LOAD = "load"
+PARTS = (*PLACES, NOWHERE, CONNECTOR, LOAD)
+LOADED_PLACES = ("disk", "slow")
 GOAL = 1.05
 
 TIMES_MAX = 5
@@ -85,7 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=PARTS,
         metavar="PART",
         help="measure these alone: contexts from memory (host), from a disk, from a slow one, from "
-        "a pool's target, from nowhere, what a connector costs: %(choices)s (default: all)",
+        "a pool's target, from nowhere, what a connector costs, several requests at once: "
+        "%(choices)s (default: all)",
     )
     measuring.add_quick_argument(parser, "few and short contexts")
     measuring.add_keep_argument(parser)
@@ -113,6 +117,9 @@ def plan_rows(
     for place in parts:
         if place == CONNECTOR:
             yield _connector_row(bench, settings)
+            continue
+        if place == LOAD:
+            yield from _load_rows(bench, settings, quick=settings.lengths == QUICK_LENGTHS)
             continue
         if place not in ("host", NOWHERE):
             bench.probe_tier(place)
@@ -155,6 +162,15 @@ def _against_recompute(
         "standard_error": standard_error,
     }
     return at_most("plan.recompute", ratio, "x", GOAL, **more)
+
+
+def _load_rows(bench: EnginePair, settings: EnginePairSettings, *, quick: bool) -> Iterator[Row]:
+    """Yield plans under load, from a fast tier and a slow one."""
+    tokens = plan_load.QUICK_TOKENS if quick else plan_load.TOKENS
+    for place in LOADED_PLACES:
+        bench.probe_tier(place)
+        for at_once in plan_load.QUICK_LOADS if quick else plan_load.LOADS:
+            yield plan_load.under_load(bench, place, tokens, at_once, settings)
 
 
 def _connector_row(bench: EnginePair, settings: EnginePairSettings) -> Row:
