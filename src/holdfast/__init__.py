@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.devices.context_tensors import blocks_to_tensors, tensors_to_blocks
     from holdfast.errors import HoldfastError, Outcome
     from holdfast.policy.retention import Retention
-    from holdfast.session import Landed, Session
+    from holdfast.session import KeyPage, Landed, Session
     from holdfast.store.store import Store
 
 
@@ -33,6 +33,7 @@ __all__ = [
     "Fingerprint",
     "HeadState",
     "HoldfastError",
+    "KeyPage",
     "KvGroup",
     "Landed",
     "LatentState",
@@ -60,6 +61,7 @@ _HOMES = {
     "HeadState": "holdfast.blocks.layout",
     "HoldfastError": "holdfast.errors",
     "KvGroup": "holdfast.blocks.fingerprint",
+    "KeyPage": "holdfast.session",
     "Landed": "holdfast.session",
     "LatentState": "holdfast.blocks.layout",
     "Layout": "holdfast.blocks.layout",

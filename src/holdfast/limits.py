@@ -45,6 +45,12 @@ RESERVATIONS_MAX = 4_096
 RESERVED_BLOCKS_MAX = 4 * RESERVE_BLOCKS_MAX
 """Maximum blocks in a session's open reservations: 2 M tokens at 128 a block."""
 
+LIST_KEYS_MAX = 4_096
+"""Most keys in one page of a list."""
+
+LIST_ROWS_MAX = 65_536
+"""Most index rows that one page of a list looks at; a page may then have few keys, or none."""
+
 FRAME_BODY_BYTES_MAX = 2 * MIB
 """Largest message body on a connection: 65,536 keys of 16 bytes, and other fields."""
 

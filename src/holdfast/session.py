@@ -19,6 +19,7 @@ from holdfast.blocks.layout import LayoutSlice
 from holdfast.blocks.namespace import Namespace
 from holdfast.blocks.payload_part import SliceCopy
 from holdfast.errors import BlockError, Outcome
+from holdfast.limits import LIST_KEYS_MAX
 from holdfast.policy.retention import Retention
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ LOOKUP_SHARE = 0.5
 """Maximum share of a fetch's deadline for lookups on shared tiers."""
 PIN_S = 60.0
 """Default deadline of a pin, which reads from lower tiers, in seconds."""
+ROWS_MAX = 1 << 48
+"""Maximum start of a page of keys."""
 SECONDS_MAX = 86_400.0
 """Maximum deadline and maximum time of a hint, in seconds: a day."""
 NAME_CHARS_MAX = 256
@@ -68,6 +71,16 @@ class Landed(NamedTuple):
     reason: str
 
 
+class KeyPage(NamedTuple):
+    """One page of the keys of a namespace, 16 bytes each, in no particular order.
+
+    `next`: where the next page starts; 0 at the end. A page may be empty before the end.
+    """
+
+    keys: list[bytes]
+    next: int
+
+
 class SessionBackend(Protocol):
     """The store's side of a session, in terms of chains and rows of bytes.
 
@@ -93,6 +106,10 @@ class SessionBackend(Protocol):
     @abstractmethod
     def fetch(self, chain: Chain, rows: Sequence[memoryview], deadline_s: float) -> Landed:
         """Copy the longest held prefix into the leading rows."""
+
+    @abstractmethod
+    def list_keys(self, start: int, limit: int) -> KeyPage:
+        """Return a page of the keys of the blocks that this store holds itself."""
 
     def follow(self, session: str, keys: Sequence[bytes]) -> None:
         """Record that a chain belongs to a session."""
@@ -188,6 +205,18 @@ class Session:
         if rows and rows[0].readonly:
             raise BlockError("fetch: `into` is read-only; pass memory that can be written to")
         return self._backend.fetch(chain, rows, deadline_s)
+
+    def list_keys(self, start: int = 0, limit: int = LIST_KEYS_MAX) -> KeyPage:
+        """Return a page of the keys of this session's namespace, in no particular order.
+
+        Begin with `start` 0, and go on with the `next` of each page until it is 0. A block that is
+        held all the while is listed once; one that is saved or evicted meanwhile may be left out,
+        or listed twice. Blocks that only shared tiers hold are not listed. At most `limit` keys,
+        which is from 1 to 4,096.
+        """
+        _check_number_argument("list_keys: start", start, 0, ROWS_MAX)
+        _check_number_argument("list_keys: limit", limit, 1, LIST_KEYS_MAX)
+        return self._backend.list_keys(start, limit)
 
     def follow(self, tokens: Tokens, session: str) -> None:
         """Record that this context belongs to a session, which `closed` and `returns` refer to."""
@@ -302,6 +331,12 @@ def _check_seconds_argument(what: str, seconds: Any) -> None:  # noqa: ANN401  #
             f"{SECONDS_MAX:g}"
         )
     check_seconds(what, float(seconds), SECONDS_MAX)
+
+
+def _check_number_argument(what: str, value: Any, least: int, most: int) -> None:  # noqa: ANN401  # what a caller passes
+    """Raise BlockError unless the argument is an integer within the bounds."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise BlockError(f"{what} is {value!r}; pass an integer from {least} to {most}")
 
 
 def check_seconds(what: str, seconds: float, most: float) -> None:

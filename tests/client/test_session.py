@@ -39,6 +39,42 @@ TOKENS = BLOCKS * LAYOUT.block_tokens
 RECORD = stored_bytes(LAYOUT.payload_bytes)
 
 
+def listed(session, limit=4_096):
+    """All keys of a session's namespace, and the lengths of the pages."""
+    keys, lengths, start = [], [], 0
+    while True:
+        page = session.list_keys(start, limit)
+        keys += page.keys
+        lengths.append(len(page.keys))
+        if not page.next:
+            return keys, lengths
+        start = page.next
+
+
+def test_the_keys_of_a_namespace_are_listed_in_pages_and_those_of_others_are_not(store):
+    session, other = store.session(FINGERPRINT), store.session(fingerprint_for(LAYOUT, "other"))
+    assert listed(session) == ([], [0])
+    expected = set()
+    for seed in range(4):
+        session.save(tokens_for(seed), blocks_for(seed))
+        expected.update(session.chain(tokens_for(seed)).keys)
+    other.save(tokens_for(9), blocks_for(9))
+    keys, lengths = listed(session, 5)
+    assert set(keys) == expected
+    assert len(keys) == len(expected) == 4 * BLOCKS
+    assert max(lengths) == 5
+    assert set(listed(other)[0]) == set(other.chain(tokens_for(9)).keys)
+
+
+@pytest.mark.parametrize(
+    ("start", "limit", "named"),
+    [(-1, 5, "start is -1"), (0, 0, "limit is 0"), (0, 4_097, "1 to 4096"), (0, True, "True")],
+)
+def test_a_page_of_keys_out_of_bounds_is_refused_by_name(store, start, limit, named):
+    with pytest.raises(BlockError, match=named):
+        store.session(FINGERPRINT).list_keys(start, limit)
+
+
 class FakeNode:
     """A node that answers in this process.
 

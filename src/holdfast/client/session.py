@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from holdfast.blocks.fingerprint import Fingerprint
-from holdfast.blocks.key import Chain
+from holdfast.blocks.key import Chain, unpack_keys
 from holdfast.blocks.layout import LayoutSlice
 from holdfast.blocks.namespace import Namespace, domain_id
 from holdfast.blocks.payload_part import SliceCopy
@@ -39,6 +39,7 @@ from holdfast.session import (
     LOOKUP_SHARE,
     PIN_S,
     RECOVERING,
+    KeyPage,
     Landed,
     Session,
     check_session,
@@ -206,6 +207,10 @@ class RemoteSession:
             for tier, said in covered.unanswered.items()
         }
         return name_unanswered(landed, unanswered)
+
+    def list_keys(self, start: int, limit: int) -> KeyPage:
+        listed = self._connection.call(m.ListKeys(start, limit), m.ListedKeys, ANSWER_S)
+        return KeyPage(unpack_keys(listed.keys), listed.next)
 
     def follow(self, session: str, keys: Sequence[bytes]) -> None:
         cover = m.Cover(b"".join(keys), session=session, deadline_s=_SHORTEST_DEADLINE_S)

@@ -8,10 +8,10 @@ from collections.abc import Collection
 from holdfast.blocks.key import KEY_BYTES, unpack_keys
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import BlockError, NotFollowed, ProtocolError
-from holdfast.limits import CHAIN_BLOCKS_MAX
+from holdfast.limits import CHAIN_BLOCKS_MAX, LIST_KEYS_MAX
 from holdfast.metrics import OTHER
 from holdfast.plan.cost import QueuedPrefill
-from holdfast.session import check_seconds
+from holdfast.session import ROWS_MAX, check_seconds
 from holdfast.store.activity import PromptCounts
 from holdfast.store.estimates import EngineId
 from holdfast.store.lookup import PromptTokens
@@ -122,6 +122,13 @@ def scrub_request(request: m.Verify) -> ScrubRequest:
             f"{VERIFY_S_MAX:g}, and the rate not negative"
         )
     return ScrubRequest(request.fingerprint, request.start, request.seconds, request.rate)
+
+
+def check_key_page(start: int, limit: int) -> None:
+    """Raise BlockError unless a page of keys is within bounds."""
+    check_within("list_keys.limit", limit, LIST_KEYS_MAX)
+    if not 0 <= start <= ROWS_MAX:
+        raise BlockError(f"list_keys.start is {start}, not from 0 to {ROWS_MAX}")
 
 
 def check_bytes(what: str, value: bytes) -> None:

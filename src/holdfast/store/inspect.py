@@ -8,6 +8,8 @@ from typing import Any
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import BlockError
+from holdfast.limits import LIST_ROWS_MAX
+from holdfast.session import KeyPage
 from holdfast.status import (
     AdmissionStatus,
     DomainStatus,
@@ -15,7 +17,7 @@ from holdfast.status import (
     FaultStatus,
     NodeStatus,
 )
-from holdfast.store.block_table import HOST
+from holdfast.store.block_table import HOST, ROWS_AT_ONCE
 from holdfast.store.core import StoreParts
 from holdfast.store.drops import EVERYTHING
 from holdfast.store.usage import DomainUsage
@@ -229,6 +231,31 @@ def finish_drops(store: StoreParts) -> None:
     tiers = [tier for tier in store.table.lower if isinstance(tier, RecordsFrees)]
     ended = store.mover.batches()[1]
     store.drops_file.finish(ended, lambda: all(tier.record_frees() for tier in tiers))
+
+
+def list_keys(store: StoreParts, namespace: Namespace, start: int, limit: int) -> KeyPage:
+    """Return a page of the keys of a namespace; see `holdfast.session.Session.list_keys`.
+
+    `start` is a row of the index. Requests go on meanwhile.
+    """
+    table, index = store.table, store.table.index
+    own = [places for tier, places in enumerate(index.places) if tier not in table.shared]
+    found, at = list[bytes](), start
+    while at < start + LIST_ROWS_MAX:
+        with table.lock:
+            end = max(at, min(at + ROWS_AT_ONCE, len(index.keys)))
+            for row in range(at, end):
+                key = index.keys[row]
+                if key is None or index.namespace(row) != namespace:
+                    continue
+                if any(places[row] >= 0 for places in own):
+                    found.append(key)
+                    if len(found) == limit:
+                        return KeyPage(found, row + 1)
+            if end >= len(index.keys):
+                return KeyPage(found, 0)
+        at = end
+    return KeyPage(found, at)
 
 
 def forget(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> int:

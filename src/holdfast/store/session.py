@@ -17,11 +17,12 @@ from holdfast.errors import Outcome, RefusedError, StoreClosedError
 from holdfast.policy.retention import Retention
 from holdfast.session import (
     RECOVERING,
+    KeyPage,
     Landed,
     name_unanswered,
     nothing_held,
 )
-from holdfast.store import fetch, hints, lookup, save
+from holdfast.store import fetch, hints, inspect, lookup, save
 from holdfast.store.activity import PromptCounts
 from holdfast.store.call_threads import CallHandle
 from holdfast.store.core import StoreParts
@@ -106,6 +107,9 @@ class EmbeddedSession:
             reason = nothing_held(recovering=RECOVERING in reason)
         landed = Landed(tokens, blocks, fetched.sources, fetched.outcome, reason)
         return name_unanswered(landed, asked.unanswered if blocks < len(chain) else {})
+
+    def list_keys(self, start: int, limit: int) -> KeyPage:
+        return self._run(partial(inspect.list_keys, self._store, self.namespace, start, limit))
 
     def follow(self, session: str, keys: Sequence[bytes]) -> None:
         self._run(partial(hints.follow, self._store, self.namespace, session, keys))

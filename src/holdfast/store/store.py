@@ -305,6 +305,7 @@ class Store(StoreParts):
 
     forget = _while_open(inspection.forget)
     listing = _while_open(inspection.listing)
+    list_keys = _while_open(inspection.list_keys)
     shared = _while_open(inspection.shared)
     would_drop = _while_open(inspection.would_drop)
     drop = _while_open(inspection.drop)

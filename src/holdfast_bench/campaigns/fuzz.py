@@ -182,12 +182,15 @@ _REQUESTS = _encoded(
     m.Commit(7),
     m.Verify("ab", 1, 1.0, 10),
     m.Drop("*"),
+    m.ListKeys(3, 16),
+    m.ReplaceMedium("replace", "disk", "/mnt/new"),
 )
 _REPLIES = _encoded(
     m.Welcome(m.PROTOCOL, "abc", b"k" * 32, 1 << 20),
     m.Fetched(3, [0, 4096], {"host": 2}, "ok", "why"),
     m.Reserved(3, [0, -1], "full"),
     m.Refused("no"),
+    m.ListedKeys(_KEYS, 7),
     m.ReportReply({"blocks": 3, "tiers": [{"tier": "host"}]}),
 )
 _TO_TARGET = _encoded(

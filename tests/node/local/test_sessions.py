@@ -1,5 +1,6 @@
 """Sessions of several domains on one node: what one names, holds or does tells others nothing."""
 
+import contextlib
 import hashlib
 import os
 import time
@@ -7,12 +8,13 @@ import time
 import pytest
 
 from holdfast.blocks.envelope import HEADER_BYTES
-from holdfast.blocks.key import Chain
+from holdfast.blocks.key import Chain, unpack_keys
 from holdfast.blocks.namespace import Namespace
-from holdfast.errors import Outcome
+from holdfast.errors import HoldfastError, Outcome, RefusedError
 from holdfast.probe import free_port
 from holdfast.testing.payloads import record_of
 from holdfast.wire.local import messages as m
+from holdfast.wire.local.client import Client
 from holdfast.wire.remote import token
 from holdfast.wire.remote.client import TargetClient
 from holdfast.wire.remote.credentials import Credentials
@@ -99,6 +101,29 @@ def public_names(tenant, blocks=BLOCKS):
     chain = Chain(tenant.engine.client.welcome.common_key, tenant.engine.fingerprint, TOKENS)
     chain.extend(range(blocks * TOKENS))
     return chain.keys
+
+
+def test_a_session_lists_the_keys_of_its_own_domain_in_bounded_pages(open_node, tenants, names):
+    acme, globex = tenants(open_node())
+    theirs = names("acme's context", BLOCKS)
+    assert acme.save(theirs) == BLOCKS
+    page = acme.call(m.ListKeys(0, 7))
+    assert len(page.keys) == 7 * 16
+    found = page.keys
+    while page.next:
+        page = acme.call(m.ListKeys(page.next, 7))
+        found += page.keys
+    assert set(unpack_keys(found)) == set(theirs)
+    assert globex.call(m.ListKeys()) == m.ListedKeys(b"")
+    for start, limit, named in ((0, 4_097, "4097"), (0, 0, "limit is 0"), (-1, 5, "start is -1")):
+        with pytest.raises(RefusedError, match=named):
+            acme.engine.client.call(m.ListKeys(start, limit), m.ListedKeys, 10)
+
+
+def test_a_connection_without_a_namespace_lists_no_keys(open_node):
+    operator = Client(open_node().address, m.Hello(m.PROTOCOL, "operator"), 10)
+    with contextlib.closing(operator), pytest.raises(HoldfastError, match=r"namespace|fingerprint"):
+        operator.call(m.ListKeys(), m.ListedKeys, 10)
 
 
 def test_a_reservation_does_not_reveal_what_another_domain_holds(open_node, tenants, names):

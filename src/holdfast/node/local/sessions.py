@@ -48,6 +48,7 @@ from holdfast.node.validation import (
     MAX_INLINE_BLOCKS,
     check_bytes,
     check_hello,
+    check_key_page,
     check_within,
     prompt_counts,
     prompt_tokens,
@@ -230,10 +231,8 @@ class NodeSession:
                 if traces is None:
                     return self._look_up(request)
                 return self._look_up_traced(request, traces)
-            case m.Fetch():
-                return self._fetch(request)
-            case m.Commit():
-                return self._commit(request)
+            case m.Fetch() | m.Commit() | m.ListKeys():
+                return self._answer_in_thread(request)
             case m.Prestage() | m.Pin() | m.Returns() | m.Closed():
                 return self._take_hint(request)
             case m.Release():
@@ -505,6 +504,23 @@ class NodeSession:
         if keys:
             self._store.follow(namespace, request.session, keys)
         return self._store.returns(namespace.domain, request.session, request.in_s)
+
+    def _answer_in_thread(
+        self, request: m.Fetch | m.Commit | m.ListKeys
+    ) -> m.Reply | Awaitable[m.Reply]:
+        match request:
+            case m.Fetch():
+                return self._fetch(request)
+            case m.Commit():
+                return self._commit(request)
+            case _:
+                return self._list_keys(request)
+
+    async def _list_keys(self, request: m.ListKeys) -> m.ListedKeys:
+        check_key_page(request.start, request.limit)
+        page = partial(self._store.list_keys, self._entered(), request.start, request.limit)
+        found = await run_fair(self._context.threads.lookup, self._work_item(1), page)
+        return m.ListedKeys(b"".join(found.keys), found.next)
 
     def _work_item(self, blocks: int) -> WorkItem:
         """Return a work item of this session's domain for this many blocks."""

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from holdfast.limits import SEGMENT_BLOCKS
+from holdfast.limits import LIST_KEYS_MAX, SEGMENT_BLOCKS
 from holdfast.wire.fields import (
     ByTier,
     Chunks,
@@ -235,6 +235,26 @@ class Observed(_Message, frozen=True, tag="observed", omit_defaults=True):
     prompts: ObservedList[tuple[Integer, Integer, ByTier[Integer]]] = []
 
 
+class ListKeys(_Message, frozen=True, tag="list_keys"):
+    """Ask for at most `limit` keys of the session's namespace that the node holds itself.
+
+    `start`: 0, or the `next` of the last answer.
+    """
+
+    start: Integer = 0
+    limit: Integer = LIST_KEYS_MAX
+
+
+class ListedKeys(_Message, frozen=True, tag="listed_keys"):
+    """A page of keys, 16 bytes each, in no particular order; it may be empty before the end.
+
+    `next`: where the next page starts; 0 at the end.
+    """
+
+    keys: PackedBytes
+    next: Integer = 0
+
+
 class Prestage(_Message, frozen=True, tag="prestage"):
     """Hint: promote the held blocks of this chain to memory within `in_s` seconds.
 
@@ -400,6 +420,7 @@ Request: TypeAlias = (
     | Reserve
     | Commit
     | Abort
+    | ListKeys
     | Prestage
     | Pin
     | Closed
@@ -426,6 +447,7 @@ Reply: TypeAlias = (
     | Released
     | Reserved
     | Committed
+    | ListedKeys
     | Hinted
     | Locked
     | Recall
