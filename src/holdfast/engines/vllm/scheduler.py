@@ -315,23 +315,24 @@ class SchedulerSide:
     def reset(self) -> None:
         """Stop using all blocks stored so far; requests under way are no longer tracked."""
         self._epoch = secrets.token_bytes(16)
-        for request_id, tracked in self._tracked.items():
-            self._queued.left(request_id)
-            tracked.forget()
-            self._end_plan(tracked, NotFollowed.RESET)
-        self._tracked.clear()
+        self._untrack_all(NotFollowed.RESET)
 
     def _become_passive(self) -> None:
         """End the sessions: from now on every request is computed, and counted as without a node.
 
         Loads under way end as failed ones.
         """
-        for tracked in self._tracked.values():
-            tracked.forget()
-            self._end_plan(tracked, NotFollowed.GONE)
-        self._tracked.clear()
+        self._untrack_all(NotFollowed.GONE)
         for connection in self._connections:
             connection.close()
+
+    def _untrack_all(self, why: NotFollowed) -> None:
+        """Stop tracking all requests; their plans end for this reason."""
+        for request_id, tracked in self._tracked.items():
+            self._queued.left(request_id)
+            tracked.forget()
+            self._end_plan(tracked, why)
+        self._tracked.clear()
 
     def close(self) -> None:
         """End the sessions."""
