@@ -56,11 +56,8 @@ class TierStatus(StatusFields, frozen=True):
     @property
     def conditions(self) -> dict[str, str]:
         """What is unusual about its medium, by name: "away", "writes stopped", "replaced"."""
-        found = {
-            "away": self.away,
-            "writes stopped": self.writes_stopped,
-            "replaced": self.replaced,
-        }
+        found = {"away": self.away, "writes stopped": self.writes_stopped}
+        found["replaced"] = self.replaced
         return {name: why for name, why in found.items() if why}
 
 

@@ -238,24 +238,29 @@ def list_keys(store: StoreParts, namespace: Namespace, start: int, limit: int) -
 
     `start` is a row of the index. Requests go on meanwhile.
     """
-    table, index = store.table, store.table.index
-    own = [places for tier, places in enumerate(index.places) if tier not in table.shared]
+    table, keys = store.table, store.table.index.keys
     found, at = list[bytes](), start
     while at < start + LIST_ROWS_MAX:
         with table.lock:
-            end = max(at, min(at + ROWS_AT_ONCE, len(index.keys)))
+            end = max(at, min(at + ROWS_AT_ONCE, len(keys)))
             for row in range(at, end):
-                key = index.keys[row]
-                if key is None or index.namespace(row) != namespace:
+                if (key := keys[row]) is None or not _lists(store, namespace, row):
                     continue
-                if any(places[row] >= 0 for places in own):
-                    found.append(key)
-                    if len(found) == limit:
-                        return KeyPage(found, row + 1)
-            if end >= len(index.keys):
+                found.append(key)
+                if len(found) == limit:
+                    return KeyPage(found, row + 1)
+            if end >= len(keys):
                 return KeyPage(found, 0)
         at = end
     return KeyPage(found, at)
+
+
+def _lists(store: StoreParts, namespace: Namespace, row: int) -> bool:
+    """Return whether a row is of a namespace, and on a tier of this node alone."""
+    table = store.table
+    if table.index.namespace(row) != namespace:
+        return False
+    return not table.shared.keys() >= set(table.index.tiers(row))
 
 
 def forget(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> int:
