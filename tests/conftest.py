@@ -170,7 +170,7 @@ def unpack_program():
 
     def unpack(package, name):
         folder = Path(sys.prefix) / "debian" / package
-        program = folder / "usr" / "bin" / name
+        program = next((folder / "usr").glob(f"*bin/{name}"), folder / "usr" / "bin" / name)
         if program.exists():
             return str(program)
         if found := shutil.which(name):
@@ -180,6 +180,7 @@ def unpack_program():
         for file in folder.glob("*.deb"):
             reason = run_apt("dpkg", "-x", str(file), str(folder))
             file.unlink()
+        program = next((folder / "usr").glob(f"*bin/{name}"), program)
         if not program.exists():
             pytest.skip(f"no {name} here, and it cannot be unpacked: {reason}")
         return str(program)

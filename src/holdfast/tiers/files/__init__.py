@@ -1,0 +1,1 @@
+"""The files tier: segments as files of a folder that several hosts mount."""
