@@ -10,17 +10,21 @@ from holdfast.wire.local.locked_memory import LockedMemory
 class EngineLocks:
     """Locks the arena of the node that an engine is connected to, for its device.
 
-    `registrar`: that of the device; None if it needs no locks: then nothing is done. One thread
-    calls the methods, any thread `present`.
+    `registrar`: that of the device; None if it needs no locks: then nothing is done. `by_default`
+    False: nothing is done either unless the node's operator has given a size of memory to lock. One
+    thread calls the methods, any thread `present`.
     """
 
-    def __init__(self, registrar: Registrar | None) -> None:
+    def __init__(self, registrar: Registrar | None, *, by_default: bool = True) -> None:
         self._registrar = registrar
+        self._by_default = by_default
         self._present: tuple[Client, LockedMemory] | None = None
 
     def of(self, client: Client) -> LockedMemory | None:
         """Return the locked memory of a client's arena; None if there is nothing to lock."""
         if self._registrar is None or client.arena is None:
+            return None
+        if not (self._by_default or client.welcome.lock_requested):
             return None
         if self._present is None or self._present[0] is not client:
             if self._present is not None:

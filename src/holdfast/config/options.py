@@ -34,7 +34,7 @@ class HostOptions(TierSection, frozen=True, tag="host", tag_field="kind"):
     """The host tier: memory that all domains share, in bytes.
 
     `lock`: how much memory the engines of a domain may page-lock for their GPU: `auto` for what is
-    not reserved for other domains, `off`, or a size.
+    not reserved for other domains, `off`, or a size. Engines on GPUs of AMD lock only with a size.
     """
 
     capacity: Size

@@ -157,7 +157,9 @@ class DirectDevice(Device, Protocol):
     """A device that copies pages into the arena at once: the engine's thread waits for it."""
 
     @abstractmethod
-    def gather(self, arena: SharedMapping, moves: Sequence[Move]) -> Transfer:
+    def gather(
+        self, arena: SharedMapping, moves: Sequence[Move], locks: LockedRanges | None = None
+    ) -> Transfer:
         """Copy whole blocks into the arena, with their contents after the work queued so far.
 
         Work queued after this call may overwrite the pages.
@@ -206,17 +208,23 @@ class CopiedBytes(NamedTuple):
 
 
 @runtime_checkable
-class StagingDevice(Device, Protocol):
-    """A device with memory in which saved blocks wait until they have places in the arena.
+class LockingDevice(Device, Protocol):
+    """A device that copies page-locked memory faster; `registrar` locks memory for its copies.
 
-    `registrar` page-locks memory for its copies.
+    `locks_by_default` False: it locks only if the node's operator has given a size to lock.
     """
 
     registrar: Registrar
+    locks_by_default: bool
 
     @abstractmethod
     def copied_bytes(self) -> CopiedBytes:
         """Return how much has been copied, in both directions."""
+
+
+@runtime_checkable
+class StagingDevice(LockingDevice, Protocol):
+    """A device with memory in which saved blocks wait until they have places in the arena."""
 
     @abstractmethod
     def stage(self, blocks: Sequence[Sequence[int]]) -> StagedBlocks | None:

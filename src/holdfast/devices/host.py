@@ -120,7 +120,10 @@ class HostDevice:
         del after, locks, proceed
         return self._move(rows(self.pages, arena, moves), moves)
 
-    def gather(self, arena: SharedMapping, moves: Sequence[Move]) -> HostTransfer:
+    def gather(
+        self, arena: SharedMapping, moves: Sequence[Move], locks: LockedRanges | None = None
+    ) -> HostTransfer:
+        del locks
         to_arena = ((memory, page, size) for page, memory, size in rows(self.pages, arena, moves))
         transfer = self._move(to_arena, moves)
         transfer.result()  # the caller may overwrite these pages after this call

@@ -140,11 +140,14 @@ class PortableHostDevice:
         check(self.pages, arena, moves, self._block_bytes)
         return self._share(arena, moves, Direction(self._in_block.to_pages, self._load))
 
-    def gather(self, arena: SharedMapping, moves: Sequence[Move]) -> ConvertingTransfer:
+    def gather(
+        self, arena: SharedMapping, moves: Sequence[Move], locks: LockedRanges | None = None
+    ) -> ConvertingTransfer:
         """Copy whole blocks into the arena, converted; see `base.DirectDevice`.
 
         If another rank writes the heads of these pages, nothing is copied.
         """
+        del locks
         check(self.pages, arena, moves, self._block_bytes)
         for move in moves:
             check_whole_block(self.pages, move.pages)

@@ -41,6 +41,11 @@ def lockable_bytes(store: StoreParts, namespace: Namespace) -> int:
     return max(0, min(reserved.get(own, 0) + free, limit)) // size * size
 
 
+def is_requested(store: StoreParts) -> bool:
+    """Return whether the configuration has a size of memory to lock, and not `auto` or `off`."""
+    return bool(store.options.lock_bytes)
+
+
 def lock(
     store: StoreParts, namespace: Namespace, chunks: Sequence[int], holder: LockHolder, most: int
 ) -> list[int]:

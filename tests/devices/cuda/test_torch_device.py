@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from holdfast.devices.base import Move, Pages  # noqa: E402
+from holdfast.devices.base import DeviceError, Move, Pages  # noqa: E402
 from holdfast.devices.cuda import torch_device as cuda  # noqa: E402
 from holdfast.devices.cuda.torch_device import TorchCopies, empty_stage, page_words, word_of  # noqa: E402
 from holdfast.errors import BlockError  # noqa: E402
@@ -101,6 +101,22 @@ class FakeCuda:
 
     def query(self):
         return True
+
+    def device(self, _device):
+        return contextlib.nullcontext()
+
+    def cudart(self):
+        return self
+
+    def cudaHostRegister(self, *arguments):  # noqa: N802
+        self.said.append((threading.current_thread().name, "register", *arguments))
+        return self.result
+
+    def cudaHostUnregister(self, *arguments):  # noqa: N802
+        self.said.append((threading.current_thread().name, "unregister", *arguments))
+        return self.result
+
+    result = 0
 
 
 @pytest.fixture
@@ -232,3 +248,105 @@ def test_pending_saves_use_a_bounded_amount_of_gpu_memory(pages, device, fake, m
     copying.set()
     assert first.result() is True
     assert device.gather(arena, [Move(pages.payload_bytes, [5, 6, 7, 8])]).result() is True
+
+
+class Locks:
+    """Locked ranges of an arena: all, or those that begin before an offset."""
+
+    def __init__(self, chunk_bytes, before=1 << 30):
+        self.chunk_bytes, self.before = chunk_bytes, before
+        self.in_use, self.wanted = [], []
+
+    def use(self, ranges):
+        if any(start >= self.before for start, _ in ranges):
+            return False
+        self.in_use += ranges
+        return True
+
+    def done(self, ranges):
+        for each in ranges:
+            self.in_use.remove(each)
+
+    def want(self, ranges):
+        self.wanted += ranges
+
+
+@pytest.mark.parametrize("before", [0, 2, 5])
+def test_no_copy_of_locked_memory_crosses_a_border_of_locks_and_their_use_ends(
+    layers, pages, device, monkeypatch, before
+):
+    size = pages.payload_bytes
+    arena, locks = FakeArena(len(WHOLE) * size), Locks(size // 2 + 64, before * size)
+    copied = []
+    copy = torch.Tensor.copy_
+
+    def noting(to, source, **how):
+        copied.append(to.numel())
+        return copy(to, source, **how)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", noting)
+    old = [layer.clone() for layer in layers]
+    assert device.gather(arena, whole(pages), locks).result()
+    for layer in layers:
+        layer.fill_(0)
+    assert max(number for number in copied if number % 96) <= locks.chunk_bytes
+    loaded = device.scatter(arena, whole(pages), None, locks)
+    assert len(locks.in_use) == before
+    assert loaded.result()
+    assert locks.in_use == []
+    named = [page for ids in WHOLE for page in ids]
+    for layer, was in zip(layers, old, strict=True):
+        assert torch.equal(layer[named], was[named])
+    bounced = [(at * size, size) for at in range(before, len(WHOLE))]
+    assert locks.wanted == 2 * bounced
+    assert device.copied_bytes() == (2 * before * size, 2 * len(bounced) * size)
+
+
+def test_a_load_that_fails_ends_the_use_of_locked_memory(pages, device, monkeypatch):
+    arena, locks = FakeArena(pages.payload_bytes), Locks(pages.payload_bytes)
+    monkeypatch.setattr(TorchCopies, "unpack", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        device.scatter(arena, [Move(0, [1, 2, 3, 4])], None, locks)
+    assert locks.in_use == []
+
+
+def test_memory_is_locked_on_a_thread_of_its_own_because_an_error_stays_in_its_thread(device, fake):
+    fake.said.clear()
+    device.registrar.register(4096, 8192)
+    device.registrar.unregister(4096)
+    assert [each[1:] for each in fake.said] == [("register", 4096, 8192, 1), ("unregister", 4096)]
+    assert all(each[0].startswith("holdfast-register") for each in fake.said)
+    fake.result = 2
+    with pytest.raises(DeviceError, match="cudaHostRegister: error 2"):
+        device.registrar.register(4096, 8192)
+
+
+def test_memory_is_locked_by_default_on_gpus_of_nvidia_only(device):
+    assert device.locks_by_default == (torch.version.hip is None)
+
+
+@pytest.mark.parametrize("call", ["mark", "scatter", "gather"])
+def test_a_gpu_that_has_failed_is_named_and_refuses_later_calls(
+    pages, device, fake, monkeypatch, call
+):
+    arena = FakeArena(pages.payload_bytes)
+
+    def fail(*_):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    for name in ("record_event", "synchronize"):
+        monkeypatch.setattr(fake, name, fail)
+    monkeypatch.setattr(TorchCopies, "unpack", fail)
+    monkeypatch.setattr(TorchCopies, "pack", fail)
+    calls = {
+        "mark": device.mark,
+        "scatter": lambda: device.scatter(arena, [Move(0, [1, 2, 3, 4])]),
+        "gather": lambda: device.gather(arena, [Move(0, [1, 2, 3, 4])]),
+    }
+    assert device.failure == ""
+    with pytest.raises((RuntimeError, DeviceError), match="illegal memory access"):
+        calls[call]()
+    assert "illegal memory access" in device.failure
+    for later in calls.values():
+        with pytest.raises(DeviceError, match="the device has failed: an illegal"):
+            later()

@@ -433,6 +433,20 @@ def test_a_connection_has_its_own_locked_memory_and_a_device_without_locks_none(
     assert EngineLocks(None).of(one.client) is None
 
 
+@pytest.mark.parametrize(("lock_bytes", "locks"), [(None, False), (0, False), (2 * MIB, True)])
+def test_a_device_that_does_not_lock_by_default_locks_where_the_node_has_a_size_for_it(
+    node_here, engine, registrar, lock_bytes, locks
+):
+    one = engine(node_here(host_bytes=16 * MIB, lock_bytes=lock_bytes).address)
+    assert one.client.welcome.lock_requested == locks
+    by_default = EngineLocks(registrar(), by_default=True)
+    asked = EngineLocks(registrar(), by_default=False)
+    assert by_default.of(one.client) is not None
+    assert (asked.of(one.client) is not None) == locks
+    for each in (by_default, asked):
+        each.close()
+
+
 def test_an_engine_that_starts_is_asked_for_memory_when_it_waits_for_recalls(
     impatient_node, engine, names, until
 ):

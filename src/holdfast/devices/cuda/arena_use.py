@@ -50,12 +50,12 @@ class ArenaUse:
 
     def to_gpu(self, copies: Sequence[ArenaCopy]) -> Copies:
         """Return copies from locked memory; none crosses a border of two locks."""
-        cut = [part for copy in copies for part in self._cut(copy)]
+        cut = [part for copy in copies for part in self.cut(copy)]
         return _copies([each.gpu for each in cut], [self._start + each.offset for each in cut], cut)
 
     def from_gpu(self, copies: Sequence[ArenaCopy]) -> Copies:
         """Return copies to locked memory; none crosses a border of two locks."""
-        cut = [part for copy in copies for part in self._cut(copy)]
+        cut = [part for copy in copies for part in self.cut(copy)]
         return _copies([self._start + each.offset for each in cut], [each.gpu for each in cut], cut)
 
     def want(self) -> None:
@@ -70,7 +70,8 @@ class ArenaUse:
             for ranges in uses:
                 self._locks.done(ranges)
 
-    def _cut(self, copy: ArenaCopy) -> Iterator[ArenaCopy]:
+    def cut(self, copy: ArenaCopy) -> Iterator[ArenaCopy]:
+        """Yield the parts of a copy; none crosses a border of two locks."""
         gpu, offset, nbytes = copy
         border = self._locks.chunk_bytes if self._locks is not None else 0
         while border and nbytes > (part := border - offset % border):

@@ -187,6 +187,8 @@ class CudaDevice:
     One thread calls `stage`, `pack`, `copy` and `mark`, one calls `scatter`.
     """
 
+    locks_by_default = True
+
     def __init__(self, driver: Driver, pages: Pages, options: DeviceOptions, keep: Any) -> None:
         self.pages = pages
         self.driver = driver

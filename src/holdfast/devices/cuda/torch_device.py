@@ -13,14 +13,24 @@ import importlib.util
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import torch
 
-from holdfast.buffers import SharedMapping
-from holdfast.devices.base import DeviceError, LockedRanges, Move, Pages, check, check_whole_block
+from holdfast.buffers import Registrar, SharedMapping
+from holdfast.devices.base import (
+    CopiedBytes,
+    DeviceError,
+    LockedRanges,
+    Move,
+    Pages,
+    check,
+    check_whole_block,
+)
+from holdfast.devices.cuda.arena_use import ArenaCopy, ArenaUse
+from holdfast.devices.cuda.runtime_registrar import RuntimeRegistrar
 from holdfast.devices.driver import PageCopy, PageTable
 from holdfast.limits import GIB, MIB, RECLAIM_S
 from holdfast.workers import workers
@@ -43,26 +53,39 @@ _log = logging.getLogger("vllm.holdfast")  # shown by vLLM, with its time and le
 class LoadTransfer(NamedTuple):
     """A batch on the load stream; `end` is recorded after its last copy. None: an empty batch.
 
-    `complete` False: not all of its copies were queued.
+    `complete` False: not all of its copies were queued. When the end is seen, `use` ends.
     """
 
     end: Any
+    use: ArenaUse | None = None
     complete: bool = True
 
     def done(self) -> bool:
-        return self.end is None or bool(self.end.query())
+        if self.end is None:
+            return True
+        ended = bool(self.end.query())
+        if ended and self.use is not None:
+            self.use.end()
+        return ended
 
     def result(self) -> bool:
-        if self.end is not None:
-            self.end.synchronize()
+        try:
+            if self.end is not None:
+                self.end.synchronize()
+        finally:  # after an error of the GPU, it copies nothing any more
+            if self.use is not None:
+                self.use.end()
         return self.complete
 
 
 class TorchDevice:
     """Pages of one GPU: those of an engine's `tensors`, one per layer, laid out as `pages`.
 
-    One thread calls `gather`, one calls `scatter`.
+    One thread calls `gather`, one calls `scatter`. On GPUs of AMD, memory is locked only if the
+    node's operator asks for it: AMD's documentation advises against locking large KV caches.
     """
+
+    locks_by_default = torch.version.hip is None
 
     def __init__(self, tensors: Sequence[Any], pages: Pages) -> None:
         if len(pages.groups) != 1:
@@ -77,7 +100,11 @@ class TorchDevice:
         self._saves: list[tuple[int, Future[bool]]] = []
         """Bytes and results of the saves in flight."""
         self._saver = workers(1, "holdfast-save")
+        self._runtime = RuntimeRegistrar(self._device)
+        self.registrar: Registrar = self._runtime
         self._failed = ""
+        self._counted = {"load": [0, 0], "save": [0, 0]}
+        """Bytes by direction, locked and bounced; one thread counts each direction."""
 
     @property
     def failure(self) -> str:
@@ -101,31 +128,38 @@ class TorchDevice:
         locks: LockedRanges | None = None,
         proceed: Callable[[], bool] | None = None,
     ) -> LoadTransfer:
-        del locks
         self._check_alive()
         check(self.pages, arena, moves)
         if not moves:
             return LoadTransfer(None)
         memory = torch.frombuffer(arena.view, dtype=torch.uint8)
         blocks = max(1, STAGE_BYTES // self.pages.payload_bytes)
+        use = self._use(arena, moves, locks)
         try:
             with torch.cuda.stream(self._load_stream):
                 for at in range(0, len(moves), blocks):
                     if proceed is not None and not proceed():
-                        return LoadTransfer(_recorded(self._device), complete=False)
+                        return LoadTransfer(_recorded(self._device), use, complete=False)
                     part = moves[at : at + blocks]
                     stage = empty_stage(self._layers, self.pages, len(part))
                     for move, staged in zip(part, payloads(stage), strict=True):
-                        staged.copy_(self._payload(memory, move), non_blocking=True)
+                        for source, to in self._parts(memory, move, staged, use):
+                            to.copy_(source, non_blocking=True)
                     if after is not None:
                         self._load_stream.wait_event(after)
                     self._kernels.unpack(stage, part)
-                return LoadTransfer(_recorded(self._device))
+                load = LoadTransfer(_recorded(self._device), use)
         except BaseException:
             self._rest()  # the pages are used for other work after an error
+            use.end()
             raise
+        use.want()
+        self._count("load", use)
+        return load
 
-    def gather(self, arena: SharedMapping, moves: Sequence[Move]) -> Future[bool]:
+    def gather(
+        self, arena: SharedMapping, moves: Sequence[Move], locks: LockedRanges | None = None
+    ) -> Future[bool]:
         self._check_alive()
         check(self.pages, arena, moves)
         nbytes = len(moves) * self.pages.payload_bytes
@@ -148,13 +182,20 @@ class TorchDevice:
             self._rest()
             raise
         until_s = time.monotonic() + SAVE_S
-        result = self._saver.submit(self._save, arena, moves, stage, packed, until_s)
+        save = _Save(arena, moves, stage, packed, locks, until_s)
+        result = self._saver.submit(self._save, save)
         self._saves.append((nbytes, result))
         return result
 
     def close(self) -> None:
         self._saver.shutdown(wait=True)
         self._rest()
+        self._runtime.close()
+
+    def copied_bytes(self) -> CopiedBytes:
+        """Return how much has been copied from and to locked memory, and other memory."""
+        by_path = [sum(counted[path] for counted in self._counted.values()) for path in (0, 1)]
+        return CopiedBytes(*by_path)
 
     def _check_alive(self) -> None:
         if self._failed:
@@ -167,27 +208,63 @@ class TorchDevice:
         except RuntimeError as error:
             self._failed = self._failed or str(error)
 
-    def _save(
-        self, arena: SharedMapping, moves: Sequence[Move], stage: Any, packed: Any, until_s: float
-    ) -> bool:
+    def _save(self, save: _Save) -> bool:
         """Copy a stage into the arena; return whether every byte was copied in time."""
         try:
-            packed.synchronize()
-            memory = torch.frombuffer(arena.view, dtype=torch.uint8)
-            with torch.cuda.stream(self._save_stream):
-                for move, staged in zip(moves, payloads(stage), strict=True):
-                    if time.monotonic() > until_s:
-                        _log.warning("blocks not saved: the GPU did not copy them in %g s", SAVE_S)
-                        return False
-                    self._payload(memory, move).copy_(staged)
-            return True
+            save.packed.synchronize()
+            memory = torch.frombuffer(save.arena.view, dtype=torch.uint8)
+            use = self._use(save.arena, save.moves, save.locks)
+            try:
+                with torch.cuda.stream(self._save_stream):
+                    for move, staged in zip(save.moves, payloads(save.stage), strict=True):
+                        if time.monotonic() > save.until_s:
+                            _log.warning(
+                                "blocks not saved: the GPU did not copy them in %g s", SAVE_S
+                            )
+                            return False
+                        for to, source in self._parts(memory, move, staged, use):
+                            to.copy_(source)
+            finally:
+                self._save_stream.synchronize()
+                use.end()
         except Exception:  # noqa: BLE001  # e.g. a device error: the engine continues
             _log.exception("blocks not saved")
             self._rest()
             return False
+        use.want()
+        self._count("save", use)
+        return True
 
-    def _payload(self, memory: Any, move: Move) -> Any:
-        return memory[move.payload : move.payload + self.pages.payload_bytes]
+    def _use(
+        self, arena: SharedMapping, moves: Sequence[Move], locks: LockedRanges | None
+    ) -> ArenaUse:
+        return ArenaUse(arena, locks, [move.payload for move in moves], self.pages.payload_bytes)
+
+    def _parts(
+        self, memory: Any, move: Move, staged: Any, use: ArenaUse
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yield parts of a payload in the arena and in its stage; each is in one lock's memory."""
+        for part in use.cut(ArenaCopy(0, move.payload, self.pages.payload_bytes)):
+            yield (
+                memory[part.offset : part.offset + part.nbytes],
+                staged[part.gpu : part.gpu + part.nbytes],
+            )
+
+    def _count(self, direction: str, use: ArenaUse) -> None:
+        locked = sum(use.locked)
+        self._counted[direction][0] += locked * self.pages.payload_bytes
+        self._counted[direction][1] += (len(use.locked) - locked) * self.pages.payload_bytes
+
+
+class _Save(NamedTuple):
+    """Staged blocks on their way to the arena, when the event `packed` has ended."""
+
+    arena: SharedMapping
+    moves: Sequence[Move]
+    stage: Any
+    packed: Any
+    locks: LockedRanges | None
+    until_s: float
 
 
 def word_of(tensors: Sequence[Any], pages: Pages) -> Any:

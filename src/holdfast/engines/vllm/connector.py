@@ -25,7 +25,7 @@ from holdfast.client.private_node import PrivateNode
 from holdfast.client.prompt_ledger import ledger_of
 from holdfast.client.timeouts import EngineClocks, RunningClock
 from holdfast.client.timing_reporter import TimingReporter
-from holdfast.devices.base import StagingDevice
+from holdfast.devices.base import LockingDevice
 from holdfast.devices.registry import DeviceOptions, open_device
 from holdfast.engines.vllm.counters import ConnectorCounts, ConnectorMetrics
 from holdfast.engines.vllm.describe import (
@@ -127,8 +127,8 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
                 raise
             setting = self._setting._replace(saves=self._setting.saves and form.writes)
             self._worker = WorkerSide(node, device, rank, setting, running=RunningClock())
-            if isinstance(device, StagingDevice):
-                self._worker.lock_arena(device.registrar)
+            if isinstance(device, LockingDevice):
+                self._worker.lock_arena(device)
             self._handshake = handshake
             _log.info(
                 "Holdfast at %s: %s blocks of %d tokens, %.2f MiB; namespace %s",

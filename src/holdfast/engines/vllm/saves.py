@@ -194,11 +194,16 @@ class DirectSaves:
     """Saves whose pages are copied into the arena at the end of their step."""
 
     def __init__(
-        self, device: DirectDevice, requests: SaveRequests, running: Callable[[], float]
+        self,
+        device: DirectDevice,
+        requests: SaveRequests,
+        locks_of: Callable[[Client], LockedRanges | None],
+        running: Callable[[], float],
     ) -> None:
         """`running`: clock for the timeouts of slots."""
         self._device = device
         self._requests = requests
+        self._locks_of = locks_of
         self._running = running
         self._backoff = Backoff()
         self._reserves: list[PendingReserve] = []
@@ -260,7 +265,7 @@ class DirectSaves:
                     if place >= 0
                 ]
             if commits and client.arena is not None:
-                transfer = self._device.gather(client.arena, moves)
+                transfer = self._device.gather(client.arena, moves, self._locks_of(client))
                 self._inflight.append(InflightSave(transfer, client, commits))
         except Exception:  # on any error the slots must be returned to the node
             # No copy to them is running: a device whose `gather` raises has ended its copies.

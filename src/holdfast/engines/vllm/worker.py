@@ -7,13 +7,13 @@ import logging
 import time
 from collections.abc import Callable
 
-from holdfast.buffers import Registrar
 from holdfast.client.engine_locks import EngineLocks
 from holdfast.devices.base import (
     CopiedBytes,
     DeviceError,
     DirectDevice,
     LockedRanges,
+    LockingDevice,
     StagingDevice,
 )
 from holdfast.engines.vllm.counters import ConnectorCounts
@@ -57,11 +57,11 @@ class WorkerSide:
         self._loader = Loader(device, connection, self._locks_of)
         self._requests = SaveRequests(connection, rank, self.counts, now)
         self._saves: Saves
-        self._staging = device if isinstance(device, StagingDevice) else None
+        self._locking = device if isinstance(device, LockingDevice) else None
         if isinstance(device, StagingDevice):
             self._saves = StagedSaves(device, self._requests, self._locks_of)
         else:
-            self._saves = DirectSaves(device, self._requests, running or now)
+            self._saves = DirectSaves(device, self._requests, self._locks_of, running or now)
         self._copied = CopiedBytes(0, 0)
         self._lock_seconds = 0.0
         self._failed: set[int] = set()
@@ -70,12 +70,12 @@ class WorkerSide:
         self._passive = False
         """Whether the device has failed: then nothing is loaded or saved any more."""
 
-    def lock_arena(self, registrar: Registrar) -> None:
+    def lock_arena(self, device: LockingDevice) -> None:
         """Page-lock the node's arena for the device from now on.
 
         Call it once, before the engine captures graphs and serves: it locks what the node chooses.
         """
-        self._locks = EngineLocks(registrar)
+        self._locks = EngineLocks(device.registrar, by_default=device.locks_by_default)
         if (locked := self._locked_memory()) is not None:
             locked.lock_at_start()
 
@@ -88,8 +88,8 @@ class WorkerSide:
         if (locked := self._locked_memory()) is not None:
             locked.start()
             self._count_locking(locked)
-        if self._staging is not None:
-            self._count_copies(self._staging)
+        if self._locking is not None:
+            self._count_copies(self._locking)
         self._saves.poll()
         self._requests.poll()
         if self._saving:
@@ -171,7 +171,7 @@ class WorkerSide:
             _log.exception("blocks not saved")
         self._connection.close()
 
-    def _count_copies(self, device: StagingDevice) -> None:
+    def _count_copies(self, device: LockingDevice) -> None:
         """Count what the device has copied since the last call."""
         before, self._copied = self._copied, device.copied_bytes()
         self.counts.add("copied_bytes", "locked", number=self._copied.locked - before.locked)

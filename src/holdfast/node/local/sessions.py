@@ -218,6 +218,7 @@ class NodeSession:
             exact_because=offer.why,
             chunk_bytes=page_locks.chunk_bytes(store),
             lockable_bytes=page_locks.lockable_bytes(store, namespace),
+            lock_requested=page_locks.is_requested(store),
         )
 
     def answer(self, request: m.Request) -> m.Reply | Awaitable[m.Reply]:

@@ -82,6 +82,11 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     """Bytes of a chunk of the arena, the unit of page-locking; 0: this node grants no locks."""
     lockable_bytes: Integer = 0
     """Bytes of the arena that engines of the domain may lock; 0: the node's options forbid it."""
+    lock_requested: bool = False
+    """Whether the node's operator gave a size of memory to lock, and did not leave it at `auto`.
+
+    Then engines lock memory also if their device does not by default.
+    """
 
 
 class Refused(_Message, frozen=True, tag="refused"):
