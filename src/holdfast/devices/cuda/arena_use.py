@@ -70,6 +70,11 @@ class ArenaUse:
             for ranges in uses:
                 self._locks.done(ranges)
 
+    @property
+    def has_locks(self) -> bool:
+        """Whether any memory of the arena may be locked, whether or not the payloads are."""
+        return self._locks is not None
+
     def cut(self, copy: ArenaCopy) -> Iterator[ArenaCopy]:
         """Yield the parts of a copy; none crosses a border of two locks."""
         gpu, offset, nbytes = copy

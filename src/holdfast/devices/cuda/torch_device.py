@@ -142,9 +142,7 @@ class TorchDevice:
                         return LoadTransfer(_recorded(self._device), use, complete=False)
                     part = moves[at : at + blocks]
                     stage = empty_stage(self._layers, self.pages, len(part))
-                    for move, staged in zip(part, payloads(stage), strict=True):
-                        for source, to in self._parts(memory, move, staged, use):
-                            to.copy_(source, non_blocking=True)
+                    self._fill_stage(stage, memory, part, use, use.locked[at : at + blocks])
                     if after is not None:
                         self._load_stream.wait_event(after)
                     self._kernels.unpack(stage, part)
@@ -216,14 +214,8 @@ class TorchDevice:
             use = self._use(save.arena, save.moves, save.locks)
             try:
                 with torch.cuda.stream(self._save_stream):
-                    for move, staged in zip(save.moves, payloads(save.stage), strict=True):
-                        if time.monotonic() > save.until_s:
-                            _log.warning(
-                                "blocks not saved: the GPU did not copy them in %g s", SAVE_S
-                            )
-                            return False
-                        for to, source in self._parts(memory, move, staged, use):
-                            to.copy_(source)
+                    if not self._copy_out(save, memory, use):
+                        return False
             finally:
                 self._save_stream.synchronize()
                 use.end()
@@ -233,6 +225,27 @@ class TorchDevice:
             return False
         use.want()
         self._count("save", use)
+        return True
+
+    def _fill_stage(
+        self, stage: Any, memory: Any, moves: Sequence[Move], use: ArenaUse, locked: Sequence[bool]
+    ) -> None:
+        """Queue the copies of blocks into a stage; wait for those of memory that is not locked.
+
+        A part of such a block may be in a chunk that is locked, and no use keeps it so.
+        """
+        for move, staged, is_locked in zip(moves, payloads(stage), locked, strict=True):
+            for source, to in self._parts(memory, move, staged, use):
+                to.copy_(source, non_blocking=is_locked or not use.has_locks)
+
+    def _copy_out(self, save: _Save, memory: Any, use: ArenaUse) -> bool:
+        """Copy a stage into the arena; return False if it is too late for a block."""
+        for move, staged in zip(save.moves, payloads(save.stage), strict=True):
+            if time.monotonic() > save.until_s:
+                _log.warning("blocks not saved: the GPU did not copy them in %g s", SAVE_S)
+                return False
+            for to, source in self._parts(memory, move, staged, use):
+                to.copy_(source)
         return True
 
     def _use(

@@ -96,6 +96,8 @@ class LockedMemory:
         self._lock_at = 0.0
         self._is_open = bool(self.chunk_bytes)
         self._closing = False
+        self._has_stuck = False
+        """Whether memory could not be unlocked."""
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         if not self.chunk_bytes:
@@ -338,7 +340,9 @@ class LockedMemory:
         try:
             self._registrar.unregister(self._address(chunk))
         except Exception:  # noqa: BLE001  # a device's own errors
-            _log.exception("memory stays page-locked")
+            if not self._has_stuck:  # a GPU that has failed refuses every chunk
+                self._has_stuck = True
+                _log.exception("memory stays page-locked")
             return False
         finally:
             self.lock_seconds += time.monotonic() - began_s
