@@ -412,6 +412,8 @@ def test_a_device_that_cannot_unlock_keeps_its_memory_and_loses_its_session(
     two.save(names("grow", 40))
     assert "bytes stay page-locked: the device cannot unlock" in until(lambda: why_ended(one))
     assert "the session with the node ends, and begins again" in caplog.text
+    stuck = [each for each in caplog.records if "memory stays page-locked" in each.message]
+    assert len(stuck) == 1, "one line for all chunks"
     assert device.locked == before
     view = one.client.arena.view
     one.client.arena = None
