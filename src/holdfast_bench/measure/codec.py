@@ -71,6 +71,10 @@ RATIO_GOAL, ENCODE_GOAL, DECODE_GOAL = 1.45, 1.0, 2.5
 DISK_GB_PER_S, DISK_GOAL = 1.0, 1.3
 """Read limit of a disk, and the least GB/s of blocks that it must deliver; also its least ratio."""
 
+WRITE_GOAL = 0.8
+"""Least speed of writes of encoded records, as a share of the slower of encoding and raw writes: of
+four groups of a batch, nothing is written beside the first."""
+
 AUTO_GOAL = 0.97
 """Least speed of a fetch, as a share of that of raw records."""
 
@@ -184,7 +188,7 @@ def other_rows(rounds: int) -> Iterator[Row]:
 
 
 def disk_rows(folder: Path, rounds: int) -> Iterator[Row]:
-    """Yield fetches from a disk that reads 1 GB/s, encoded beside raw, and what the disk holds."""
+    """Yield fetches from and writes to a disk that reads 1 GB/s, and what it holds."""
 
     def disk(name: str) -> DiskTier:
         path, rate = str(folder / name), DISK_GB_PER_S * GB
@@ -193,6 +197,7 @@ def disk_rows(folder: Path, rounds: int) -> Iterator[Row]:
     with _store(disk("encoded"), "planes") as encoded, _store(disk("plain"), "off") as plain:
         found = _fetches(encoded, plain, rounds)
         [codec] = encoded.status().codecs
+        write = _write_row(encoded, plain, rounds)
     yield Row(
         what="codec.disk.fetch",
         value=found.ours.gb_per_s,
@@ -203,6 +208,31 @@ def disk_rows(folder: Path, rounds: int) -> Iterator[Row]:
         more={"limit_is": "raw records"},
     )
     yield at_least("codec.disk.held", codec.held_ratio, "x", DISK_GOAL)
+    yield write
+
+
+def _write_row(encoded: Store, plain: Store, rounds: int) -> Row:
+    """Compare writes of encoded records with the slower of encoding them and of raw writes.
+
+    Groups of a batch are encoded while others are written, so the slower of both sets the pace; raw
+    writes move more bytes, so this limit is no lower than the true one.
+    """
+    content = block(PAYLOAD_BYTES)
+    encode = _speeds(record_pipeline(PAYLOAD_BYTES), content, rounds)[1]
+    sides = [BenchedStore(store, 3 * SEED_OFFSET, content) for store in (encoded, plain)]
+    found = paired(rounds, sides[0].write, lambda: sides[1].write().gb_per_s)
+    limit = min(encode, found.limit_gb_per_s)
+    ratio = found.ours.gb_per_s / limit
+    return Row(
+        what="codec.disk.write",
+        value=found.ours.gb_per_s,
+        unit="GB/s",
+        limit=limit,
+        ratio=ratio,
+        goal=WRITE_GOAL,
+        ok=ratio >= WRITE_GOAL,
+        more={"limit_is": "the slower of encoding on a core and of raw writes"},
+    )
 
 
 def auto_rows(folder: Path, rounds: int) -> Iterator[Row]:

@@ -168,7 +168,11 @@ class BenchedStore:
             time.sleep(0.001)
 
     def hold(self, contexts: int) -> None:
-        """Save this number of contexts, for `fetch`."""
+        """Save this number of contexts, for `fetch`, after one that is not fetched.
+
+        The store's first read of the tier, a probe, keeps the tier's first blocks in memory.
+        """
+        self.write()
         self._held.clear()
         for _ in range(contexts):
             self.write()
