@@ -17,7 +17,8 @@ def declared():
     """The requirements of users: of the package and its extras, and the pinned engine."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    lines = [*project["dependencies"], *extras["secure"], *extras["nixl"], *extras["mooncake"]]
+    users = (extras[name] for name in ("secure", "nixl", "object", "mooncake"))
+    lines = [*project["dependencies"], *(line for extra in users for line in extra)]
     for name in ("torch", "vllm"):
         text = (ROOT / "requirements" / f"{name}.txt").read_text()
         lines += [line for line in text.splitlines() if not line.startswith("#")]

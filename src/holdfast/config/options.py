@@ -15,6 +15,7 @@ from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.disk.kind import DiskOptions
 from holdfast.tiers.kind import BUILT_IN, TierKind, TierSection, built_in_kind, find_kind
 from holdfast.tiers.mooncake.kind import MooncakeOptions
+from holdfast.tiers.object.kind import ObjectOptions
 from holdfast.tiers.pool.kind import PoolOptions
 from holdfast.tiers.valkey.kind import ValkeyOptions
 from holdfast.wire.remote.credentials import TlsFiles
@@ -48,7 +49,15 @@ class HostOptions(TierSection, frozen=True, tag="host", tag_field="kind"):
         return 0 if self.lock == LOCK_OFF else Size.of(self.lock)
 
 
-TierOptions = HostOptions | CxlOptions | DiskOptions | PoolOptions | ValkeyOptions | MooncakeOptions
+TierOptions = (
+    HostOptions
+    | CxlOptions
+    | DiskOptions
+    | PoolOptions
+    | ObjectOptions
+    | ValkeyOptions
+    | MooncakeOptions
+)
 """A tier's section; `parse` adds the sections of the kinds that other packages provide."""
 
 

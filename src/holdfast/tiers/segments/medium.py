@@ -45,11 +45,13 @@ class MediumProbe(NamedTuple):
     """What a probe found: lines for `holdfast doctor`, and why the medium must not be used.
 
     `outcome` is OK if the medium answered. `refusal` is empty if the medium can be used; otherwise
-    it names what the medium does wrong, and the remedy.
+    it names what the medium does wrong, and the remedy. `read_only`: why nothing can be written, if
+    the medium permits reads only.
     """
 
     outcome: Outcome
     refusal: str = ""
+    read_only: str = ""
     findings: Sequence[Finding] = ()
     why: str = ""
 

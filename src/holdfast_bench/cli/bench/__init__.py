@@ -23,6 +23,7 @@ SUBJECTS = {
     "pool": "a target over loopback TCP, beside plain sockets, with and without TLS",
     "prestage": "contexts of a pool that are announced before their use, and while a request waits",
     "files": "segments in a shared folder, beside plain reads and writes there",
+    "object": "an object tier on a real store, beside its client without us (needs obstore)",
     "gpu": "blocks between a node's memory and an engine's pages on a GPU (needs one)",
     "plan": "a real engine: plans against recomputing, and against every other cut",
     "calibrate": "this machine's engine and tiers, as a ladder for `holdfast sim`",

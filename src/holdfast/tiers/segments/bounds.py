@@ -1,0 +1,87 @@
+"""Which segments leave a medium: by age, by bytes, and for whom it is to delete them; pure.
+
+Every writer deletes its own segments. Those of a writer that has died belong to one of the live
+ones, which all choose by the same rule. If two writers disagree about who is alive, both delete the
+same segment, which does no harm: a segment is a cache, and its name is never used again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from holdfast.tiers.segments.format import AGE_CLASSES, SegmentName
+from holdfast.tiers.segments.index import SegmentState
+
+FILL_MAX = 0.95
+"""Fraction of the capacity above which segments are retired."""
+
+FILL_AIM = 0.9
+"""Fraction of the capacity that is left after that."""
+
+NEAR_END = 0.25
+"""Fraction of its age class before a segment's end in which a read saves its blocks again."""
+
+_SPARSE = 0.5
+"""Fraction of live blocks below which a segment is less valuable than any other."""
+
+
+class SpaceLimits(NamedTuple):
+    """`capacity_bytes` bounds the segments of all writers below one root; 0: no bound."""
+
+    capacity_bytes: int
+
+
+def responsible_writer(writer: str, live: Iterable[str]) -> str:
+    """Return which of the live writers deletes the segments of `writer`: itself if it is live."""
+    living = set(live)
+    if writer in living:
+        return writer
+
+    def weight(each: str) -> bytes:
+        return hashlib.blake2b(f"{each}{writer}".encode(), digest_size=8).digest()
+
+    return max(living, key=weight, default="")
+
+
+def to_retire(
+    states: Sequence[SegmentState],
+    is_mine: Callable[[SegmentName], bool],
+    limits: SpaceLimits,
+    wall_s: float,
+) -> list[SegmentName]:
+    """Return the segments that this writer retires now.
+
+    These are the ones past their end, those without live blocks and, if the medium is nearly full,
+    its share of the least valuable ones. That share is its share of the bytes, so that all writers
+    together delete about the excess.
+    """
+    mine = [state for state in states if is_mine(state.name)]
+    leaving = {
+        state.name for state in mine if state.name.expires_s() <= wall_s or not state.live_blocks
+    }
+    total = sum(state.nbytes for state in states)
+    capacity = limits.capacity_bytes
+    if capacity and total > FILL_MAX * capacity:
+        own_bytes = sum(state.nbytes for state in mine)
+        excess = (total - FILL_AIM * capacity) * own_bytes / total
+        excess -= sum(state.nbytes for state in mine if state.name in leaving)
+        for state in sorted((s for s in mine if s.name not in leaving), key=_value):
+            if excess <= 0:
+                break
+            leaving.add(state.name)
+            excess -= state.nbytes
+    return [state.name for state in mine if state.name in leaving]
+
+
+def is_near_end(name: SegmentName, wall_s: float) -> bool:
+    """Return whether a segment that is read now should be saved again."""
+    left_s = name.expires_s() - wall_s
+    return 0 < left_s < NEAR_END * AGE_CLASSES[name.age_class]
+
+
+def _value(state: SegmentState) -> tuple[bool, float, str]:
+    """Order segments, the least valuable first: sparse ones, then by the time of the last use."""
+    is_dense = state.live_blocks >= _SPARSE * state.blocks
+    return is_dense, state.used_s, state.name.number

@@ -1,0 +1,226 @@
+"""Index of the blocks on a medium: which segment object has each block, from index objects only.
+
+About 35 bytes a block: a 64-bit tag of namespace and key, a position, and the record's offset. Two
+blocks with the same tag are told apart when a record is read, because every record is verified.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.buffers import ALIGNMENT
+from holdfast.tiers.segments.format import IndexedSegment, SegmentName, head_bytes
+from holdfast.tiers.segments.tag_table import ABSENT, Tags, TagTable, Values
+
+_SHIFT = 20
+"""Bits of a value for the position within a segment; the others number the segment."""
+
+
+_DEAD_MAX = 64
+"""Segments that may leave before the table is searched for their blocks."""
+
+
+class RecordPosition(NamedTuple):
+    """Where a record is: the segment's number in this index, first byte, and length in bytes."""
+
+    segment: int
+    at: int
+    start: int
+    nbytes: int
+
+
+class SegmentState(NamedTuple):
+    """What this process knows of a segment; `used_s` is the last read here, in monotonic seconds.
+
+    `live_blocks`: blocks for which this is the newest segment, and that were not deleted.
+    """
+
+    name: SegmentName
+    namespace: bytes
+    nbytes: int
+    blocks: int
+    live_blocks: int
+    used_s: float
+
+
+class _Segment:
+    __slots__ = ("live", "name", "namespace", "starts", "used_s")
+
+    def __init__(self, listed: IndexedSegment, now_s: float) -> None:
+        self.name = listed.name
+        self.namespace = listed.namespace
+        sectors = np.frombuffer(listed.sectors, "<u4")
+        first = head_bytes(listed.blocks) // ALIGNMENT
+        self.starts: npt.NDArray[np.uint32] = np.concatenate(([0], np.cumsum(sectors))).astype(
+            np.uint32
+        ) + np.uint32(first)
+        self.live = listed.blocks
+        self.used_s = now_s
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.starts[-1]) * ALIGNMENT
+
+    def state(self) -> SegmentState:
+        blocks = len(self.starts) - 1
+        return SegmentState(self.name, self.namespace, self.nbytes, blocks, self.live, self.used_s)
+
+
+class SegmentIndex:
+    """Thread-safe; no call does I/O."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._segments: list[_Segment | None] = []
+        self._numbers: dict[SegmentName, int] = {}
+        self._table = TagTable()
+        self._dead = 0
+        """Segments that left since the table was last cleared of their blocks."""
+        self.stored_bytes = 0
+        """Bytes of all segments."""
+
+    def add(self, listed: IndexedSegment, now_s: float) -> None:
+        """Add a segment; it replaces older positions of its blocks. Nothing if it is there."""
+        tags = _tags(listed.namespace, listed.keys)
+        with self._lock:
+            if listed.name in self._numbers:
+                return
+            self._segments.append(segment := _Segment(listed, now_s))
+            self.stored_bytes += segment.nbytes
+            number = self._numbers[listed.name] = len(self._segments) - 1
+            self._release(self._table.find(tags))
+            positions = np.arange(listed.blocks, dtype=np.int64)
+            self._table.put(tags, np.int64(number << _SHIFT) | positions)
+
+    def held_run(self, namespace: bytes, keys: Sequence[bytes]) -> int:
+        """Return the number of leading keys that are held."""
+        if not keys:
+            return 0
+        tags = _tags(namespace, b"".join(keys))
+        with self._lock:
+            found = self._find(tags)
+        absent = np.flatnonzero(found == ABSENT)
+        return int(absent[0]) if absent.size else len(keys)
+
+    def positions(
+        self, blocks: Sequence[tuple[bytes, bytes]], now_s: float
+    ) -> list[RecordPosition | None]:
+        """Return where each block is, given as namespace digest and key; count a use of it."""
+        if not blocks:
+            return []
+        tags = _tags_of(blocks)
+        with self._lock:
+            found = self._find(tags)
+            return [self._position(int(value), now_s) for value in found]
+
+    def name_of(self, number: int) -> SegmentName | None:
+        """Return the name of a segment by its number in this index; None if it has left."""
+        with self._lock:
+            segment = self._segments[number]
+            return segment.name if segment is not None else None
+
+    def forget_segment(self, name: SegmentName) -> int:
+        """Remove a segment with all its blocks; return how many of them were live."""
+        with self._lock:
+            number = self._numbers.pop(name, None)
+            segment = self._segments[number] if number is not None else None
+            if number is None or segment is None:
+                return 0
+            self._segments[number] = None
+            self.stored_bytes -= segment.nbytes
+            self._dead += 1
+            if self._dead > _DEAD_MAX and 2 * self._dead > len(self._numbers):
+                self._compact()
+            return segment.live
+
+    def forget_blocks(self, name: SegmentName, keys: bytes) -> int:
+        """Remove blocks (16 bytes each) whose newest segment this is; return their number."""
+        with self._lock:
+            number = self._numbers.get(name)
+            segment = self._segments[number] if number is not None else None
+            if number is None or segment is None or not keys:
+                return 0
+            tags = np.unique(_tags(segment.namespace, keys))
+            found = self._find(tags)
+            here = (found != ABSENT) & ((found >> _SHIFT) == number)
+            self._release(found[here])
+            self._table.put(tags[here], np.full(int(here.sum()), ABSENT, np.int64))
+            return int(here.sum())
+
+    def segments(self) -> list[SegmentState]:
+        """Return the state of all segments."""
+        with self._lock:
+            return [segment.state() for segment in self._segments if segment is not None]
+
+    def live_keys(self, name: SegmentName, keys: Sequence[bytes]) -> list[bool]:
+        """Return for each key of a segment, in its order, whether the segment is its newest."""
+        with self._lock:
+            number = self._numbers.get(name)
+            segment = self._segments[number] if number is not None else None
+            if number is None or segment is None or len(keys) != len(segment.starts) - 1:
+                return [False] * len(keys)
+            found = self._find(_tags(segment.namespace, b"".join(keys)))
+        return [int(value) == (number << _SHIFT | at) for at, value in enumerate(found)]
+
+    def counts(self) -> tuple[int, int, int]:
+        """Return the segments, their bytes and their live blocks."""
+        states = self.segments()
+        nbytes = sum(state.nbytes for state in states)
+        return len(states), nbytes, sum(state.live_blocks for state in states)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the index in bytes, roughly."""
+        with self._lock:
+            starts = sum(s.starts.nbytes for s in self._segments if s is not None)
+            return self._table.nbytes + starts + 400 * len(self._numbers)
+
+    def _find(self, tags: Tags) -> Values:
+        """Return values of live segments. Call under the lock."""
+        found = self._table.find(tags)
+        for number in set((found[found >= 0] >> _SHIFT).tolist()):
+            if self._segments[number] is None:
+                found[(found >= 0) & ((found >> _SHIFT) == number)] = ABSENT
+        return found
+
+    def _position(self, value: int, now_s: float) -> RecordPosition | None:
+        segment = self._segments[value >> _SHIFT] if value != ABSENT else None
+        if segment is None:
+            return None
+        segment.used_s = now_s
+        at = value & ((1 << _SHIFT) - 1)
+        start, end = int(segment.starts[at]), int(segment.starts[at + 1])
+        nbytes = (end - start) * ALIGNMENT
+        return RecordPosition(value >> _SHIFT, at, start * ALIGNMENT, nbytes)
+
+    def _release(self, values: Values) -> None:
+        """Count blocks that leave their segments. Call under the lock."""
+        for number, blocks in Counter((values[values >= 0] >> _SHIFT).tolist()).items():
+            if (segment := self._segments[number]) is not None:
+                segment.live -= blocks
+
+    def _compact(self) -> None:
+        """Remove the blocks of segments that left. Call under the lock."""
+        alive = np.array([segment is not None for segment in self._segments], np.bool_)
+        self._table.keep(alive, _SHIFT)
+        self._dead = 0
+
+
+def _tags(namespace: bytes, keys: bytes) -> Tags:
+    halves = np.frombuffer(keys, "<u8")
+    low, high = np.frombuffer(namespace, "<u8")
+    tags: Tags = halves[::2] ^ (halves[1::2] << np.uint64(1)) ^ low ^ high
+    return tags
+
+
+def _tags_of(blocks: Sequence[tuple[bytes, bytes]]) -> Tags:
+    keys = np.frombuffer(b"".join(key for _, key in blocks), "<u8")
+    names = np.frombuffer(b"".join(namespace for namespace, _ in blocks), "<u8")
+    tags: Tags = keys[::2] ^ (keys[1::2] << np.uint64(1)) ^ names[::2] ^ names[1::2]
+    return tags

@@ -1,0 +1,228 @@
+"""The index objects on a medium: publish what this writer did, and learn what the others did.
+
+A writer publishes under new, numbered names and replaces nothing. Publications of several threads
+share an object (group commit). A reader learns of new objects by listing. Small objects of a writer
+are merged into larger ones: `MERGE_COUNT` of one level become one of the next, and the old ones are
+deleted after a while, when every reader has listed the new one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from holdfast.errors import FormatError, Outcome
+from holdfast.limits import KIB
+from holdfast.tiers.segments.format import (
+    INDEX,
+    INDEX_BYTES_MAX,
+    IndexedSegment,
+    IndexName,
+    IndexObject,
+    RemovedBlocks,
+    next_number,
+    parse_index_name,
+    read_index,
+    write_index,
+)
+from holdfast.tiers.segments.medium import MediumAnswer, SegmentMedium
+from holdfast.tiers.segments.writer import SegmentWriter
+from holdfast.wire.remote.stream import Deadline
+from holdfast.workers import parallel
+
+MERGE_COUNT = 32
+"""Index objects of one level that are merged into one of the next."""
+
+_READ_BYTES = 256 * KIB
+"""Bytes of an index object that are read first; larger ones take more requests."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Publication:
+    """What one thread wants published, and the answer once it was."""
+
+    def __init__(self, content: IndexObject) -> None:
+        self.content = content
+        self.answer: MediumAnswer | None = None
+
+
+class IndexPublisher:
+    """Publishes index objects of one writer. Thread-safe."""
+
+    def __init__(self, medium: SegmentMedium, writer: SegmentWriter) -> None:
+        self._medium = medium
+        self._writer = writer.id
+        self._wall_s = writer.wall_s
+        self._condition = threading.Condition()
+        self._waiting: list[_Publication] = []
+        self._busy = False
+        self._number = ""
+        self._levels: dict[str, int] = {}
+        """The level of each of this writer's index objects that no other replaces, by number."""
+        self._published: set[str] = set()
+        self.published_s = time.monotonic()
+
+    def publish(self, content: IndexObject, deadline: Deadline) -> MediumAnswer:
+        """Publish with whatever other threads publish at the same time; OK once it is stored."""
+        mine = _Publication(content)
+        with self._condition:
+            self._waiting.append(mine)
+            while self._busy and mine.answer is None:
+                if not self._condition.wait(max(0.0, deadline.at - time.monotonic())):
+                    if mine in self._waiting:
+                        self._waiting.remove(mine)
+                        return MediumAnswer(Outcome.LATE, why="other index objects are late")
+                    self._condition.wait()  # another thread publishes it, by its own deadline
+            if mine.answer is not None:
+                return mine.answer
+            batch, self._waiting, self._busy = self._waiting, [], True
+            number = self._next_number()
+        answer = MediumAnswer(Outcome.GONE, why="failed")
+        try:
+            answer = self._put(number, _joined([each.content for each in batch]), deadline)
+        finally:
+            with self._condition:
+                self._busy = False
+                for each in batch:
+                    each.answer = answer
+                self._condition.notify_all()
+        return answer
+
+    def is_own(self, name: IndexName) -> bool:
+        """Return whether this writer has published the object."""
+        with self._condition:
+            return name.writer == self._writer and name.number in self._published
+
+    def merge(
+        self, retain: Callable[[IndexObject], IndexObject], deadline: Deadline
+    ) -> list[IndexName]:
+        """Merge small objects if there are many; return those that are to be deleted later.
+
+        `retain` leaves out of the merged content what no longer exists.
+        """
+        with self._condition:
+            by_level: dict[int, list[str]] = {}
+            for number, level in sorted(self._levels.items()):
+                by_level.setdefault(level, []).append(number)
+        for level, numbers in sorted(by_level.items()):
+            if len(numbers) < MERGE_COUNT:
+                continue
+            contents = []
+            for number in numbers:
+                answer, content = read_index_object(
+                    self._medium, IndexName(self._writer, number), deadline
+                )
+                if answer.outcome not in (Outcome.OK, Outcome.MISS):
+                    return []
+                if content is not None:
+                    contents.append(content)
+            merged = retain(_joined(contents))
+            merged = IndexObject(
+                merged.segments, merged.removed, merged.retired, numbers, level + 1
+            )
+            with self._condition:
+                number = self._next_number()
+            if self._put(number, merged, deadline).outcome is not Outcome.OK:
+                return []
+            with self._condition:
+                for each in numbers:
+                    self._levels.pop(each, None)
+            return [IndexName(self._writer, each) for each in numbers]
+        return []
+
+    def _put(self, number: str, content: IndexObject, deadline: Deadline) -> MediumAnswer:
+        name = IndexName(self._writer, number)
+        answer = self._medium.put(name.path, [memoryview(write_index(content))], deadline)
+        if answer.outcome is Outcome.OK:
+            with self._condition:
+                self._levels[number] = content.level
+                self._published.add(number)
+                self.published_s = time.monotonic()
+        return answer
+
+    def _next_number(self) -> str:
+        """Return a new number. Call under the lock."""
+        self._number = next_number(self._number, self._wall_s())
+        return self._number
+
+
+class IndexReader:
+    """Finds and reads index objects that are new. One thread at a time calls it."""
+
+    def __init__(self, medium: SegmentMedium, threads: ThreadPoolExecutor) -> None:
+        self._medium = medium
+        self._threads = threads
+        self._seen: set[IndexName] = set()
+        self.damaged = 0
+        """Index objects that could not be read, because they are damaged or of another format."""
+
+    def poll(
+        self, is_own: Callable[[IndexName], bool], deadline: Deadline
+    ) -> tuple[MediumAnswer, list[tuple[IndexName, IndexObject]], set[IndexName]]:
+        """List; return the answer, the new objects in their order, and the names of all.
+
+        An object that could not be read in time is read by the next poll.
+        """
+        answer = self._medium.list(INDEX, deadline)
+        if answer.outcome is not Outcome.OK:
+            return answer, [], set()
+        listed = {name for path in answer.names if (name := parse_index_name(path)) is not None}
+        self._seen &= listed
+        wanted = sorted(
+            (name for name in listed - self._seen if not is_own(name)),
+            key=lambda name: (name.number, name.writer),
+        )
+        found = []
+        for name, (outcome, content) in zip(
+            wanted,
+            parallel(
+                lambda name: read_index_object(self._medium, name, deadline), wanted, self._threads
+            ),
+            strict=True,
+        ):
+            if outcome.outcome is Outcome.OK:
+                self._seen.add(name)
+                if content is None:
+                    self.damaged += 1
+                    _log.warning("the index object %s is damaged or of another format", name.path)
+                else:
+                    found.append((name, content))
+            elif outcome.outcome is not Outcome.MISS:
+                answer = outcome
+        return answer, found, listed
+
+
+def read_index_object(
+    medium: SegmentMedium, name: IndexName, deadline: Deadline
+) -> tuple[MediumAnswer, IndexObject | None]:
+    """Return the answer, and the content; None if it failed, or is damaged."""
+    data, at, size = bytearray(), 0, _READ_BYTES
+    while True:
+        piece = bytearray(size)
+        answer = medium.read(name.path, at, [memoryview(piece)], deadline)
+        if answer.outcome is not Outcome.OK:
+            return answer, None
+        data += piece[: answer.nbytes]
+        at += answer.nbytes
+        if answer.nbytes < size or at > INDEX_BYTES_MAX:
+            break
+        size = min(4 * size, INDEX_BYTES_MAX)
+    try:
+        return answer, read_index(memoryview(data))
+    except FormatError:
+        return answer, None
+
+
+def _joined(contents: Sequence[IndexObject]) -> IndexObject:
+    segments: list[IndexedSegment] = []
+    removed: list[RemovedBlocks] = []
+    retired: list[str] = []
+    for content in contents:
+        segments += content.segments
+        removed += content.removed
+        retired += content.retired
+    return IndexObject(segments, removed, retired)

@@ -1,0 +1,325 @@
+"""The background work of a segment tier: probe, learn from index objects, retire and delete.
+
+One thread, never a request, lists index objects each `poll_s` and while the medium is away probes
+it. Deletion is in three steps: a segment is *retired* by an index object, so that readers forget
+it; then the thread waits until every reader has listed that and has ended its reads; then it
+deletes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from holdfast.errors import Outcome
+from holdfast.tiers.segments.bounds import SpaceLimits, responsible_writer, to_retire
+from holdfast.tiers.segments.format import (
+    AGE_CLASSES,
+    INDEX,
+    IndexName,
+    IndexObject,
+    SegmentName,
+    parse_index_name,
+    parse_segment_name,
+)
+from holdfast.tiers.segments.index import SegmentIndex
+from holdfast.tiers.segments.index_log import IndexPublisher, IndexReader
+from holdfast.tiers.segments.medium import MediumAnswer, MediumProbe, SegmentMedium
+from holdfast.tiers.segments.medium_health import MediumHealth
+from holdfast.tiers.segments.writer import SegmentWriter
+from holdfast.wire.remote.stream import Deadline
+
+HEARTBEAT_S = 900.0
+"""A writer publishes an index object at least this often, so that others know that it lives."""
+
+DEAD_S = 3 * HEARTBEAT_S
+"""A writer without a new index object for this long is dead, by the reader's own clock."""
+
+SWEEP_S = 6 * 3600.0
+"""Interval at which objects that no index object lists are looked for, in seconds."""
+
+SWEEP_AGE_S = 3600.0
+"""Such an object is deleted only if it is older than this, in seconds."""
+
+DELETE_MAX = 1_000
+"""Most names in one deletion."""
+
+_CALL_S = 20.0
+"""Deadline of one call of the background thread, in seconds."""
+
+_REFUSED_S = 60.0
+"""Interval at which a medium that was refused is probed again, in seconds."""
+
+_log = logging.getLogger(__name__)
+
+
+class UpkeepLimits(NamedTuple):
+    """`poll_s`: interval between two listings. `read_s`: the longest read of any reader."""
+
+    poll_s: float
+    read_s: float
+    space: SpaceLimits
+
+
+class SegmentUpkeep:
+    """Owns the background thread of one tier, and what only it knows."""
+
+    def __init__(
+        self,
+        medium: SegmentMedium,
+        index: SegmentIndex,
+        publisher: IndexPublisher,
+        reads: MediumHealth,
+        limits: UpkeepLimits,
+        writer: SegmentWriter,
+    ) -> None:
+        self._medium = medium
+        self._index = index
+        self._publisher = publisher
+        self._reads = reads
+        self._limits = limits
+        self._writer = writer.id
+        self._clock = writer.clock
+        self._wall_s = writer.wall_s
+        self._condition = threading.Condition()
+        self._started = threading.Event()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._probe = MediumProbe(Outcome.LATE, why="not probed yet")
+        self._heard_s: dict[str, float] = {}
+        """By writer: when a new index object of it was found last, by this process's clock."""
+        self._retired: set[str] = set()
+        self._due: dict[SegmentName, float] = {}
+        """Segments that this writer has retired, and when it deletes them."""
+        self._unlisted: dict[str, float] = {}
+        """Objects that no index object lists any more, and when they are deleted."""
+        self._swept_s = writer.clock.now()
+        self.deleted = 0
+        """Segments deleted since start."""
+
+    # What the tier asks.
+
+    def await_start(self, deadline: Deadline) -> bool:
+        """Wait until the medium was probed and listed once; return whether it was, in time."""
+        return self._started.wait(max(0.0, deadline.at - time.monotonic()))
+
+    @property
+    def refusal(self) -> str:
+        """Why the medium must not be used; empty if it may be."""
+        return self._probe.refusal
+
+    @property
+    def read_only(self) -> str:
+        """What the credentials do not permit; empty if they permit everything."""
+        return self._probe.read_only
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the medium was probed and its index objects were listed."""
+        return self._started.is_set()
+
+    def wake(self) -> None:
+        """Run a round of the thread now."""
+        with self._condition:
+            self._condition.notify_all()
+
+    def discard(self, name: SegmentName) -> None:
+        """Delete an object later that may have been stored, although its put failed."""
+        with self._condition:
+            self._unlisted[name.path] = self._clock.now() + self._wait_s()
+
+    # The thread.
+
+    def start(self, threads: ThreadPoolExecutor, name: str) -> None:
+        """Start the thread; `threads` read index objects in parallel."""
+        reader = IndexReader(self._medium, threads)
+        self._thread = threading.Thread(
+            target=self._run, args=(reader,), name=f"holdfast-{name}-upkeep", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; a call in progress ends by its deadline or with the medium."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, reader: IndexReader) -> None:
+        while not self._closing:
+            wait_s = self._limits.poll_s
+            try:
+                if not self._started.is_set() or self._probe.refusal:
+                    self._begin(reader)
+                else:
+                    self._round(reader)
+                if self._probe.refusal:
+                    wait_s = min(_REFUSED_S, wait_s)
+                elif not self._started.is_set() or not self._reads.is_closed():
+                    wait_s = 0.1
+            except Exception:  # noqa: BLE001  # the thread must go on
+                _log.exception("the upkeep of a segment tier failed")
+            with self._condition:
+                if not self._closing:
+                    self._condition.wait(wait_s)
+
+    def _begin(self, reader: IndexReader) -> None:
+        """Probe the medium and list it for the first time."""
+        if not self._reads.allows():
+            return
+        found: list[MediumProbe] = []
+
+        def probe() -> MediumAnswer:
+            found.append(self._medium.probe(Deadline.within(_CALL_S)))
+            return MediumAnswer(found[0].outcome, why=found[0].why)
+
+        answer = self._reads.call(probe)
+        if answer.outcome is not Outcome.OK:
+            return
+        if found[0].refusal and found[0].refusal != self._probe.refusal:
+            _log.error("the medium is not used: %s", found[0].refusal)
+        self._probe = found[0]
+        if not self._probe.refusal and self._poll(reader):
+            self._started.set()
+
+    def _round(self, reader: IndexReader) -> None:
+        """Do what is due; stop at the first failure."""
+        if not self._reads.allows() or not self._poll(reader):
+            return
+        if self._probe.read_only:
+            return
+        now_s = self._clock.now()
+        if time.monotonic() - self._publisher.published_s > HEARTBEAT_S:
+            self._publisher.publish(IndexObject(), Deadline.within(_CALL_S))
+        leaving = to_retire(
+            self._index.segments(), self._is_mine, self._limits.space, self._wall_s()
+        )
+        if leaving:
+            self._retire(leaving)
+        self._delete_due(now_s)
+        replaced = self._publisher.merge(self._existing, Deadline.within(_CALL_S))
+        with self._condition:
+            for name in replaced:
+                self._unlisted[name.path] = now_s + self._wait_s()
+        if now_s - self._swept_s > SWEEP_S:
+            self._swept_s = now_s
+            self._sweep(now_s)
+
+    def _poll(self, reader: IndexReader) -> bool:
+        """Learn from new index objects; return whether the medium answered."""
+        deadline = Deadline.within(_CALL_S)
+        found: list[tuple[IndexName, IndexObject]] = []
+        listed: set[IndexName] = set()
+
+        def poll() -> MediumAnswer:
+            answer, new, names = reader.poll(self._publisher.is_own, deadline)
+            found.extend(new)
+            listed.update(names)
+            return answer
+
+        answer = self._reads.call(poll)
+        now_s = self._clock.now()
+        for name in listed:
+            self._heard_s.setdefault(name.writer, now_s)
+        for name, content in found:
+            self._heard_s[name.writer] = now_s
+            self._learn(content)
+        return answer.outcome is Outcome.OK
+
+    def _learn(self, content: IndexObject) -> None:
+        wall_s, now_s = self._wall_s(), self._clock.now()
+        self._retired.update(content.retired)
+        for segment in content.segments:
+            name = segment.name
+            if segment.path not in self._retired and name.expires_s() > wall_s:
+                self._index.add(segment, now_s)
+        for removed in content.removed:
+            if (gone := parse_segment_name(removed.segment)) is not None:
+                self._index.forget_blocks(gone, removed.keys)
+        for path in content.retired:
+            if (gone := parse_segment_name(path)) is not None:
+                self._index.forget_segment(gone)
+
+    def _retire(self, names: Sequence[SegmentName]) -> None:
+        """Publish that segments leave; delete them once no reader uses them."""
+        paths = [name.path for name in names]
+        answer = self._publisher.publish(IndexObject(retired=paths), Deadline.within(_CALL_S))
+        if answer.outcome is not Outcome.OK:
+            return
+        self._retired.update(paths)
+        for name in names:
+            self._index.forget_segment(name)
+        with self._condition:
+            due_s = self._clock.now() + self._wait_s()
+            self._due.update(dict.fromkeys(names, due_s))
+
+    def _delete_due(self, now_s: float) -> None:
+        with self._condition:
+            segments = [name for name, due_s in self._due.items() if due_s <= now_s][:DELETE_MAX]
+            others = [path for path, due_s in self._unlisted.items() if due_s <= now_s]
+        paths = [name.path for name in segments] + others[: DELETE_MAX - len(segments)]
+        if not paths:
+            return
+        answer = self._medium.delete(paths, Deadline.within(_CALL_S))
+        if answer.outcome is not Outcome.OK:
+            return
+        self.deleted += len(segments)
+        with self._condition:
+            for name in segments:
+                self._due.pop(name, None)
+            for path in paths:
+                self._unlisted.pop(path, None)
+
+    def _sweep(self, now_s: float) -> None:
+        """Find segments that no index object lists, and index objects older than every segment.
+
+        The writer of such a segment died before it published it.
+        """
+        known = {state.name for state in self._index.segments()}
+        wall_s = self._wall_s()
+        for age_class in AGE_CLASSES:
+            answer = self._medium.list(age_class, Deadline.within(_CALL_S))
+            if answer.outcome is not Outcome.OK:
+                return
+            for path in answer.names:
+                name = parse_segment_name(path)
+                if name is None or name in known or not self._is_mine(name):
+                    continue
+                if name.created_s < wall_s - SWEEP_AGE_S:
+                    with self._condition:
+                        self._unlisted.setdefault(path, now_s)
+        ended_s = wall_s - max(AGE_CLASSES.values()) - SWEEP_AGE_S
+        for path in self._medium.list(INDEX, Deadline.within(_CALL_S)).names:
+            listing = parse_index_name(path)
+            if listing and listing.created_s < ended_s and self._is_mine(listing):
+                with self._condition:
+                    self._unlisted.setdefault(path, now_s)
+
+    def _existing(self, content: IndexObject) -> IndexObject:
+        """Return what of an index object still says something about objects that exist."""
+        known = {state.name.path for state in self._index.segments()}
+        with self._condition:
+            leaving = {name.path for name in self._due}
+        return IndexObject(
+            [segment for segment in content.segments if segment.path in known],
+            [removed for removed in content.removed if removed.segment in known],
+            [path for path in content.retired if path in leaving],
+        )
+
+    def _live_writers(self) -> Iterable[str]:
+        now_s = self._clock.now()
+        heard = [writer for writer, at_s in self._heard_s.items() if now_s - at_s <= DEAD_S]
+        return [*heard, self._writer]
+
+    def _is_mine(self, name: SegmentName | IndexName) -> bool:
+        """Return whether this writer deletes an object: its own, or one of a dead writer."""
+        return responsible_writer(name.writer, self._live_writers()) == self._writer
+
+    def _wait_s(self) -> float:
+        """Return the time after which no reader uses what was retired: two listings and a read."""
+        return 2 * self._limits.poll_s + self._limits.read_s

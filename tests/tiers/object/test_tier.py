@@ -1,0 +1,27 @@
+"""The object tier keeps the contract of shared tiers on SeaweedFS and on moto."""
+
+import pytest
+
+from holdfast.testing.shared_tier_contract import SharedTierContract
+
+
+class TestSeaweed(SharedTierContract):
+    answers_locally = True
+
+    @pytest.fixture(autouse=True)
+    def _side(self, seaweed, sides):
+        self.make_remote_side = lambda folder: sides(seaweed, folder)
+
+    def make_tier(self, remote_side):
+        return remote_side.open()
+
+
+class TestMoto(SharedTierContract):
+    answers_locally = True
+
+    @pytest.fixture(autouse=True)
+    def _side(self, moto, sides):
+        self.make_remote_side = lambda folder: sides(moto, folder)
+
+    def make_tier(self, remote_side):
+        return remote_side.open()
