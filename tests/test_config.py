@@ -469,7 +469,6 @@ def test_paths_are_relative_to_the_folder_of_the_file(written, tmp_path):
         {"kind": "pool", "members": "pool.yaml"},
         {"kind": "valkey", "address": "tcp://127.0.0.1:6379"},
         {"kind": "mooncake", "master": "tcp://127.0.0.1:50051"},
-        {"kind": "object", "url": "s3://bucket/prefix"},
     ],
     ids=lambda tier: tier["kind"],
 )

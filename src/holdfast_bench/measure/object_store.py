@@ -7,6 +7,7 @@ and opens it after a read.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -68,7 +69,8 @@ class _Blocks:
     def rename(self) -> None:
         """Give every record a new key."""
         for number, record in enumerate(self.records):
-            self.keys[number] = next(self._numbers).to_bytes(KEY_BYTES, "big")
+            name = next(self._numbers).to_bytes(8, "big")
+            self.keys[number] = hashlib.blake2b(name, digest_size=KEY_BYTES).digest()
             pack(record, header_of(self.namespace, self.keys[number], depth=number))
 
     def seal(self, numbers: Sequence[int]) -> list[TierPut]:

@@ -22,6 +22,9 @@ _SHIFT = 20
 """Bits of a value for the position within a segment; the others number the segment."""
 
 
+_ODD = np.uint64(0x9E37_79B9_7F4A_7C15)
+_ODD_KEYS = np.uint64(0xC2B2_AE3D_27D4_EB4F)
+
 _DEAD_MAX = 64
 """Segments that may leave before the table is searched for their blocks."""
 
@@ -213,14 +216,17 @@ class SegmentIndex:
 
 
 def _tags(namespace: bytes, keys: bytes) -> Tags:
-    halves = np.frombuffer(keys, "<u8")
-    low, high = np.frombuffer(namespace, "<u8")
-    tags: Tags = halves[::2] ^ (halves[1::2] << np.uint64(1)) ^ low ^ high
-    return tags
+    """Return a tag for each key of one namespace."""
+    return _mixed(np.frombuffer(keys, "<u8"), np.frombuffer(namespace, "<u8"))
 
 
 def _tags_of(blocks: Sequence[tuple[bytes, bytes]]) -> Tags:
+    """Return a tag for each block, given as namespace digest and key."""
     keys = np.frombuffer(b"".join(key for _, key in blocks), "<u8")
-    names = np.frombuffer(b"".join(namespace for namespace, _ in blocks), "<u8")
-    tags: Tags = keys[::2] ^ (keys[1::2] << np.uint64(1)) ^ names[::2] ^ names[1::2]
+    return _mixed(keys, np.frombuffer(b"".join(space for space, _ in blocks), "<u8"))
+
+
+def _mixed(keys: Tags, spaces: Tags) -> Tags:
+    """Mix both halves of keys and namespaces, which are hashes already, into 64 bits."""
+    tags: Tags = keys[::2] ^ (keys[1::2] * _ODD_KEYS) ^ spaces[::2] ^ (spaces[1::2] * _ODD)
     return tags

@@ -1,0 +1,116 @@
+"""The index finds the newest segment of each block, and forgets what leaves."""
+
+import random
+
+import pytest
+
+from holdfast.tiers.segments.format import IndexedSegment, SegmentName, head_bytes
+from holdfast.tiers.segments.index import SegmentIndex
+
+SPACE, OTHER = b"a" * 16, b"b" * 16
+
+
+def name(number):
+    return SegmentName("7d", "0" * 16, f"{number:016x}")
+
+
+def key(number):
+    return random.Random(number).randbytes(16)
+
+
+def listed(number, blocks, space=SPACE, sectors=2):
+    keys = b"".join(map(key, blocks))
+    lengths = sectors.to_bytes(4, "little") * len(blocks)
+    return IndexedSegment(name(number).path, space, keys, lengths)
+
+
+def test_blocks_have_their_position_in_the_object():
+    index = SegmentIndex()
+    index.add(listed(1, range(5)), 0.0)
+    [third, absent] = index.positions([(SPACE, key(3)), (SPACE, key(9))], 1.0)
+    assert absent is None
+    assert third is not None
+    assert (third.start, third.nbytes) == (head_bytes(5) + 3 * 8192, 8192)
+    assert index.name_of(third.segment) == name(1)
+
+
+def test_a_run_ends_at_the_first_missing_block_and_in_another_namespace():
+    index = SegmentIndex()
+    index.add(listed(1, range(7)), 0.0)
+    index.add(listed(2, range(8, 20)), 0.0)
+    assert index.held_run(SPACE, [key(n) for n in range(20)]) == 7
+    assert index.held_run(SPACE, [key(n) for n in range(8, 30)]) == 12
+    assert index.held_run(OTHER, [key(0)]) == 0
+    assert index.held_run(SPACE, []) == 0
+
+
+def test_the_newest_segment_of_a_block_counts_and_the_old_one_loses_it():
+    index = SegmentIndex()
+    index.add(listed(1, range(4)), 0.0)
+    index.add(listed(2, [2, 3]), 0.0)
+    [position] = index.positions([(SPACE, key(2))], 0.0)
+    assert position is not None
+    assert index.name_of(position.segment) == name(2)
+    assert {state.name: state.live_blocks for state in index.segments()} == {name(1): 2, name(2): 2}
+    assert index.live_keys(name(1), [key(n) for n in range(4)]) == [True, True, False, False]
+
+
+def test_a_segment_that_leaves_takes_its_blocks_along():
+    index = SegmentIndex()
+    index.add(listed(1, range(4)), 0.0)
+    index.add(listed(2, range(4, 6)), 0.0)
+    assert index.forget_segment(name(1)) == 4
+    assert index.forget_segment(name(1)) == 0
+    assert index.held_run(SPACE, [key(0)]) == 0
+    assert index.held_run(SPACE, [key(4), key(5)]) == 2
+    assert index.counts() == (1, head_bytes(2) + 2 * 8192, 2)
+    assert index.stored_bytes == head_bytes(2) + 2 * 8192
+
+
+def test_single_blocks_are_removed_from_the_segment_that_has_them():
+    index = SegmentIndex()
+    index.add(listed(1, range(4)), 0.0)
+    assert index.forget_blocks(name(1), key(1) + key(9)) == 1
+    assert index.forget_blocks(name(1), key(1)) == 0
+    assert index.forget_blocks(name(7), key(2)) == 0
+    assert index.held_run(SPACE, [key(n) for n in range(4)]) == 1
+    assert [state.live_blocks for state in index.segments()] == [3]
+
+
+def test_adding_a_segment_twice_changes_nothing():
+    index = SegmentIndex()
+    for _ in range(2):
+        index.add(listed(1, range(4)), 0.0)
+    assert index.counts()[0] == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_equals_a_dict_under_random_changes(seed):
+    chosen, index, held, segments = random.Random(seed), SegmentIndex(), {}, {}
+    for number in range(400):
+        if segments and chosen.random() < 0.3:
+            gone = chosen.choice(list(segments))
+            for block in segments.pop(gone):
+                if held.get(block) == gone:
+                    del held[block]
+            index.forget_segment(name(gone))
+        else:
+            blocks = chosen.sample(range(3_000), chosen.randrange(1, 60))
+            index.add(listed(number, blocks), 0.0)
+            segments[number] = blocks
+            held.update(dict.fromkeys(blocks, number))
+    found = index.positions([(SPACE, key(block)) for block in range(3_000)], 0.0)
+    got = {
+        block: index.name_of(position.segment) for block, position in enumerate(found) if position
+    }
+    assert got == {block: name(number) for block, number in held.items()}
+    assert sum(state.live_blocks for state in index.segments()) == len(held)
+
+
+def test_a_block_takes_little_memory():
+    index, per_segment = SegmentIndex(), 512
+    for number in range(200):
+        keys = random.Random(number).randbytes(16 * per_segment)
+        lengths = (2).to_bytes(4, "little") * per_segment
+        index.add(IndexedSegment(name(number).path, SPACE, keys, lengths), 0.0)
+    assert index.nbytes / (200 * per_segment) < 64

@@ -1,0 +1,277 @@
+"""What writers of one medium learn from each other, retire and delete."""
+
+import time
+from contextlib import closing
+
+import pytest
+
+from holdfast.errors import Outcome
+from holdfast.limits import MIB
+from holdfast.testing.chained import ChainedBlocks
+from holdfast.testing.memory_medium import MemoryMedium, MemoryObjects
+from holdfast.tiers.segments.index_log import MERGE_COUNT
+from holdfast.tiers.segments.tier import SegmentTier, SegmentTierLimits
+from holdfast.tiers.segments.writer import SegmentWriter
+
+WITHIN_S = 20.0
+
+
+def open_tier(objects, wall_s=time.time, age="7d", **limits):
+    limits = SegmentTierLimits(
+        **{"read_s": 0.2, "write_s": 5.0, "ask_s": 5.0, "poll_s": 0.05, **limits}
+    )
+    writer = SegmentWriter(age, wall_s=wall_s)
+    return SegmentTier(MemoryMedium(objects), writer, limits, "segments")
+
+
+def await_that(reached):
+    end_s = time.monotonic() + WITHIN_S
+    while not reached():
+        assert time.monotonic() < end_s, "not reached"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def objects():
+    return MemoryObjects()
+
+
+def segments(objects):
+    return [name for name in objects.objects if not name.startswith("index/")]
+
+
+def test_a_tier_that_is_open_learns_what_another_writes(objects):
+    blocks = ChainedBlocks(65_000)
+    with closing(open_tier(objects)) as one, closing(open_tier(objects)) as other:
+        assert blocks.save(one, range(4)) == [Outcome.OK] * 4
+        await_that(lambda: other.held(blocks.namespace, blocks.keys(4), 0) == 4)
+        assert blocks.load(other, range(4)) == [Outcome.OK] * 4
+
+
+def test_lookups_send_no_request(objects):
+    blocks = ChainedBlocks(4_000)
+    with closing(open_tier(objects, poll_s=3_600.0)) as tier:
+        blocks.save(tier, range(300))
+        before = len(objects.calls)
+        assert tier.held(blocks.namespace, blocks.keys(2_048), 0) == 300
+        assert tier.known(blocks.puts([1, 400])) == [True, False]
+        assert len(objects.calls) == before
+
+
+def test_one_block_is_one_request_and_neighbours_share_ranges(objects):
+    blocks = ChainedBlocks(MIB)
+    with closing(open_tier(objects, read_s=5.0, poll_s=3_600.0)) as tier:
+        blocks.save(tier, range(32))
+        before = objects.count("read")
+        assert blocks.load(tier, [5]) == [Outcome.OK]
+        assert objects.count("read") == before + 1
+        assert blocks.load(tier, range(32)) == [Outcome.OK] * 32
+        assert objects.count("read") == before + 1 + 4
+
+
+def test_a_batch_becomes_one_object_and_one_index_object(objects):
+    blocks = ChainedBlocks(MIB)
+    with closing(open_tier(objects, poll_s=3_600.0)) as tier:
+        before = objects.count("put")
+        blocks.save(tier, range(32))
+        assert objects.count("put") == before + 2
+        assert len(segments(objects)) == 1
+
+
+def test_a_segment_that_is_gone_is_a_miss_and_is_forgotten(objects):
+    blocks = ChainedBlocks(65_000)
+    with closing(open_tier(objects, poll_s=3_600.0)) as tier:
+        blocks.save(tier, range(4))
+        for name in segments(objects):
+            del objects.objects[name]
+        assert tier.held(blocks.namespace, blocks.keys(4), 0) == 4
+        assert blocks.load(tier, range(4)) == [Outcome.MISS] * 4
+        assert tier.held(blocks.namespace, blocks.keys(4), 0) == 0
+        assert tier.reachable()
+
+
+def damaged(data, how):
+    half = len(data) // 2
+    return {
+        "truncated": data[:half],
+        "longer": data + bytes(100_000),
+        "empty": b"",
+        "zeros": bytes(len(data)),
+        "shifted": data[4096:] + data[:4096],
+    }[how]
+
+
+@pytest.mark.parametrize("how", ["truncated", "longer", "empty", "zeros", "shifted"])
+def test_a_changed_object_serves_right_blocks_or_misses(objects, how):
+    blocks = ChainedBlocks(65_000)
+    with closing(open_tier(objects, poll_s=3_600.0)) as tier:
+        blocks.save(tier, range(8))
+        for name in segments(objects):
+            objects.objects[name] = damaged(objects.objects[name], how)
+        outcomes = blocks.load(tier, range(8))
+        assert set(outcomes) <= {Outcome.OK, Outcome.MISS}
+        held = tier.held(blocks.namespace, blocks.keys(8), 0)
+        assert held == outcomes.count(Outcome.OK)
+        assert outcomes.count(Outcome.OK) == {"longer": 8, "truncated": 3}.get(how, 0)
+
+
+def test_swapped_objects_are_misses(objects):
+    one, two = ChainedBlocks(65_000), ChainedBlocks(65_000)
+    with closing(open_tier(objects, poll_s=3_600.0)) as tier:
+        one.save(tier, range(4))
+        two.save(tier, range(4))
+        first, second = segments(objects)
+        stored = objects.objects
+        stored[first], stored[second] = stored[second], stored[first]
+        for blocks in (one, two):
+            assert blocks.load(tier, range(4)) == [Outcome.MISS] * 4
+            assert tier.held(blocks.namespace, blocks.keys(4), 0) == 0
+
+
+def test_a_damaged_index_object_is_passed_over(objects):
+    blocks = ChainedBlocks(65_000)
+    with closing(open_tier(objects)) as tier:
+        blocks.save(tier, range(4))
+    objects.objects["index/00112233445566aa/0123456789abcdef"] = b"garbage"
+    objects.objects["index/garbage"] = b""
+    with closing(open_tier(objects)) as tier:
+        assert tier.held(blocks.namespace, blocks.keys(4), 0) == 4
+        assert blocks.load(tier, range(4)) == [Outcome.OK] * 4
+
+
+def test_an_object_whose_put_failed_is_never_served_and_is_deleted(objects):
+    blocks = ChainedBlocks(65_000)
+
+    def store_and_fail(verb, name):
+        if verb == "put" and name.startswith("7d/"):
+            objects.objects[name] = b"half"
+            return Outcome.LATE
+        return Outcome.OK
+
+    with closing(open_tier(objects)) as tier:
+        tier.held(blocks.namespace, blocks.keys(1), 0)
+        objects.fault = store_and_fail
+        assert blocks.save(tier, range(4)) == [Outcome.LATE] * 4
+        assert tier.held(blocks.namespace, blocks.keys(4), 0) == 0
+        assert segments(objects)
+        await_that(lambda: not segments(objects))
+
+
+def test_a_block_is_acknowledged_only_when_other_processes_can_find_it(objects):
+    blocks = ChainedBlocks(65_000)
+    with closing(open_tier(objects)) as tier:
+        tier.held(blocks.namespace, blocks.keys(1), 0)
+        objects.fault = lambda verb, name: (
+            Outcome.GONE if verb == "put" and name.startswith("index/") else Outcome.OK
+        )
+        assert blocks.save(tier, range(4)) == [Outcome.GONE] * 4
+        assert tier.held(blocks.namespace, blocks.keys(4), 0) == 0
+
+
+def test_a_full_store_refuses_saves_and_serves_loads(objects):
+    blocks = ChainedBlocks(65_000)
+    with closing(open_tier(objects)) as tier:
+        blocks.save(tier, range(4))
+        objects.fault = lambda verb, name: Outcome.FULL if verb == "put" else Outcome.OK
+        assert blocks.save(tier, range(4, 8)) == [Outcome.FULL] * 4
+        assert tier.reachable()
+        assert blocks.load(tier, range(4)) == [Outcome.OK] * 4
+        objects.fault = None
+        await_that(lambda: blocks.save(tier, range(4, 8)) == [Outcome.OK] * 4)
+
+
+def test_the_capacity_bounds_the_objects_and_the_least_used_leave_first(objects):
+    old, used, new = (ChainedBlocks(65_000) for _ in range(3))
+    size = 4 * old.namespace.slot_bytes + 4096
+    with closing(open_tier(objects, capacity_bytes=int(2.2 * size))) as tier:
+        old.save(tier, range(4))
+        used.save(tier, range(4))
+        assert used.load(tier, range(4)) == [Outcome.OK] * 4
+        assert new.save(tier, range(4)) == [Outcome.OK] * 4
+        await_that(lambda: tier.held(old.namespace, old.keys(4), 0) == 0)
+        await_that(lambda: sum(len(objects.objects[n]) for n in segments(objects)) <= 2.2 * size)
+
+
+def test_a_tier_above_its_capacity_takes_no_more(objects):
+    blocks = ChainedBlocks(65_000)
+    size = 4 * blocks.namespace.slot_bytes + 4096
+    with closing(open_tier(objects, poll_s=3_600.0, capacity_bytes=size)) as tier:
+        assert blocks.save(tier, range(4)) == [Outcome.OK] * 4
+        assert blocks.save(tier, range(4, 8)) == [Outcome.FULL] * 4
+
+
+def test_segments_of_every_writer_leave_after_their_age_class(objects):
+    blocks, now_s = ChainedBlocks(65_000), [time.time()]
+    with closing(open_tier(objects, wall_s=lambda: now_s[0], age="1d")) as tier:
+        blocks.save(tier, range(4))
+        now_s[0] += 2 * 86_400
+        await_that(lambda: not segments(objects))
+        assert tier.held(blocks.namespace, blocks.keys(4), 0) == 0
+
+
+def test_a_segment_that_is_read_near_its_end_is_saved_again(objects):
+    blocks, now_s = ChainedBlocks(65_000), [time.time()]
+    with closing(open_tier(objects, wall_s=lambda: now_s[0], read_s=5.0)) as tier:
+        blocks.save(tier, range(4))
+        now_s[0] += 6.5 * 86_400
+        assert blocks.load(tier, range(4)) == [Outcome.OK] * 4
+        await_that(lambda: len(segments(objects)) >= 2)
+        now_s[0] += 86_400
+        await_that(lambda: blocks.load(tier, range(4)) == [Outcome.OK] * 4)
+
+
+def test_deleted_blocks_are_gone_for_other_processes_too(objects):
+    blocks = ChainedBlocks(65_000)
+    with closing(open_tier(objects)) as one, closing(open_tier(objects)) as other:
+        blocks.save(one, range(4))
+        await_that(lambda: other.held(blocks.namespace, blocks.keys(4), 0) == 4)
+        one.delete(blocks.gets([2]))
+        await_that(lambda: other.held(blocks.namespace, blocks.keys(4), 0) == 2)
+        one.delete(blocks.gets([0, 1, 3]))
+        await_that(lambda: not segments(objects))
+
+
+def test_many_small_index_objects_become_few(objects):
+    blocks = ChainedBlocks(4_000)
+    with closing(open_tier(objects)) as tier:
+        for number in range(MERGE_COUNT + 4):
+            assert blocks.save(tier, [number]) == [Outcome.OK]
+        await_that(lambda: sum(n.startswith("index/") for n in objects.objects) < 16)
+    with closing(open_tier(objects)) as tier:
+        count = MERGE_COUNT + 4
+        assert tier.held(blocks.namespace, blocks.keys(count), 0) == count
+        assert blocks.load(tier, range(count)) == [Outcome.OK] * count
+
+
+def test_a_medium_that_permits_reads_only_is_read(objects):
+    blocks = ChainedBlocks(65_000)
+    with closing(open_tier(objects)) as tier:
+        blocks.save(tier, range(4))
+
+    class ReadOnlyMedium(MemoryMedium):
+        def probe(self, deadline):
+            return super().probe(deadline)._replace(read_only="reads only")
+
+    limits = SegmentTierLimits(ask_s=5.0)
+    medium = ReadOnlyMedium(objects)
+    with closing(SegmentTier(medium, SegmentWriter("7d"), limits, "segments")) as tier:
+        assert tier.held(blocks.namespace, blocks.keys(4), 0) == 4
+        assert blocks.load(tier, range(4)) == [Outcome.OK] * 4
+        assert (tier.may_write(), tier.limits()) == (False, "reads only")
+        assert blocks.save(tier, range(4)) == [Outcome.GONE] * 4
+
+
+def test_a_medium_that_is_refused_is_not_used(objects):
+    class DishonestMedium(MemoryMedium):
+        def probe(self, deadline):
+            return super().probe(deadline)._replace(refusal="it lies")
+
+    blocks = ChainedBlocks(65_000)
+    limits = SegmentTierLimits(ask_s=1.0, write_s=1.0, read_s=1.0)
+    medium = DishonestMedium(objects)
+    with closing(SegmentTier(medium, SegmentWriter("7d"), limits, "segments")) as tier:
+        assert tier.ask(blocks.namespace, blocks.keys(1), 0).outcome is not Outcome.OK
+        assert set(blocks.save(tier, [0])) <= {Outcome.GONE, Outcome.LATE}
+        await_that(lambda: not tier.reachable())
+        assert [each.trouble for each in tier.member_health()] == ["it lies"]
+        assert segments(objects) == []
