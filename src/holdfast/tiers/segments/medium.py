@@ -51,9 +51,9 @@ class MediumProbe(NamedTuple):
 
     outcome: Outcome
     refusal: str = ""
-    read_only: str = ""
     findings: Sequence[Finding] = ()
     why: str = ""
+    read_only: str = ""
 
 
 @runtime_checkable
