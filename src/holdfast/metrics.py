@@ -13,7 +13,8 @@ from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from holdfast.probe import process_figures
-from holdfast.status import HistogramStatus, NodeStatus, TargetStatus, tier_totals
+from holdfast.status import HistogramStatus, NodeStatus, TargetStatus
+from holdfast.tier_totals import tier_totals
 from holdfast.version import __version__
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -162,6 +163,13 @@ METRICS: Mapping[str, Metric] = {
     "quantise_refusals_total": Metric(
         (), "Sessions that stayed exact, because no gate record permits the codec."
     ),
+    "durable_waiting_blocks": Metric(
+        ("tier",), "Blocks saved as durable that the durable tier does not hold yet."
+    ),
+    "durable_waiting_seconds": Metric(("tier",), "Age of the oldest of these blocks."),
+    "durable_lost_blocks_total": Metric(
+        ("tier",), "Durable blocks that were evicted or dropped before the tier had them."
+    ),
     "scrubbed_copies_total": Metric((), "Copies that the scrub has checked."),
     "member_breaker_open": Metric(
         ("tier", "member"), "1 if the member's circuit breaker is open or half open."
@@ -300,6 +308,10 @@ def node_samples(status: NodeStatus) -> Iterator[Sample]:
     yield Sample("quantised_bytes_total", (), quantise.raw_bytes)
     yield Sample("quantise_exact_blocks_total", (), quantise.left_exact)
     yield Sample("quantise_refusals_total", (), quantise.refusals)
+    if (durable := status.durable) is not None:
+        yield Sample("durable_waiting_blocks", (durable.tier,), durable.waiting)
+        yield Sample("durable_waiting_seconds", (durable.tier,), durable.oldest_s)
+        yield Sample("durable_lost_blocks_total", (durable.tier,), durable.lost)
     yield Sample("scrubbed_copies_total", (), status.scrub.checked)
     if status.target is not None:
         yield from _target_samples(status.target)

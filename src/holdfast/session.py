@@ -44,6 +44,8 @@ PIN_S = 60.0
 """Default deadline of a pin, which reads from lower tiers, in seconds."""
 ROWS_MAX = 1 << 48
 """Maximum start of a page of keys."""
+SYNC_S = 60.0
+"""Default deadline of a sync, which writes to the durable tier, in seconds."""
 SECONDS_MAX = 86_400.0
 """Maximum deadline and maximum time of a hint, in seconds: a day."""
 NAME_CHARS_MAX = 256
@@ -125,6 +127,10 @@ class SessionBackend(Protocol):
     @abstractmethod
     def prestage(self, keys: Sequence[bytes], in_s: float, deadline_s: float) -> int:
         """Promote the held blocks of a chain to memory within `in_s`; return their number."""
+
+    @abstractmethod
+    def sync(self, keys: Sequence[bytes], deadline_s: float) -> int:
+        """Write the held blocks of a chain to the durable tier; return how many it keeps."""
 
     @abstractmethod
     def pin(self, keys: Sequence[bytes], ttl_s: float, deadline_s: float) -> int:
@@ -255,6 +261,16 @@ class Session:
         _check_seconds_argument("pin: ttl_s", ttl_s)
         _check_seconds_argument("pin: deadline_s", deadline_s)
         return self._tokens(self._backend.pin(self.chain(tokens).keys, ttl_s, deadline_s))
+
+    def sync(self, tokens: Tokens, deadline_s: float = SYNC_S) -> int:
+        """Write the held blocks of a context to the durable tier; return how many tokens it keeps.
+
+        Returns when the tier's medium has flushed them, or at the deadline; a node waits for at
+        most `SYNC_S`. The counted tokens survive a crash and a loss of power, until the tier evicts
+        them. Raises BlockError, or RefusedError by a node, if no tier can flush its records.
+        """
+        _check_seconds_argument("sync: deadline_s", deadline_s)
+        return self._tokens(self._backend.sync(self.chain(tokens).keys, deadline_s))
 
     def _tokens(self, blocks: int) -> int:
         return blocks * self.namespace.block_tokens

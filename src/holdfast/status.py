@@ -6,7 +6,6 @@ such as those of a newer node, are ignored. Times are in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -488,6 +487,20 @@ class TargetStatus(StatusFields, frozen=True):
 
 
 @prepared
+class DurableStatus(StatusFields, frozen=True):
+    """Blocks saved as durable that the durable tier does not hold yet, and the age of the oldest.
+
+    `lost`: blocks that were evicted or dropped before the tier had them, since start.
+    """
+
+    tier: str
+    waiting: int = 0
+    waiting_bytes: int = 0
+    oldest_s: float = 0.0
+    lost: int = 0
+
+
+@prepared
 class NodeStatus(StatusFields, frozen=True):
     """What a store holds and has done.
 
@@ -496,7 +509,7 @@ class NodeStatus(StatusFields, frozen=True):
     of writers. `partial_blocks`: blocks of several writers that wait for a part.
     `abandoned_blocks`: those of which a part did not come. `audit_lost`: lines of the audit log
     that could not be written.
-    `target`: None for a store of a Python program.
+    `target`: None for a store of a Python program. `durable`: None without a durable tier.
     """
 
     version: str = ""
@@ -519,6 +532,7 @@ class NodeStatus(StatusFields, frozen=True):
     partial_blocks: int = 0
     abandoned_blocks: int = 0
     waiting_to_write: int = 0
+    durable: DurableStatus | None = None
     hints: HintStatus = HintStatus()
     recovered_blocks: int = 0
     recovery_s: float | None = None
@@ -544,12 +558,6 @@ def read_curve(data: object) -> CurveStatus:
     return _read(data, CurveStatus)
 
 
-def capacities(status: NodeStatus) -> dict[str, int]:
-    """Return the capacity of each tier that has one, in bytes."""
-    totals = tier_totals(status.tiers)
-    return {tier: one.capacity_bytes for tier, one in totals.items() if one.capacity_bytes}
-
-
 def read_plans(data: object) -> PlansStatus:
     """Return the plans in a node's answer. Raises ProtocolError for anything else."""
     return _read(data, PlansStatus)
@@ -568,30 +576,3 @@ def _read(data: object, kind: type[T]) -> T:
             f"the node's status cannot be read: {error}; install the same version of holdfast on "
             "both sides"
         ) from error
-
-
-def tier_totals(tiers: Iterable[TierStatus]) -> dict[str, TierStatus]:
-    """Return the usage of each tier, by name; the host tiers of all domains share one memory."""
-    totals: dict[str, TierStatus] = {}
-    for one in tiers:
-        before = totals.get(one.tier)
-        if before is None:
-            totals[one.tier] = one
-            continue
-        totals[one.tier] = TierStatus(
-            tier=one.tier,
-            capacity_bytes=max(before.capacity_bytes, one.capacity_bytes),
-            used_bytes=before.used_bytes + one.used_bytes,
-            records=before.records + one.records,
-            read_bytes=before.read_bytes + one.read_bytes,
-            written_bytes=before.written_bytes + one.written_bytes,
-            failures=before.failures + one.failures,
-            writes_stopped=before.writes_stopped or one.writes_stopped,
-            rebuilt=before.rebuilt + one.rebuilt,
-            parity_bytes=before.parity_bytes + one.parity_bytes,
-            away=before.away or one.away,
-            replaced=before.replaced or one.replaced,
-            losses=before.losses + one.losses,
-            trouble=before.trouble or one.trouble,
-        )
-    return totals

@@ -16,8 +16,8 @@ from holdfast.status import (
     SharedTierStatus,
     TierStatus,
     read_plans,
-    tier_totals,
 )
+from holdfast.tier_totals import tier_totals
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
 

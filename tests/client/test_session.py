@@ -224,6 +224,15 @@ def test_hints_return_the_number_of_tokens_or_blocks_they_apply_to(store):
     assert session.closed("chat") == BLOCKS
 
 
+def test_a_sync_returns_the_tokens_that_the_durable_tier_keeps(store):
+    session = store.session(FINGERPRINT)
+    session.save(tokens_for(1), blocks_for(1), Retention.DURABLE)
+    assert session.sync(tokens_for(1)) == TOKENS
+    assert session.sync(tokens_for(2)) == 0
+    with pytest.raises(BlockError, match="sync: deadline_s"):
+        session.sync(tokens_for(1), deadline_s=-1.0)
+
+
 def test_the_deadline_of_a_hint_is_sent_within_the_bounds_of_a_node(node, monkeypatch):
     sent, call = [], Client.call
 

@@ -62,6 +62,7 @@ def open_store(config: Config, calls: DirectCalls | None = None) -> Store:
             publish_token=publish_token,
             quantise=[name for name, domain in config.domains.items() if domain.quantise != "none"],
             gates=Path(config.gates_folder) if config.gates_folder else None,
+            durable=config.durable,
             serves_peers=bool(config.target_addresses),
             writes_behind=config.write == "behind",
             lease_s=config.lease_s,

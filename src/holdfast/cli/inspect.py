@@ -24,14 +24,15 @@ from holdfast.config import Size
 from holdfast.errors import ConfigError, NotFollowed
 from holdfast.keys.audit import check
 from holdfast.status import (
+    DurableStatus,
     NodeStatus,
     PlansStatus,
     SharedTierReport,
     read_plans,
     read_shared,
     read_status,
-    tier_totals,
 )
+from holdfast.tier_totals import tier_totals
 from holdfast.wire.local.messages import Drop, List, Members, Plans, Request, Status
 
 EVERYTHING = "*"
@@ -248,6 +249,8 @@ def _status_lines(status: NodeStatus) -> list[str]:
         lines.append(f"  recalls {ends}")
     if status.quantise.domains:
         lines.append(f"  int8    {quantise_line(status.quantise)}")
+    if status.durable is not None and (status.durable.waiting or status.durable.lost):
+        lines.append(_durable(status.durable))
     hints, scrub = status.hints, status.scrub
     lines.append(
         f"  hints   {many(hints.sessions, 'session')} followed, "
@@ -260,6 +263,14 @@ def _status_lines(status: NodeStatus) -> list[str]:
     )
     lines += [f"  fault   {fault.tier} {fault.key}: {fault.outcome}" for fault in status.faults]
     return lines
+
+
+def _durable(durable: DurableStatus) -> str:
+    """Return the line of durable blocks that are not on the durable tier."""
+    waiting = f"{many(durable.waiting, 'block')} ({Size(durable.waiting_bytes)})"
+    age = f", the oldest for {durable.oldest_s:.0f} s" if durable.waiting else ""
+    lost = f"; {durable.lost:,} lost before they were written" if durable.lost else ""
+    return f"  durable {waiting} not on {durable.tier} yet{age}{lost}"
 
 
 def _figure(name: str, value: float) -> str:

@@ -13,7 +13,8 @@ from holdfast.cli import OK
 from holdfast.cli.options import Ask, add_node_arguments, ask_status, connected, many, node_address
 from holdfast.cli.stats import identity, quantise_line, summary
 from holdfast.errors import ConfigError
-from holdfast.status import NodeStatus, tier_totals
+from holdfast.status import NodeStatus
+from holdfast.tier_totals import tier_totals
 
 if TYPE_CHECKING:
     from rich.table import Table

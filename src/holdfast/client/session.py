@@ -39,6 +39,7 @@ from holdfast.session import (
     LOOKUP_SHARE,
     PIN_S,
     RECOVERING,
+    SYNC_S,
     KeyPage,
     Landed,
     Session,
@@ -230,6 +231,10 @@ class RemoteSession:
         read_s = max(min(deadline_s, PIN_S), _SHORTEST_DEADLINE_S)
         pin = m.Pin(b"".join(keys), ttl_s, read_s)
         return self._hint(pin, max(read_s, ANSWER_S) + LATE_S)
+
+    def sync(self, keys: Sequence[bytes], deadline_s: float) -> int:
+        write_s = max(min(deadline_s, SYNC_S), _SHORTEST_DEADLINE_S)
+        return self._hint(m.Sync(b"".join(keys), write_s), max(write_s, ANSWER_S) + LATE_S)
 
     def close(self) -> None:
         """End the connection; the node frees the session's leases and reservations."""

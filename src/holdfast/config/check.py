@@ -68,6 +68,7 @@ def check(config: Config) -> None:
     _check_domains(config)
     _check_users(config)
     _check_quotas(config)
+    _check_durable(config)
     check_above_zero("lease_s", config.lease_s, LEASE_S_MAX)
     _check_scrub(config)
     _check_http(config.http)
@@ -185,6 +186,16 @@ def _check_domains(config: Config) -> None:
                 "blocks on the tiers shared with other nodes; set keyring to one file for all "
                 "nodes of the pool"
             )
+
+
+def _check_durable(config: Config) -> None:
+    """Check that the durable tier exists; whether it can flush is known when it is open."""
+    names = config.tier_names[1:]
+    if config.durable and config.durable not in names:
+        raise ConfigError(
+            f"durable: there is no tier {config.durable!r} below the host; name one of "
+            f"{', '.join(names) or 'none: add a disk'}, or remove it"
+        )
 
 
 def _check_quotas(config: Config) -> None:

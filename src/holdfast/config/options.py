@@ -214,10 +214,11 @@ class Config(_Section, frozen=True):
     folder with the gate records of lossy codecs; if empty, a folder beside the first disk tier.
     `record`: a file to which every request's length, time and keys are appended; empty for none.
     `segment_blocks`: number of consecutive blocks of a chain on one target of a pool or server of a
-    cluster; equal on all nodes that share it. `socket_group`: a group, by name or number, whose
-    members may also open the node's socket; if empty, only its user. `open`: on loopback TCP
-    without TLS and tokens, accept connections of any local user, and any local user's targets;
-    False: only those of the node's own user and root.
+    cluster; equal on all nodes that share it. `durable`: name of the tier that keeps durable
+    contexts; if empty, the last one that can flush its records. `socket_group`: a group, by name or
+    number, whose members may also open the node's socket; if empty, only its user. `open`: on
+    loopback TCP without TLS and tokens, accept connections of any local user, and any local user's
+    targets; False: only those of the node's own user and root.
     """
 
     listen: str | list[str]
@@ -240,6 +241,7 @@ class Config(_Section, frozen=True):
     traces: TracesOptions = TracesOptions()
     transport: Literal["auto", "nixl", "tcp"] = "auto"
     segment_blocks: int = SEGMENT_BLOCKS
+    durable: str = ""
     socket_group: str | int = ""
     open: bool = False
 

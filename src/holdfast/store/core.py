@@ -22,6 +22,7 @@ from holdfast.store.admission_rules import AdmissionRules
 from holdfast.store.block_table import BlockTable
 from holdfast.store.block_value import BlockValue
 from holdfast.store.drops import DropsFile
+from holdfast.store.durable_blocks import WaitingBlocks, durable_tier
 from holdfast.store.estimates import Estimates
 from holdfast.store.leases import Reservation
 from holdfast.store.options import StoreOptions, TierRules
@@ -67,6 +68,8 @@ class StoreParts:
         domains: Mapping[str, bytes],
         options: StoreOptions,
     ) -> None:
+        self.durable_tier = durable_tier(lower, options.durable)
+        """Number of the tier that keeps durable contexts; 0 if no tier can."""
         lower = [checked(tier, options.clock) for tier in lower]
         self.options = options
         self.calls = options.calls
@@ -104,6 +107,7 @@ class StoreParts:
         self.plan_log = PlanLog(self.clock, self.activity)
         self.quantise = Quantise({name: domains[name] for name in options.quantise}, options.gates)
         self.table = self._block_table(lower, usage)
+        self.durable_blocks = WaitingBlocks(self.table, self.durable_tier)
         self.mover = BlockMover(self.table, self.estimates, readers)
         self.recovery = Recovery(self.table)
         self.drops_file = DropsFile(options.drops_file)

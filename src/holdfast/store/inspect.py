@@ -62,6 +62,7 @@ def status(store: StoreParts) -> NodeStatus:
                 for tier, codec in enumerate(table.codecs, start=1)
             ],
             quantise=store.quantise.status(),
+            durable=store.durable_blocks.status(store.clock.now()),
             admission=[
                 AdmissionStatus(table.tier_name(tier), figures)
                 for tier, rule in enumerate(table.rules.of, start=1)

@@ -51,7 +51,8 @@ class StoreOptions:
     that the tiers may not have recorded. `credentials`: those of the node, whose expiry the status
     reports. `quantise`: names of the domains that ask for the codec `int8`; `gates`: the folder of
     gate records. `lock_bytes`: memory that engines of one domain may page-lock; None: no limit but
-    the reservations of other domains.
+    the reservations of other domains. `durable`: name of the tier that keeps durable contexts;
+    empty: the last one that can flush.
     """
 
     planner: Planner = field(default_factory=BestCut)
@@ -64,6 +65,7 @@ class StoreOptions:
     publish_token: bytes = b""
     quantise: Collection[str] = ()
     gates: Path | None = None
+    durable: str = ""
     serves_peers: bool = False
     writes_behind: bool = True
     lease_s: float = LEASE_S

@@ -179,25 +179,39 @@ def commit(store: StoreParts, number: int, retention: Retention = Retention.SESS
             held = [row for row in rows if table.index.fastest(row) >= 0]
             table.touch(held)
             table.enter_new(entered)
-            in_memory = [row for row in held if table.is_on(row, HOST)]
-            if namespace.domain == table.public:
-                again = in_memory if retention is Retention.DURABLE else []
-                table.write_public([*again, *entered])
-            elif retention is Retention.EPHEMERAL:
-                table.queues.keep_in_memory_only(entered)
-                table.eviction.expect(entered, NEVER)
-            elif retention is Retention.DURABLE:
-                table.queues.write_through([*in_memory, *entered])
-            else:
-                admitted = [*table.queues.admit_ephemeral(in_memory), *entered]
-                for row in admitted if store.options.writes_behind else []:
-                    table.queues.enqueue(row)
+            _queue_for_lower_tiers(store, namespace, held, entered, retention)
     published = len(taken)
     reach("commit_published")
     if table.lower and (published or retention is not Retention.EPHEMERAL):
         store.mover.wake()
     store.activity.call("save", Outcome.OK, store.clock.now() - began_s, published)
     return published
+
+
+def _queue_for_lower_tiers(
+    store: StoreParts,
+    namespace: Namespace,
+    held: Sequence[int],
+    entered: Sequence[int],
+    retention: Retention,
+) -> None:
+    """Queue saved rows, of which `entered` are new, as their retention says; under the lock."""
+    table = store.table
+    in_memory = [row for row in held if table.is_on(row, HOST)]
+    if retention is Retention.DURABLE:
+        store.durable_blocks.add([*held, *entered], store.clock.now())
+    if namespace.domain == table.public:
+        again = in_memory if retention is Retention.DURABLE else []
+        table.write_public([*again, *entered])
+    elif retention is Retention.EPHEMERAL:
+        table.queues.keep_in_memory_only(entered)
+        table.eviction.expect(entered, NEVER)
+    elif retention is Retention.DURABLE:
+        table.queues.write_through([*in_memory, *entered])
+    else:
+        admitted = [*table.queues.admit_ephemeral(in_memory), *entered]
+        for row in admitted if store.options.writes_behind else []:
+            table.queues.enqueue(row)
 
 
 def _pack(store: StoreParts, record: memoryview, namespace: Namespace, header: Header) -> None:

@@ -22,7 +22,7 @@ from holdfast.session import (
     name_unanswered,
     nothing_held,
 )
-from holdfast.store import fetch, hints, inspect, lookup, save
+from holdfast.store import durable, fetch, hints, inspect, lookup, save
 from holdfast.store.activity import PromptCounts
 from holdfast.store.call_threads import CallHandle
 from holdfast.store.core import StoreParts
@@ -126,6 +126,9 @@ class EmbeddedSession:
 
     def pin(self, keys: Sequence[bytes], ttl_s: float, deadline_s: float) -> int:
         return self._run(partial(hints.pin, self._store, self.namespace, keys, ttl_s, deadline_s))
+
+    def sync(self, keys: Sequence[bytes], deadline_s: float) -> int:
+        return self._run(partial(durable.sync, self._store, self.namespace, keys, deadline_s))
 
     def _run(self, work: Callable[[], T], handle: CallHandle[T] | None = None) -> T:
         """Run what reads or changes the store's state; raise StoreClosedError if it is closed."""

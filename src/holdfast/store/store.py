@@ -30,8 +30,16 @@ from holdfast.policy.retention import Retention
 from holdfast.session import Session, check_session
 from holdfast.status import MemoryStatus, NodeStatus, PlansStatus
 from holdfast.store import domains as domain_keys
+from holdfast.store import (
+    durable,
+    hints,
+    lookup,
+    media,
+    page_locks,
+    public_domain,
+    reported_records,
+)
 from holdfast.store import fetch as fetch_path
-from holdfast.store import hints, lookup, media, page_locks, public_domain, reported_records
 from holdfast.store import inspect as inspection
 from holdfast.store import receive as receiving
 from holdfast.store import save as save_path
@@ -224,6 +232,7 @@ class Store(StoreParts):
     returns = _while_open(hints.returns)
     prestage = _while_open(hints.prestage)
     pin = _while_open(hints.pin)
+    sync = _while_open(durable.sync)
 
     def abort(self, reservation: int, *, rest_s: float = 0.0) -> None:
         """Free a reservation's slots, after a delay if its writer may still be alive."""

@@ -258,6 +258,15 @@ class RecordsFrees(LocalTier, Protocol):
 
 
 @runtime_checkable
+class Flushable(Tier, Protocol):
+    """A tier whose medium keeps records through a loss of power, once they are flushed."""
+
+    def flush(self) -> bool:
+        """Flush to the medium what was written before the call; False if the medium failed."""
+        ...
+
+
+@runtime_checkable
 class Lockable(LocalTier, Protocol):
     """A tier that locks its medium for the process that opened it."""
 

@@ -28,7 +28,6 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
-from holdfast.blocks.envelope import Header
 from holdfast.blocks.namespace import Namespace
 from holdfast.clock import Clock
 from holdfast.errors import ConfigError, Outcome
@@ -36,8 +35,8 @@ from holdfast.status import MemberStatus
 from holdfast.tiers.base import (
     NOWHERE,
     AnsweringTier,
-    DroppedBlock,
     Erasable,
+    Flushable,
     HealthReporting,
     HeldAnswer,
     LocalTier,
@@ -59,6 +58,17 @@ from holdfast.tiers.base import (
     Volatile,
 )
 from holdfast.tiers.breaker import BreakerOptions, CallEnding, CircuitBreaker
+from holdfast.tiers.tier_answers import (
+    TierFaultError,
+    held_answer,
+    listed,
+    number_up_to,
+    outcomes_of,
+    reserved_places,
+    shown,
+    surviving_record,
+    typed,
+)
 
 STATE_S = 0.5
 """Longest wait for a call that only reads or changes state, in seconds."""
@@ -75,7 +85,6 @@ STALL_S = 10.0
 LOG_S = 60.0
 """Shortest time between two log lines about faults of one tier, in seconds."""
 
-_PLACE_MAX = (1 << 63) - 1
 _READ = frozenset(Outcome) - {Outcome.FULL, Outcome.UNSENT}
 _WRITTEN = frozenset(Outcome) - {Outcome.MISS}
 _OPTIONS = BreakerOptions(stall_s=STALL_S)
@@ -88,11 +97,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class _FaultError(Exception):
-    """An answer that breaks the promises of a tier; the message names the method and the answer."""
-
-
-class _TooSlowError(_FaultError):
+class _TooSlowError(TierFaultError):
     """A call that took too long."""
 
 
@@ -176,16 +181,16 @@ class CheckedTier:
 
     def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
         try:
-            return self._ask("read", lambda: _outcomes(self._tier.read(batch), batch, _READ))
-        except _FaultError:
+            return self._ask("read", lambda: outcomes_of(self._tier.read(batch), batch, _READ))
+        except TierFaultError:
             return [Outcome.GONE] * len(batch)
         except _NotAskedError:
             return [Outcome.LATE] * len(batch)
 
     def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
         try:
-            return self._ask("write", lambda: _outcomes(self._tier.write(batch), batch, _WRITTEN))
-        except _FaultError:
+            return self._ask("write", lambda: outcomes_of(self._tier.write(batch), batch, _WRITTEN))
+        except TierFaultError:
             self._free_unwritten(batch)
             return [Outcome.GONE] * len(batch)
         except _NotAskedError:
@@ -196,8 +201,8 @@ class CheckedTier:
         """Return the tier's last usable report; `writes_stopped` says why it is not asked."""
         answered = True
         try:
-            self._usage = self._ask("usage", lambda: _typed(self._tier.usage(), TierUsage), STATE_S)
-        except (_FaultError, _NotAskedError):
+            self._usage = self._ask("usage", lambda: typed(self._tier.usage(), TierUsage), STATE_S)
+        except (TierFaultError, _NotAskedError):
             answered = False
         with self._mutex:
             if answered and self._breaker.allows():
@@ -223,7 +228,7 @@ class CheckedTier:
         """Return the checked answer of a call; count how it ended.
 
         `within_s` None: on this thread; otherwise on the tier's, and waited for so long. Raises
-        _FaultError after a fault, _NotAskedError if the breaker is open.
+        TierFaultError after a fault, _NotAskedError if the breaker is open.
         """
         with self._mutex:
             ticket = self._breaker.begin()
@@ -235,7 +240,7 @@ class CheckedTier:
             ending = CallEnding.OK
         except Exception as error:  # code of another package
             self._note(method, error)
-            raise _FaultError(self._fault) from error
+            raise TierFaultError(self._fault) from error
         finally:
             with self._mutex:
                 self._breaker.end(ticket, ending)
@@ -245,7 +250,7 @@ class CheckedTier:
         """Return the answer of a call that only reads or changes state; another after a fault."""
         try:
             return self._ask(method, work, STATE_S)
-        except (_FaultError, _NotAskedError):
+        except (TierFaultError, _NotAskedError):
             return otherwise
 
     def _wait(self, future: Future[T], within_s: float) -> T:
@@ -261,7 +266,7 @@ class CheckedTier:
 
     def _note(self, method: str, error: Exception) -> None:
         """Remember a fault as the reason of the breaker's state, and log it now and then."""
-        told = str(error) if isinstance(error, _FaultError) else f"raised {error!r:.200}"
+        told = str(error) if isinstance(error, TierFaultError) else f"raised {error!r:.200}"
         told = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in told)
         now_s = self._clock.now()
         with self._mutex:
@@ -270,7 +275,7 @@ class CheckedTier:
             if now_s < self._logged_at + LOG_S:
                 return
             self._logged_at, faults, self._not_logged = now_s, self._not_logged, 0
-        cause = None if isinstance(error, _FaultError) else error
+        cause = None if isinstance(error, TierFaultError) else error
         _log.warning(
             "tier %s: %s() %s (faults=%d since the last such line); after %d in a row it is not "
             "asked for a while; update the package that offers it",
@@ -317,7 +322,7 @@ class CheckedLocalTier(CheckedTier):
 
         def work() -> ReservedPlaces:
             self._await_frees()
-            return _reserved(self._tier.reserve(sizes), sizes)
+            return reserved_places(self._tier.reserve(sizes), sizes)
 
         reserved = self._quietly("reserve", work)
         if reserved is None:
@@ -354,8 +359,8 @@ class CheckedLocalTier(CheckedTier):
         try:
             survivors = self._tier.survivors()
             if not isinstance(survivors, Iterable):
-                raise _FaultError(f"returned {_shown(survivors)}, not an iterator")
-            yield from map(_survivor, survivors)
+                raise TierFaultError(f"returned {shown(survivors)}, not an iterator")
+            yield from map(surviving_record, survivors)
         except Exception as error:
             self._note("survivors", error)
             raise
@@ -368,7 +373,7 @@ class CheckedLocalTier(CheckedTier):
         if not isinstance(self._tier, StopsWrites):
             return self._allows()
         accepts = self._tier.accepts_writes
-        return self._state_of("accepts_writes", lambda: _typed(accepts(), bool), False)
+        return self._state_of("accepts_writes", lambda: typed(accepts(), bool), False)
 
     def record_frees(self) -> bool:
         if not isinstance(self._tier, RecordsFrees):
@@ -377,9 +382,15 @@ class CheckedLocalTier(CheckedTier):
 
         def work() -> bool:
             self._await_frees()
-            return _typed(record(), bool)
+            return typed(record(), bool)
 
         return self._quietly("record_frees", work) or False
+
+    def flush(self) -> bool:
+        if not isinstance(self._tier, Flushable):
+            return False
+        flush = self._tier.flush
+        return self._quietly("flush", lambda: typed(flush(), bool)) or False
 
     def give_up_copy(self) -> None:
         if isinstance(self._tier, Lockable):  # in a forked child: no lock, no thread, no log
@@ -391,7 +402,7 @@ class CheckedLocalTier(CheckedTier):
     def _quietly(self, method: str, work: Callable[[], T]) -> T | None:
         try:
             return self._ask(method, work)
-        except (_FaultError, _NotAskedError):
+        except (TierFaultError, _NotAskedError):
             return None
 
 
@@ -419,13 +430,13 @@ class CheckedSharedTier(CheckedTier):
 
         def work() -> HeldAnswer:
             if isinstance(self._tier, AnsweringTier):
-                return _answer(self._tier.ask(namespace, keys, start, within_s), most)
+                return held_answer(self._tier.ask(namespace, keys, start, within_s), most)
             held = self._tier.held(namespace, keys, start, within_s)
-            return HeldAnswer(_number(held, most), Outcome.OK)
+            return HeldAnswer(number_up_to(held, most), Outcome.OK)
 
         try:
             return self._ask("held", partial(self._beside, work, within_s + LOOKUP_SPARE_S))
-        except _FaultError as error:
+        except TierFaultError as error:
             late = isinstance(error.__cause__, _TooSlowError)
             return HeldAnswer(0, Outcome.LATE if late else Outcome.GONE)
         except _NotAskedError:
@@ -435,26 +446,26 @@ class CheckedSharedTier(CheckedTier):
         if not isinstance(self._tier, Reachable):
             return self._allows()
         reachable = self._tier.reachable
-        return self._state_of("reachable", lambda: _typed(reachable(), bool), False)
+        return self._state_of("reachable", lambda: typed(reachable(), bool), False)
 
     def may_write(self) -> bool:
         if not isinstance(self._tier, Permitted):
             return True
         may_write = self._tier.may_write
-        return self._state_of("may_write", lambda: _typed(may_write(), bool), False)
+        return self._state_of("may_write", lambda: typed(may_write(), bool), False)
 
     def limits(self) -> str:
         if not isinstance(self._tier, Permitted):
             return ""
         limits = self._tier.limits
-        return self._state_of("limits", lambda: _typed(limits(), str), "")
+        return self._state_of("limits", lambda: typed(limits(), str), "")
 
     def known(self, batch: Sequence[TierPut]) -> list[bool]:
         unknown = [False] * len(batch)
         if not isinstance(self._tier, Queryable):
             return unknown
         known = self._tier.known
-        return self._in_time("known", lambda: _listed(known(batch), batch, bool), unknown)
+        return self._in_time("known", lambda: listed(known(batch), batch, bool), unknown)
 
     def misplaced(self, namespace: Namespace, keys: Sequence[bytes]) -> set[bytes]:
         if not isinstance(self._tier, Rebalancing):
@@ -462,9 +473,9 @@ class CheckedSharedTier(CheckedTier):
         misplaced = self._tier.misplaced
 
         def work() -> set[bytes]:
-            found = _typed(misplaced(namespace, keys), set)
+            found = typed(misplaced(namespace, keys), set)
             if not found.issubset(keys):
-                raise _FaultError("misplaced() names blocks that it was not asked about")
+                raise TierFaultError("misplaced() names blocks that it was not asked about")
             return found
 
         return self._state_of("misplaced", work, set[bytes]())
@@ -477,7 +488,7 @@ class CheckedSharedTier(CheckedTier):
         def work() -> Callable[[Place], bool] | None:
             found = find()
             if found is not None and not callable(found):
-                raise _FaultError(f"returned {type(found).__name__}, not a test of places")
+                raise TierFaultError(f"returned {type(found).__name__}, not a test of places")
             return found
 
         lost = self._state_of("lost", work, None)
@@ -509,7 +520,7 @@ class CheckedSharedTier(CheckedTier):
     def _in_time(self, method: str, work: Callable[[], T], otherwise: T) -> T:
         try:
             return self._ask(method, partial(self._beside, work, REMOTE_S))
-        except (_FaultError, _NotAskedError):
+        except (TierFaultError, _NotAskedError):
             return otherwise
 
     def _beside(self, work: Callable[[], T], within_s: float) -> T:
@@ -525,73 +536,3 @@ def _run_into(work: Callable[[], T], future: Future[T]) -> None:
         future.set_result(work())
     except BaseException as error:  # noqa: BLE001  # the waiting thread raises it
         future.set_exception(error)
-
-
-def _typed(answer: object, wanted: type[T]) -> T:
-    if not isinstance(answer, wanted) or (wanted is bool and type(answer) is not bool):
-        raise _FaultError(f"returned {_shown(answer)}, not {wanted.__name__}")
-    return answer
-
-
-def _listed(answer: object, batch: Sequence[Any], wanted: type[T]) -> list[T]:
-    if not isinstance(answer, list | tuple) or len(answer) != len(batch):
-        raise _FaultError(f"returned {_shown(answer)} for {len(batch)} records, not one each")
-    if not set(map(type, answer)) <= {wanted}:
-        kinds = sorted({type(each).__name__ for each in answer} - {wanted.__name__})
-        raise _FaultError(f"returned {', '.join(kinds)}, not {wanted.__name__}")
-    return list(answer)
-
-
-def _outcomes(answer: object, batch: Sequence[Any], allowed: frozenset[Outcome]) -> list[Outcome]:
-    outcomes = _listed(answer, batch, Outcome)
-    if not allowed.issuperset(outcomes):
-        raise _FaultError(f"returned {min(set(outcomes) - allowed)!r}, which it may not")
-    return outcomes
-
-
-def _number(answer: object, most: int) -> int:
-    if type(answer) is not int or not 0 <= answer <= most:
-        raise _FaultError(f"returned {_shown(answer)}, not a number from 0 to {most}")
-    return answer
-
-
-def _answer(answer: object, most: int) -> HeldAnswer:
-    if not isinstance(answer, tuple) or len(answer) != len(HeldAnswer._fields):
-        raise _FaultError(f"returned {_shown(answer)}, not a HeldAnswer")
-    blocks, outcome = answer
-    if type(outcome) is not Outcome:
-        raise _FaultError(f"returned a HeldAnswer with {_shown(outcome)}, not an Outcome")
-    return HeldAnswer(_number(blocks, most), outcome)
-
-
-def _reserved(answer: object, sizes: Sequence[int]) -> ReservedPlaces:
-    if not isinstance(answer, tuple) or len(answer) != len(ReservedPlaces._fields):
-        raise _FaultError(f"returned {_shown(answer)}, not ReservedPlaces")
-    places = _listed(answer[0], sizes, int)
-    if not all(NOWHERE <= place <= _PLACE_MAX for place in places):
-        raise _FaultError(f"returned a place that is not from {NOWHERE} to {_PLACE_MAX}")
-    taken = [place for place in places if place != NOWHERE]
-    if len(set(taken)) != len(taken):
-        raise _FaultError("returned one place twice")
-    if not isinstance(answer[1], list | tuple):
-        raise _FaultError(f"returned {_shown(answer[1])}, not a list of DroppedBlock")
-    for dropped in answer[1]:
-        kinds = tuple(map(type, dropped)) if type(dropped) is DroppedBlock else ()
-        if kinds != (bytes, int, Namespace):
-            raise _FaultError(f"returned {_shown(dropped)}, not a DroppedBlock")
-    return ReservedPlaces([Place(place) for place in places], list(answer[1]))
-
-
-def _survivor(answer: object) -> SurvivingRecord:
-    if isinstance(answer, tuple) and len(answer) == len(SurvivingRecord._fields):
-        header, place = answer
-        if type(header) is Header and type(place) is int and 0 <= place <= _PLACE_MAX:
-            return SurvivingRecord(header, Place(place))
-    raise _FaultError(f"yielded {_shown(answer)}, not a SurvivingRecord")
-
-
-def _shown(value: object) -> str:
-    try:
-        return f"{type(value).__name__} {value!r:.60}"
-    except Exception:  # noqa: BLE001  # code of another package
-        return type(value).__name__

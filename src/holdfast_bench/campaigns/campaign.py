@@ -156,6 +156,7 @@ CAMPAIGNS = (
     Campaign(
         "crash", "kill -9 at every failpoint and at random", 10_000, "kills", ("store", "node")
     ),
+    Campaign("durable", "kill -9 right after an acknowledged `sync`", 1_000, "kills"),
     Campaign(
         "injected",
         "EIO, ENOSPC, short transfers: tiers, system calls",

@@ -11,6 +11,7 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.codec.pack import payload
 from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS
+from holdfast.policy.retention import Retention
 from holdfast.store.store import Store
 from holdfast.testing.payloads import is_payload_of, payload_of
 from holdfast.testing.store_control import leave
@@ -67,12 +68,13 @@ class Contexts:
         if self.store.recovery.seconds is None:
             raise HoldfastError(f"recovery did not end within {WAIT_S:g} s")
 
-    def save(self, keys: Sequence[bytes]) -> int:
+    def save(self, keys: Sequence[bytes], retention: Retention = Retention.SESSION) -> int:
+        """Save the blocks of a chain that the store lacks; return how many are new."""
         reserved = self.store.reserve(self.namespace, keys, self.namespace.fingerprint, 0)
         for key, place in zip(keys, reserved.places, strict=True):
             if place != NOWHERE:
                 self._slot(place)[:] = payload_of(key, self.namespace.raw_bytes)
-        return self.store.commit(reserved.ticket)
+        return self.store.commit(reserved.ticket, retention)
 
     def read(self, keys: Sequence[bytes], deadline_s: float = 10.0) -> int:
         """Fetch a chain, check every byte and release; return the number of blocks fetched.

@@ -16,8 +16,9 @@ from holdfast.metrics import CONTENT_TYPE, exposition, node_samples, process_sam
 from holdfast.node.http.server import Answer, Routes
 from holdfast.node.recent import RecentRequests
 from holdfast.node.remote.service import TargetService
-from holdfast.status import CurveStatus, NodeStatus, PlanAccuracy, PlanStatus, capacities
+from holdfast.status import CurveStatus, NodeStatus, PlanAccuracy, PlanStatus
 from holdfast.store.store import Store
+from holdfast.tier_totals import capacities
 from holdfast.wire.remote.peer_user import check_peer
 
 STATUS_MAX_AGE_S = 0.5

@@ -58,13 +58,14 @@ from holdfast.node.validation import (
 )
 from holdfast.policy.retention import Retention
 from holdfast.session import LOOK_S, PIN_S, check_seconds
-from holdfast.status import NodeStatus, capacities
+from holdfast.status import NodeStatus
 from holdfast.store import page_locks
 from holdfast.store.estimates import EngineId, EngineStep
 from holdfast.store.lookup import PromptTokens
 from holdfast.store.plan_log import PLANS_KEPT, PlanEnding
 from holdfast.store.save import ChainRun
 from holdfast.store.store import Store
+from holdfast.tier_totals import capacities
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.peer_check import ConnectedPeer
 
@@ -234,7 +235,7 @@ class NodeSession:
                 return self._look_up_traced(request, traces)
             case m.Fetch() | m.Commit() | m.ListKeys():
                 return self._answer_in_thread(request)
-            case m.Prestage() | m.Pin() | m.Returns() | m.Closed():
+            case m.Prestage() | m.Pin() | m.Sync() | m.Returns() | m.Closed():
                 return self._take_hint(request)
             case m.Release():
                 valid = request.lease in self._leases
@@ -479,7 +480,7 @@ class NodeSession:
         )
 
     def _take_hint(
-        self, request: m.Prestage | m.Pin | m.Returns | m.Closed
+        self, request: m.Prestage | m.Pin | m.Sync | m.Returns | m.Closed
     ) -> m.Hinted | Awaitable[m.Hinted]:
         """Answer a hint; in a thread if it may ask shared tiers, or read."""
         if isinstance(request, m.Closed):
@@ -494,6 +495,9 @@ class NodeSession:
                 check_seconds("pin.deadline_s", request.deadline_s, DEADLINE_S_MAX)
                 deadline_s = request.deadline_s or PIN_S
                 take = partial(store.pin, namespace, keys, request.ttl_s, deadline_s)
+            case m.Sync():
+                check_seconds("sync.deadline_s", request.deadline_s, DEADLINE_S_MAX)
+                take = partial(store.sync, namespace, keys, request.deadline_s)
             case m.Returns():
                 take = partial(self._take_return, namespace, keys, request)
                 if not store.shared_tiers:

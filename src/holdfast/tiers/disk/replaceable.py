@@ -156,6 +156,10 @@ class ReplaceableDisk:
         disk = self._disk()
         return disk is not None and disk.record_frees()
 
+    def flush(self) -> bool:
+        disk = self._disk()
+        return disk is not None and disk.flush()
+
     def usage(self) -> TierUsage:
         with self._mutex:
             medium, absence, before, replaced = (

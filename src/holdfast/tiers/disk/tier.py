@@ -266,6 +266,17 @@ class DiskTier:
                     return False
             return self._save_snapshot()
 
+    def flush(self) -> bool:
+        with self._gate.enter() as admitted:
+            if not admitted:
+                return False
+            try:
+                self._extents.flush()
+            except OSError as error:
+                self._count_failed_writes(error)
+                return False
+            return True
+
     def give_up_copy(self) -> None:
         self._extents.close()
 

@@ -282,6 +282,16 @@ class Pin(_Message, frozen=True, tag="pin"):
     deadline_s: float = 0.0
 
 
+class Sync(_Message, frozen=True, tag="sync"):
+    """Write the held blocks of this chain to the durable tier; wait for at most `deadline_s`.
+
+    The answer is `Hinted` with the number of leading blocks that its medium has flushed.
+    """
+
+    keys: PackedBytes
+    deadline_s: float
+
+
 class Closed(_Message, frozen=True, tag="closed"):
     """Hint: the session has ended."""
 
@@ -428,6 +438,7 @@ Request: TypeAlias = (
     | ListKeys
     | Prestage
     | Pin
+    | Sync
     | Closed
     | Returns
     | Observed

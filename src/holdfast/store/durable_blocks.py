@@ -1,0 +1,84 @@
+"""Durable blocks that the durable tier does not hold yet, and which tier that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from holdfast.blocks.namespace import Namespace
+from holdfast.errors import ConfigError
+from holdfast.status import DurableStatus
+from holdfast.store.block_table import BlockTable
+from holdfast.tiers.base import Flushable, Tier
+
+WAITING_MAX = 1 << 16
+"""Maximum durable blocks whose age is known; later ones are written too, but not counted."""
+
+
+def durable_tier(lower: Sequence[Tier], name: str) -> int:
+    """Return the number of the durable tier: the named one, or the last that can flush; 0 if none.
+
+    Raises ConfigError for a name of no tier, or of one that cannot flush.
+    """
+    numbers = {
+        tier.name: number
+        for number, tier in enumerate(lower, start=1)
+        if isinstance(tier, Flushable)
+    }
+    if not name:
+        return max(numbers.values(), default=0)
+    if name not in numbers:
+        raise ConfigError(
+            f"durable: {name!r} is not a tier that can flush its records to a medium; name one of: "
+            f"{', '.join(numbers) or 'none of these tiers can, so add a disk'}"
+        )
+    return numbers[name]
+
+
+class WaitingBlocks:
+    """Durable blocks that the durable tier does not hold yet, oldest first.
+
+    State only: call under the store's lock.
+    """
+
+    def __init__(self, table: BlockTable, tier: int) -> None:
+        self._table = table
+        self._tier = tier
+        self._since: dict[tuple[Namespace, bytes], float] = {}
+        self._lost = 0
+
+    def add(self, rows: Iterable[int], now_s: float) -> None:
+        """Count rows as waiting from `now_s` on, as far as the durable tier does not hold them."""
+        index, copies = self._table.index, self._table.copies
+        if not self._tier:
+            return
+        for row in rows:
+            if len(self._since) >= WAITING_MAX:
+                self._forget_ended()
+            if not copies.is_on(row, self._tier) and len(self._since) < WAITING_MAX:
+                self._since.setdefault((index.namespace(row), index.keys[row] or b""), now_s)
+
+    def status(self, now_s: float) -> DurableStatus | None:
+        """Return how many blocks wait, their bytes and the age of the oldest; None: no such tier.
+
+        `lost`: blocks that were evicted or dropped before the durable tier had them.
+        """
+        if not self._tier:
+            return None
+        self._forget_ended()
+        return DurableStatus(
+            tier=self._table.tier_name(self._tier),
+            waiting=len(self._since),
+            waiting_bytes=sum(namespace.slot_bytes for namespace, _ in self._since),
+            oldest_s=now_s - next(iter(self._since.values()), now_s),
+            lost=self._lost,
+        )
+
+    def _forget_ended(self) -> None:
+        """Forget the blocks that no longer wait: held by the durable tier, or by no tier at all."""
+        index, copies = self._table.index, self._table.copies
+        for namespace, key in list(self._since):
+            row = index.find(namespace, key)
+            is_lost = row < 0 or index.fastest(row) < 0
+            if is_lost or copies.is_on(row, self._tier):
+                del self._since[namespace, key]
+                self._lost += is_lost
