@@ -11,8 +11,11 @@ from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.embedded import BLOCKS, FINGERPRINT, LAYOUT, blocks_for, tokens_for
 from holdfast.testing.memory import MemoryTier
+from holdfast.testing.memory_medium import MemoryMedium, MemoryObjects
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.tier import DiskTier
+from holdfast.tiers.segments.tier import SegmentTier, SegmentTierLimits
+from holdfast.tiers.segments.writer import SegmentWriter
 
 TOKENS = BLOCKS * LAYOUT.block_tokens
 MIB = 1 << 20
@@ -134,3 +137,22 @@ def test_a_fetch_is_served_while_a_sync_waits(store, medium):
     found = np.zeros_like(blocks_for(1))
     assert session.sync(tokens_for(1), deadline_s=0.05) == 0
     assert session.fetch(tokens_for(1), into=found).outcome is Outcome.OK
+
+
+def test_a_context_that_was_synced_to_a_shared_medium_is_served_by_another_store():
+    objects = MemoryObjects()
+
+    def opened():
+        limits = SegmentTierLimits(poll_s=0.05)
+        tier = SegmentTier(MemoryMedium(objects), SegmentWriter("7d"), limits, "object")
+        one = Store(16 * MIB, [tier], {"default": b"k" * 32})
+        one.start()
+        return one
+
+    with opened() as first:
+        assert save(first).sync(tokens_for(1)) == TOKENS
+        with opened() as second:
+            found = np.zeros_like(blocks_for(1))
+            landed = second.session(FINGERPRINT).fetch(tokens_for(1), into=found)
+            assert landed.tokens == TOKENS
+            assert (found == blocks_for(1)).all()

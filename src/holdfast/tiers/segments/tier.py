@@ -250,6 +250,10 @@ class SegmentTier(AnsweringTier):
         self._counts.add(written_bytes=sum(written), failures=int(failures))
         return outcomes
 
+    def flush(self) -> bool:
+        """Return True: what `write` has stored is on the medium, with its index object."""
+        return True
+
     def _refused_write(self, admitted: bool, deadline: Deadline) -> Outcome | None:  # noqa: FBT001
         """Return the outcome of a write that is not tried; None if it may be."""
         if not admitted:
