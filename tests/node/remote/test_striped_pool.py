@@ -1,12 +1,11 @@
 """A striped pool over real targets: a context survives the loss of one, and parity is accounted."""
 
-import contextlib
 from contextlib import closing
 
 import pytest
 
-from holdfast.blocks.key import Chain
 from holdfast.errors import Outcome
+from holdfast.keys.keyring import KeyRing
 from holdfast.limits import MIB
 from holdfast.membership.members import Member
 from holdfast.store.options import StoreOptions
@@ -16,7 +15,7 @@ from holdfast.testing.payloads import key_of, record_of
 from holdfast.tiers.pool.parity import parity_key, parity_namespace
 from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
 from holdfast.wire.remote.client import TargetClient
-from holdfast_bench.campaigns.contexts import Contexts
+from holdfast_bench.campaigns.contexts import Contexts, keys_of
 from holdfast_bench.harness.pool import ManualMembers
 
 TARGETS = 5
@@ -49,21 +48,18 @@ def test_a_context_is_whole_after_the_loss_of_any_one_target(targets):
 
 
 def test_rebuilt_blocks_reach_the_store_of_another_host_verified(targets):
-    keys = Chain(SECRET, b"campaign-print-1", 128)
-    keys.extend(list(range(128 * BLOCKS)))
-    stores = contextlib.ExitStack()
-    with stores:
-        writer = stores.enter_context(Store(32 * MIB, [pool_over(targets)], {"default": SECRET}))
+    keys = keys_of(SECRET, list(range(128 * BLOCKS)))
+    with Store(32 * MIB, [pool_over(targets)], {"default": SECRET}) as writer:
         writer.start()
         contexts = Contexts(writer, PAYLOAD_BYTES)
-        contexts.save(keys.keys)
+        contexts.save(keys)
         contexts.wait_written()
     targets[0].close()
-    with Store(32 * MIB, [pool_over(targets)], {"default": SECRET}, StoreOptions()) as reader:
+    with Store(32 * MIB, [pool_over(targets)], {"default": SECRET}) as reader:
         reader.start()
         contexts = Contexts(reader, PAYLOAD_BYTES)
-        assert reader.look(contexts.namespace, keys.keys, 20.0).blocks == BLOCKS
-        assert contexts.read(keys.keys, 30.0) == BLOCKS
+        assert reader.look(contexts.namespace, keys, 20.0).blocks == BLOCKS
+        assert contexts.read(keys, 30.0) == BLOCKS
 
 
 def test_parity_records_count_for_the_domain_of_their_blocks(targets):
@@ -90,3 +86,26 @@ def test_a_target_counts_the_blocks_in_use_that_it_has(targets):
     client, keys = targets[0].target, [key_of(number) for number in range(4)]
     client.put([record_of(namespace, key) for key in keys[:3]], 10)
     assert client.use(namespace, keys[1:], 5) == (2, Outcome.OK)
+
+
+def test_sealed_blocks_are_rebuilt_without_their_key(targets):
+    """The targets have ciphertext only; the reader that has the key opens what it rebuilt."""
+    pytest.importorskip("cryptography")
+    secret = b"e" * 32
+    ring = KeyRing(None, derives=True)
+    ring.enrol("default", secret)
+    options = StoreOptions(ring=ring)
+    with Store(32 * MIB, [pool_over(targets)], {"default": secret}, options) as writer:
+        writer.start()
+        contexts = Contexts(writer, PAYLOAD_BYTES)
+        keys = keys_of(secret, list(range(128 * BLOCKS)))
+        contexts.save(keys)
+        contexts.wait_written()
+    targets[3].close()
+    pool = pool_over(targets)
+    with Store(32 * MIB, [pool], {"default": secret}, options) as reader:
+        reader.start()
+        contexts = Contexts(reader, PAYLOAD_BYTES)
+        assert reader.look(contexts.namespace, keys, 20.0).blocks == BLOCKS
+        assert contexts.read(keys, 30.0) == BLOCKS
+        assert pool.usage().rebuilt > 0

@@ -12,18 +12,25 @@ from holdfast.codec.pack import pack, payload, verify
 from holdfast.errors import Outcome
 from holdfast.testing.payloads import header_of, namespace_of, payload_of
 from holdfast.tiers.base import TierGet, segment_place
+from holdfast.tiers.breaker import BreakerOptions
+from holdfast.tiers.pool.health import HealthOptions
 from holdfast.tiers.pool.parity import parity_key, parity_namespace
 from holdfast.tiers.pool.tier import PoolTier
 from holdfast.wire.remote.client import ReceivedRecords
 
 NAMESPACE = namespace_of(8_000)
 STRIPE = 9
+UNJUDGED = HealthOptions(
+    breaker=BreakerOptions(failures=2, pause_s=30.0), slow_factor=1e9, failure_share_max=1.0
+)
 
 
 @pytest.fixture
 def striped(fleet):
-    """Call to get a striped pool of so many targets."""
-    return lambda count=16, **changes: fleet(count, stripe_targets=STRIPE, **changes)
+    """Call to get a striped pool of so many targets; none is ejected because it is slower."""
+    return lambda count=16, **changes: fleet(
+        count, stripe_targets=STRIPE, health=UNJUDGED, **changes
+    )
 
 
 @pytest.fixture
@@ -100,6 +107,15 @@ def test_a_pool_of_few_members_is_not_striped(striped) -> None:
     assert sorted(len(target.records) for target in one.targets.values()) == [0, 0, 40]
     assert one.pool.held(NAMESPACE, chain.keys, 0) == 40
     assert set(one.read(chain)) == {Outcome.OK}
+
+
+def test_a_pool_of_few_members_reads_without_a_question(striped, reader) -> None:
+    one = striped(2)
+    chain = one.chain(59, 20)
+    one.write(chain)
+    before = sum(target.calls for target in one.targets.values())
+    assert set(read(reader(one), chain)) == {Outcome.OK}
+    assert sum(target.calls for target in one.targets.values()) == before + 1
 
 
 @pytest.mark.parametrize("count", [4, 16])

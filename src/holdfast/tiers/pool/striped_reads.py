@@ -128,15 +128,18 @@ class StripedReads:
         outcomes: list[Outcome],
         until: float,
     ) -> None:
-        """Read blocks from the owners of their lanes; of unknown position, they are a MISS."""
-        blocks = [self._links.block(get.key) for get in batch]
+        """Read blocks from the owners of their lanes; of unknown position, they are a MISS.
+
+        With one lane, all positions are alike.
+        """
+        lanes = self._lookup.lanes()
+        blocks = [self._links.block(get.key) if lanes > 1 else 0 for get in batch]
         known = [index for index in indices if blocks[index] is not None]
         for index in indices:
             if blocks[index] is None:
                 outcomes[index] = Outcome.MISS
-        parts = parts_by_lane(
-            _parts(batch, known, until), self._lookup.lanes(), [block or 0 for block in blocks]
-        )
+        numbers = [block or 0 for block in blocks]
+        parts = parts_by_lane(_parts(batch, known, until), lanes, numbers)
         self._calls.each(parts, lambda part: self._calls.read(part, batch, outcomes))
 
     def _by_search(
