@@ -27,12 +27,12 @@ POINTS = (
 )
 """The names of all failpoints.
 
-`disk_open`: the disk has a new incarnation. `region_header`: a region has a header and no record.
-`extent_write`: before any write. `region_close`, `region_closed`: before and after a region's
-footer. `snapshot`, `snapshot_written`: before and after a snapshot. `commit_packed`: records are
-complete and not in the index; `commit_published`: they are in it. `write_behind_written`: a tier
-has new copies that are not in the index. `promotion_read`: a promotion has read records into memory
-and not verified them.
+`disk_open`: the disk has a new incarnation. `region_header`: a region has a header, and no record
+that was reported. `extent_write`: before any write. `region_close`, `region_closed`: before and
+after a region's footer. `snapshot`, `snapshot_written`: before and after a snapshot.
+`commit_packed`: records are complete and not in the index; `commit_published`: they are in it.
+`write_behind_written`: a tier has new copies that are not in the index. `promotion_read`: a
+promotion has read records into memory and not verified them.
 """
 
 _armed: dict[str, int] = {}

@@ -356,7 +356,7 @@ def test_a_drive_pulled_in_the_middle_of_a_write_serves_no_part_of_it(drive):
     began, goes_on = threading.Event(), threading.Event()
 
     def pull(what, offset):
-        if what == "write" and offset > REGIONS_AT:
+        if what == "write" and offset >= REGIONS_AT:
             began.set()
             goes_on.wait(60)
             raise OSError(errno.EIO, "pulled")

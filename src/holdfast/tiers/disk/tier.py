@@ -87,10 +87,10 @@ class DiskTier:
         self._mutex = threading.Lock()
         self._gate = MediumGate()
         self._read_limit = ReadLimit(config.read_bytes_per_s)
-        self._header_mutex = threading.Lock()
         self._snapshot_mutex = threading.Lock()
         self._writes = WriteStop(self.name, self._clock)
-        self._failures = self._read_bytes = self._written_bytes = self._writing = 0
+        self._failures = self._read_bytes = self._written_bytes = 0
+        self._writing = self._reading = 0
         self._unread = 0
         self._unread_error: OSError | None = None
         """Records that could not be read since the last one that could, and the last error."""
@@ -291,23 +291,28 @@ class DiskTier:
             threads = max(1, self._config.writer_threads // self._writing)
         written: list[Header | None] = [None] * len(batch)
         try:
-            broken = self._write_headers({claim.life for claim in claims if claim})
-            spans, headers = [], dict[int, Header]()
+            spans, headers = list[ByteSpan](), dict[int, Header]()
+            lives = dict[int, RegionLife]()
             for i, (put, claim) in enumerate(zip(batch, claims, strict=True)):
-                if claim is None or claim.life in broken:
+                if claim is None:
                     continue
                 stamped = self._stamp(put, claim)
                 if isinstance(stamped, Outcome):
                     outcomes[i] = stamped
                     continue
-                headers[i] = stamped
+                headers[i], lives[i] = stamped, claim.life
                 spans.append(ByteSpan(claim.offset, put.record, i))
+            missing = self._missing_headers(set(lives.values()))
+            spans += self._header_spans(missing)
             failed = transfer(self._writers, threads, spans, self._extents.write)
-            self._count_failed_writes(*failed.values())
+            broken = self._headers_ended(missing, failed)
+            self._count_failed_writes(
+                *(error for i, error in failed.items() if i < 0 or lives[i] not in broken)
+            )
             if spans and not failed:
                 self._note_written()
             for i, header in headers.items():
-                if i not in failed:
+                if i not in failed and lives[i] not in broken:
                     outcomes[i], written[i] = Outcome.OK, header
         finally:
             with self._mutex:
@@ -333,29 +338,37 @@ class DiskTier:
         stamp(put.record, claim.life.generation)
         return header
 
-    def _write_headers(self, lives: set[RegionLife]) -> set[RegionLife]:
-        """Write the missing headers of regions; return the lives whose header failed.
+    def _missing_headers(self, lives: set[RegionLife]) -> dict[int, RegionLife]:
+        """Return the lives whose region has no header on the medium, by the owner of its span."""
+        with self._mutex:
+            missing = [life for life in lives if not self._regions.has_header(life)]
+        return {-1 - number: life for number, life in enumerate(missing)}
 
-        A region's header is written before its records: under the header of an earlier life they
-        would be ignored.
+    def _header_spans(self, missing: Mapping[int, RegionLife]) -> list[ByteSpan]:
+        """Return the headers to write, one before the records of each region.
+
+        Under the header of an earlier life records are ignored. So a record counts as written only
+        if the header of its region is written, too.
         """
-        broken = set()
-        for life in lives:
-            with self._header_mutex:
-                if self._regions.has_header(life):
-                    continue
-                offset = self._superblock.geometry.region_at(life.region)
-                ended = self._regions.header_written
-                try:
-                    self._extents.write(offset, [_aligned(pack_region_header(life))])
-                    reach("region_header")
-                except OSError as error:
-                    self._count_failed_writes(error)
-                    broken.add(life)
-                    ended = self._regions.header_failed
-                with self._mutex:
-                    ended(life)
-        return broken
+        region_at = self._superblock.geometry.region_at
+        return [
+            ByteSpan(region_at(life.region), _aligned(pack_region_header(life)), owner)
+            for owner, life in missing.items()
+        ]
+
+    def _headers_ended(
+        self, missing: Mapping[int, RegionLife], failed: Mapping[int, OSError]
+    ) -> set[RegionLife]:
+        """Note which headers were written; return the lives whose header was not."""
+        if missing:
+            reach("region_header")
+        with self._mutex:
+            for owner, life in missing.items():
+                if owner in failed:
+                    self._regions.header_failed(life)
+                else:
+                    self._regions.header_written(life)
+        return {life for owner, life in missing.items() if owner in failed}
 
     # Footers and snapshots. No I/O while the mutex is held.
 
@@ -460,13 +473,19 @@ class DiskTier:
         outcomes = [Outcome.MISS] * len(batch)
         with self._mutex:
             extents = [self._regions.held(get.place, get.key, len(get.into)) for get in batch]
+            self._reading += 1
+            # As for writes: more threads for a batch would only divide it into more system calls.
+            threads = max(1, self._config.reader_threads // self._reading)
         spans = [
             ByteSpan(extent.offset, get.into[: extent.nbytes], i)
             for i, (get, extent) in enumerate(zip(batch, extents, strict=True))
             if extent
         ]
-        threads = self._config.reader_threads
-        failed = transfer(self._readers, threads, spans, self._extents.read)
+        try:
+            failed = transfer(self._readers, threads, spans, self._extents.read)
+        finally:
+            with self._mutex:
+                self._reading -= 1
         self._count_failures(*failed.values())
         if spans:
             self._note_read(len(spans), failed)
