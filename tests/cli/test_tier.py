@@ -55,6 +55,25 @@ def fetched(client):
     return len(found.places)
 
 
+def test_a_new_drive_gets_the_default_key_so_that_a_restart_finds_its_blocks(
+    clients, serving, tmp_path
+):
+    config = tmp_path / "node.yaml"
+    config.write_text(YAML.format(tmp_path))
+    _, address = serving("--config", config)
+    client, operator = clients(address)
+    save(client)
+    wait_for(operator, lambda disk: disk["records"] == len(KEYS))
+    (tmp_path / "disk").rename(tmp_path / "pulled")
+    wait_for(operator, lambda disk: disk["replaced"] and disk["records"] == len(KEYS))
+    key = (tmp_path / "pulled" / "default.key").read_bytes()
+    until = time.monotonic() + 60
+    while not (tmp_path / "disk" / "default.key").exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert (tmp_path / "disk" / "default.key").read_bytes() == key
+
+
 def status(client):
     return client.call(m.Status(), m.ReportReply, 10).data
 

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from pathlib import Path
 
-from holdfast.assemble.domains import DEFAULT_DOMAIN, configured_keys, default_key, open_ring
+from holdfast.assemble.domains import (
+    DEFAULT_DOMAIN,
+    configured_keys,
+    default_key,
+    open_ring,
+    restore_default_key,
+)
 from holdfast.assemble.keys import read_key
 from holdfast.assemble.rules import quotas, tier_rules
 from holdfast.config import Config, HostOptions, tier_kind
@@ -73,6 +80,7 @@ def open_store(config: Config, calls: DirectCalls | None = None) -> Store:
             credentials=node_credentials(config),
             estimates_file=Path(folder, ESTIMATES_FILE) if folder else None,
             drops_file=Path(folder, DROPS_FILE) if folder else None,
+            restore_files=partial(restore_default_key, config, keys),
             calls=calls,
         )
         store = Store(config.host_bytes, lower, keys, store_options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.assemble.keys import domain_key, read_key
@@ -51,6 +52,17 @@ def default_key(config: Config) -> bytes:
     if not os.path.lexists(file):
         replace_file(file, secrets.token_bytes(DOMAIN_KEY_BYTES))
     return read_key(file, "domains.default")
+
+
+def restore_default_key(config: Config, keys: Mapping[str, bytes]) -> None:
+    """Write the default domain's key beside the blocks again, on a drive that has replaced another.
+
+    Without it the next start would make another key, and find none of the blocks. The drive keeps a
+    key that it has.
+    """
+    file = Path(config.disk_folder, DEFAULT_KEY_FILE)
+    if config.disk_folder and DEFAULT_DOMAIN not in config.domains and not os.path.lexists(file):
+        replace_file(file, keys[DEFAULT_DOMAIN])
 
 
 def domain_secret(config: Config, name: str) -> bytes:

@@ -57,6 +57,13 @@ def replace(store: StoreParts, name: str, path: str = "") -> dict[str, Any]:
     return found
 
 
+def restore_files(store: StoreParts) -> None:
+    """Write the small files beside the blocks that a replaced medium lacks."""
+    tiers = (tier for tier in store.table.lower if isinstance(tier, Replaceable))
+    if any(tier.has_survivors() for tier in tiers):
+        store.options.restore_files()
+
+
 def _replaceable(store: StoreParts, name: str) -> tuple[int, Replaceable]:
     """Return the number of a tier and the tier; raise ConfigError if it has no medium."""
     tiers = {

@@ -45,14 +45,15 @@ class StoreOptions:
     `quotas`: by domain name and tier number (0 is the host), what a domain may hold; domains
     without one share the rest with weight 1. `rules`: by tier number. `ring`: seals and opens the
     blocks of its enrolled domains. `public_domain`: the domain that all may read and holders of
-    `publish_token` may write. `serves_peers`: other nodes may store records of domains whose key
-    is unknown here. `writes_behind`: saved blocks are written to lower tiers before they are
-    evicted. `estimates_file`: where speeds are saved between runs. `drops_file`: names the drops
-    that the tiers may not have recorded. `credentials`: those of the node, whose expiry the status
-    reports. `quantise`: names of the domains that ask for the codec `int8`; `gates`: the folder of
-    gate records. `lock_bytes`: memory that engines of one domain may page-lock; None: no limit but
-    the reservations of other domains. `durable`: name of the tier that keeps durable contexts;
-    empty: the last one that can flush.
+    `publish_token` may write. `serves_peers`: other nodes may store records of domains whose key is
+    unknown here. `writes_behind`: saved blocks are written to lower tiers before they are evicted.
+    `estimates_file`: where speeds are saved between runs. `drops_file`: names the drops that the
+    tiers may not have recorded. `restore_files`: writes small files beside the blocks that a
+    replaced drive lacks. `credentials`: those of the node, whose expiry the status reports.
+    `quantise`: names of the domains that ask for the codec `int8`; `gates`: the folder of gate
+    records. `lock_bytes`: memory that engines of one domain may page-lock; None: no limit but the
+    reservations of other domains. `durable`: name of the tier that keeps durable contexts; empty:
+    the last one that can flush.
     """
 
     planner: Planner = field(default_factory=BestCut)
@@ -75,6 +76,7 @@ class StoreOptions:
     scrub_bytes_per_s: int = 0
     estimates_file: Path | None = None
     drops_file: Path | None = None
+    restore_files: Callable[[], object] = lambda: None
     credentials: Credentials = field(default_factory=Credentials)
     calls: DirectCalls = field(default_factory=DirectCalls)
     clock: Clock = field(default_factory=SystemClock)

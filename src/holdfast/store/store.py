@@ -455,6 +455,7 @@ class Store(StoreParts):
         """Run every part of housekeeping, even if another part fails."""
         parts: list[Callable[[], object]] = [
             self.housekeep,
+            partial(media.restore_files, self),
             self.recovery.recover_replaced,  # after what the former medium held is forgotten
             self.audit.start_catch_up,
             self.shared_ring.follow,

@@ -165,6 +165,19 @@ def test_a_loss_is_told_once_and_names_the_places_of_former_media_only(drive):
     assert drive.tier.lost() is None
 
 
+def test_a_flush_keeps_nothing_while_copies_of_a_former_medium_may_be_listed(drive):
+    assert drive.tier.flush()
+    shutil.rmtree(drive.folder)
+    drive.look()
+    assert not drive.tier.flush()
+    drive.look()
+    assert not drive.tier.flush(), "the store was not told of the loss"
+    assert drive.tier.lost() is not None
+    assert not drive.tier.flush(), "it may be forgetting the copies now"
+    assert drive.tier.lost() is None
+    assert drive.tier.flush()
+
+
 def test_survivors_are_announced_after_the_loss_was_told(drive):
     assert not drive.tier.has_survivors()
     shutil.rmtree(drive.folder)

@@ -107,7 +107,7 @@ class ReplaceableDisk:
         self._absence: Absence | None = None
         self._replaced: tuple[float, str] | None = None
         self._losses = 0
-        self._loss_untold = self._survivors_due = False
+        self._loss_untold = self._survivors_due = self._may_be_listed = False
         self._before = TierUsage(0, 0, 0)
         """The counters of former media."""
         self._pause_s = watch_s
@@ -157,8 +157,12 @@ class ReplaceableDisk:
         return disk is not None and disk.record_frees()
 
     def flush(self) -> bool:
-        disk = self._disk()
-        return disk is not None and disk.flush()
+        """Flush the medium; False while the store may still list copies of a former one."""
+        medium = self._medium
+        if medium is None or not medium.disk.flush():
+            return False
+        with self._mutex:
+            return self._medium is medium and not self._may_be_listed
 
     def usage(self) -> TierUsage:
         with self._mutex:
@@ -193,6 +197,7 @@ class ReplaceableDisk:
     def lost(self) -> Callable[[Place], bool] | None:
         with self._mutex:
             if not self._loss_untold:
+                self._may_be_listed = False  # the caller has dealt with the last loss
                 return None
             self._loss_untold = False
             number = self._number if self._medium is not None else None
@@ -274,7 +279,8 @@ class ReplaceableDisk:
             self._medium = None
             self._absence = Absence(why, now_s, medium.disk.uuid, detached)
             self._losses += 1
-            self._loss_untold, self._survivors_due = True, False
+            self._loss_untold = self._may_be_listed = True
+            self._survivors_due = False
             self._before = _counters(_sum(self._before, counted))
             self._pause_s = self._watch_s if is_steady else min(2 * self._pause_s, REOPEN_MAX_S)
             self._retry_at_s = now_s + self._pause_s
