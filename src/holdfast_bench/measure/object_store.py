@@ -196,7 +196,6 @@ def object_rows(folder: Path, rounds: int, tell: Callable[[str], None]) -> Itera
             poll_s=3_600.0,
         )
         opened = open_object(options, TierContext("bench", "object", 512))
-        assert isinstance(opened, SegmentTier)
         with closing(opened) as tier, ThreadPoolExecutor(CONCURRENCY) as callers:
             bench = _Bench(tier, server.store(), _Blocks(), callers)
             tell("writes")

@@ -159,7 +159,7 @@ class BucketSide:
         self.proxy.close()
 
 
-@pytest.fixture(params=["seaweed", "moto"])
+@pytest.fixture(params=["seaweed", pytest.param("moto", marks=pytest.mark.soak)])
 def side(request, tmp_path):
     """A prefix of a bucket, on each of the stores."""
     side = BucketSide(request.getfixturevalue(request.param), tmp_path)

@@ -19,6 +19,7 @@ class TestSeaweed(MediumContract):
         return ObjectMedium(open_store(options), options, "object")
 
 
+@pytest.mark.soak
 class TestMoto(TestSeaweed):
     @pytest.fixture(autouse=True)
     def _side(self, moto, sides):

@@ -16,6 +16,7 @@ class TestSeaweed(SharedTierContract):
         return remote_side.open()
 
 
+@pytest.mark.soak
 class TestMoto(SharedTierContract):
     answers_locally = True
 

@@ -10,12 +10,12 @@ from holdfast.byte_size import Size
 from holdfast.errors import ConfigError, HoldfastError, Outcome
 from holdfast.finding import Finding, problem
 from holdfast.limits import MIB
-from holdfast.tiers.base import Tier
 from holdfast.tiers.kind import RecordTierSection, TierContext, TierKind
 from holdfast.tiers.option_checks import DEADLINE_S_MAX, check_above_zero, check_at_least
 
 if TYPE_CHECKING:
     from holdfast.tiers.object.medium import ObjectMedium
+    from holdfast.tiers.segments.tier import SegmentTier
 
 SCHEMES = ("s3", "az", "gs")
 CONNECTIONS_MAX = 256
@@ -87,7 +87,7 @@ def check_object(options: ObjectOptions, at: str) -> None:
             )
 
 
-def open_object(options: ObjectOptions, context: TierContext) -> Tier:
+def open_object(options: ObjectOptions, context: TierContext) -> SegmentTier:
     """Open the tier; the store does not need to answer."""
     from holdfast.tiers.segments.tier import SegmentTier, SegmentTierLimits
     from holdfast.tiers.segments.writer import SegmentWriter
