@@ -12,7 +12,7 @@ from holdfast.blocks.key import Chain
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import check_without_key, pack, payload, verify
 from holdfast.errors import Outcome, RefusedError
-from holdfast.membership.members import Member
+from holdfast.membership.members import Member, MemberState
 from holdfast.membership.membership import MembershipOptions
 from holdfast.status import NodeStatus
 from holdfast.testing.payloads import header_of, namespace_of, payload_of
@@ -129,9 +129,16 @@ class Fleet:
         self.pool = PoolTier(self.source, lambda member: self.targets[member.id], options)
         self.announce(self.targets)
 
-    def announce(self, names) -> None:
+    def announce(self, names, draining=()) -> None:
         self.source.told(
-            [Member(id=name, address=f"tcp://10.0.0.{int(name[1:]) + 1}:7000") for name in names]
+            [
+                Member(
+                    id=name,
+                    address=f"tcp://10.0.0.{int(name[1:]) + 1}:7000",
+                    state=MemberState.DRAINING if name in draining else MemberState.SERVING,
+                )
+                for name in names
+            ]
         )
 
     def chain(self, seed: int, blocks: int) -> Chain:

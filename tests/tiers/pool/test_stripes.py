@@ -323,6 +323,39 @@ def test_a_joining_member_makes_nothing_misplaced_that_its_owners_hold(striped) 
     assert one.pool.misplaced(NAMESPACE, chain.keys) == set()
 
 
+def test_rebuilt_blocks_are_written_again_and_then_read_as_usual(striped) -> None:
+    one = striped(6)
+    chain = one.chain(32, 60)
+    one.write(chain)
+    lost = blocks_on(one.targets["t2"], chain)
+    one.targets["t2"].mood = "dead"
+    one.read(chain)
+    again = one.pool.misplaced(NAMESPACE, chain.keys)
+    assert again == set(lost)
+    puts = zip(one.puts(chain), chain.keys, strict=True)
+    assert set(one.pool.write([put for put, key in puts if key in again])) == {Outcome.OK}
+    rebuilt = one.pool.usage().rebuilt
+    assert set(one.read(chain)) == {Outcome.OK}
+    assert one.pool.usage().rebuilt == rebuilt
+
+
+def test_a_draining_member_is_read_and_its_blocks_move_to_the_others(striped) -> None:
+    one = striped(6)
+    chain = one.chain(31, 60)
+    one.write(chain)
+    drained = blocks_on(one.targets["t2"], chain)
+    one.announce(one.targets, draining=["t2"])
+    assert one.pool.held(NAMESPACE, chain.keys, 0) == 60
+    assert set(one.read(chain)) == {Outcome.OK}
+    assert one.pool.misplaced(NAMESPACE, chain.keys) == set(drained)
+    one.pool.write([put for put, key in zip(one.puts(chain), chain.keys, strict=True)
+                    if key in drained])  # fmt: skip
+    assert blocks_on(one.targets["t2"], chain) == drained, "nothing new is written there"
+    one.targets["t2"].mood = "dead"
+    assert one.pool.held(NAMESPACE, chain.keys, 0) == 60
+    assert set(one.read(chain)) == {Outcome.OK}
+
+
 def test_a_member_that_is_down_is_written_around(striped) -> None:
     one = striped(6)
     dead = one.targets["t2"]

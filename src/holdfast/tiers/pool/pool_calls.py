@@ -27,6 +27,7 @@ class PoolCalls(NamedTuple):
     `read`: from the members of a lane. `receive`: the leading run from one member; returns the
     indices left. Both set outcomes. `exist`: ask one member. `send`: write records to one member;
     returns the outcome of each that it answered for. `use`: tell one member that blocks are in use.
+    `lost`: note blocks that no member has, so that they are written again.
     """
 
     each: CallEach
@@ -35,3 +36,4 @@ class PoolCalls(NamedTuple):
     exist: Callable[[Member, SegmentBatch, Namespace, Sequence[bytes]], HeldFlags]
     send: Callable[[Member, SegmentBatch, Sequence[memoryview]], Sequence[Outcome]]
     use: Callable[[Member, SegmentBatch, Namespace, Sequence[bytes]], None]
+    lost: Callable[[Namespace, Sequence[bytes]], None]

@@ -167,11 +167,15 @@ class StripedReads:
                     holders[index].append(member)
 
         self._calls.each(asks, ask)
-        found: dict[tuple[Member, Namespace], list[int]] = {}
+        found: dict[Member, list[int]] = {}
         for index, members in holders.items():
-            found.setdefault((members[0], batch[index].namespace), []).append(index)
+            found.setdefault(members[0], []).append(index)
         self._calls.each(
-            [(member, SegmentBatch(b"", mine, until)) for (member, _), mine in found.items()],
+            [
+                (member, part)
+                for member, mine in found.items()
+                for part in _parts(batch, mine, until)
+            ],
             lambda one: self._calls.receive(one[0], one[1], batch, outcomes),
         )
 
@@ -275,6 +279,8 @@ class StripedReads:
         if all(key in others for key in _keys(table) if key != wanted.key) and rebuild(
             table, wanted.key, others, row.namespace, wanted.into
         ):
+            if outcomes[index] is not Outcome.LATE:
+                self._calls.lost(row.namespace, [wanted.key])
             outcomes[index] = Outcome.OK
             with self._lock:
                 self.rebuilt += 1

@@ -141,8 +141,9 @@ class PoolTier(AnsweringTier):
         self._listed = threading.Event()
         segment_blocks, deadline_s = self.options.segment_blocks, self.options.deadline_s
         calls = PoolCalls(
-            self._each, self._read, self._receive_found, self._exist, self._send, self._use
-        )
+            self._each, self._read, self._receive_found, self._exist, self._send, self._use,
+            self.misplaced_blocks.found,
+        )  # fmt: skip
         self._links = ChainLinks(segment_blocks)
         self._striped_lookup = StripedLookup(self.lookup, self._links, calls, segment_blocks)
         lateness = Lateness(self.health, self.hedged_reads.hedging)
@@ -460,9 +461,14 @@ class PoolTier(AnsweringTier):
     def _receive_found(
         self, member: Member, part: SegmentBatch, batch: Sequence[TierGet], outcomes: list[Outcome]
     ) -> list[int]:
-        """Receive records that a member has answered that it holds, and count their bytes."""
+        """Receive records that a member has answered that it holds, and count their bytes.
+
+        If the part names a segment, records of a member that owns none of its lanes are misplaced.
+        """
         left = self._receive(member, part, batch, outcomes)
         came = part.indices[: len(part.indices) - len(left)]
+        if part.segment and member not in self.lookup.owners(part.segment):
+            self._note_misplaced(batch, came)
         self._counts.add(read_bytes=sum(record_length(batch[index].into) for index in came))
         return left
 
