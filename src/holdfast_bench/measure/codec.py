@@ -73,7 +73,7 @@ DISK_GB_PER_S, DISK_GOAL = 1.0, 1.3
 
 WRITE_GOAL = 0.8
 """Least speed of writes of encoded records, as a share of the slower of encoding and raw writes: of
-four groups of a batch, nothing is written beside the first."""
+eight groups of a batch, nothing is written beside the first."""
 
 AUTO_GOAL = 0.97
 """Least speed of a fetch, as a share of that of raw records."""
