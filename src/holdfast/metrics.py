@@ -125,6 +125,16 @@ METRICS: Mapping[str, Metric] = {
     "tier_stored_bytes": Metric(("tier",), "Stored size of the same blocks."),
     "tier_reachable": Metric(("tier",), "1 if a shared tier can be reached."),
     "evictions_total": Metric(("tier",), "Copies that left a tier to make room there."),
+    "moves_total": Metric(
+        ("source", "target", "reason"),
+        "Copies made on a tier from another one: save, rewrite, promotion or demotion.",
+    ),
+    "moved_bytes_total": Metric(
+        ("source", "target", "reason"), "Stored bytes of these copies that the target got."
+    ),
+    "dropped_unmoved_total": Metric(
+        ("tier",), "Copies that a tier evicted before they were moved to the tier that takes them."
+    ),
     "failed_checks_total": Metric(
         ("tier", "outcome"),
         "Copies that failed a check when they were read: corrupt, or unreadable here.",
@@ -402,6 +412,12 @@ def _tier_samples(status: NodeStatus) -> Iterator[Sample]:
                 yield Sample("member_latency_seconds", named, member.latency_s)
     for tier, number in status.evictions.items():
         yield Sample("evictions_total", (tier,), number)
+    for move in status.moves:
+        named_move = (move.source, move.target, move.reason)
+        yield Sample("moves_total", named_move, move.blocks)
+        yield Sample("moved_bytes_total", named_move, move.nbytes)
+    for tier, number in status.dropped_unmoved.items():
+        yield Sample("dropped_unmoved_total", (tier,), number)
     for failed in status.failed_checks:
         yield Sample("failed_checks_total", (failed.tier, failed.outcome), failed.copies)
 

@@ -236,6 +236,19 @@ class FailedChecks(StatusFields, frozen=True):
     copies: int = 0
 
 
+class MoveStatus(StatusFields, frozen=True):
+    """Copies made from one tier on another since start, for one reason, and their bytes there.
+
+    `reason`: save, rewrite, promotion or demotion.
+    """
+
+    source: str
+    target: str
+    reason: str
+    blocks: int = 0
+    nbytes: int = 0
+
+
 class HistogramStatus(StatusFields, frozen=True):
     """Counts by bucket, one more than the buckets' upper bounds, and the sum of all values."""
 
@@ -508,7 +521,8 @@ class NodeStatus(StatusFields, frozen=True):
     Python program. `recovery_s`: None until the disk tiers are recovered. `tickets`: reservations
     of writers. `partial_blocks`: blocks of several writers that wait for a part.
     `abandoned_blocks`: those of which a part did not come. `audit_lost`: lines of the audit log
-    that could not be written.
+    that could not be written. `dropped_unmoved`: by tier, copies that it evicted before they were
+    moved to the tier that takes them.
     `target`: None for a store of a Python program. `durable`: None without a durable tier.
     """
 
@@ -524,6 +538,8 @@ class NodeStatus(StatusFields, frozen=True):
     admission: list[AdmissionStatus] = []
     domains: list[DomainStatus] = []
     evictions: dict[str, int] = {}
+    moves: list[MoveStatus] = []
+    dropped_unmoved: dict[str, int] = {}
     failed_checks: list[FailedChecks] = []
     activity: ActivityStatus = ActivityStatus()
     uptime_s: float = 0.0

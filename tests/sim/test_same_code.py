@@ -8,7 +8,7 @@ SHARED = {
     ("holdfast.plan.planner", "BestCut"): ("holdfast.assemble", "holdfast.cli.sim"),
     ("holdfast.plan.planner", "PlanQuestion"): ("holdfast.store.lookup", "holdfast.sim.run"),
     ("holdfast.plan.prestage", "begin_in_s"): ("holdfast.store.hints", "holdfast.sim.run"),
-    ("holdfast.policy.promotion", "promotion_targets"): (
+    ("holdfast.policy.movement", "promotion_targets"): (
         "holdfast.store.block_table",
         "holdfast.sim.memory",
     ),

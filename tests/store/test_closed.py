@@ -11,7 +11,7 @@ import pytest
 import holdfast
 from holdfast.errors import BlockError, Outcome, StoreClosedError
 from holdfast.store import store as module
-from holdfast.store import write_behind
+from holdfast.store import tier_writer
 from holdfast.store.call_threads import OwnThreadCalls
 from holdfast.store.store import Store
 from holdfast.testing.embedded import FINGERPRINT, blocks_for, serves, tokens_for
@@ -150,7 +150,7 @@ def test_a_close_ends_in_bounded_time_if_a_tier_does_not_answer(harness, monkeyp
 
 
 def test_a_close_writes_queued_blocks_for_a_bounded_time(harness, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(write_behind, "_STOP_S", 0.2)
+    monkeypatch.setattr(tier_writer, "_STOP_S", 0.2)
     tier = SlowTier()
     one = harness(64 * MIB, tier=tier)
     one.save(one.chain(1, 200))

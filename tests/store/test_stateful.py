@@ -25,9 +25,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from holdfast.blocks.envelope import HEADER_BYTES, SEAL_AES_GCM, read_header
 from holdfast.blocks.key import Chain
 from holdfast.blocks.namespace import Namespace
+from holdfast.codec.codec import CodecMode
 from holdfast.codec.pack import payload
 from holdfast.errors import Outcome
 from holdfast.keys.keyring import KeyRing
+from holdfast.policy.movement import Intake
 from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
@@ -68,7 +70,7 @@ class Leased(NamedTuple):
 class StoreMachine(RuleBasedStateMachine):
     """Random saves, fetches, faults and restarts; subclasses open the store."""
 
-    codec: ClassVar = "off"
+    codec: ClassVar[CodecMode] = "off"
     """Encodes the records of the tier below."""
 
     def open(self) -> Store:
@@ -410,6 +412,62 @@ class SealedAndEncoded(SealedOverRottingMemory):
     codec = "planes"
 
 
+class SealedOverTwoTiers(SealedOverRottingMemory):
+    """Two tiers that rot: what the near one evicts moves to the far one, and comes up on a use."""
+
+    codec = "planes"
+
+    def __init__(self) -> None:
+        self.far_records: dict = {}
+        super().__init__()
+
+    def over_records(self, ring: KeyRing | None) -> Store:
+        self.tier = HeldTier(100 * KIB, self.records)
+        self.far = MemoryTier(300 * KIB, self.far_records, name="far")
+        rules = {
+            1: TierRules(intake=Intake(fetched="always")),  # so its records are raw
+            2: TierRules(codec=self.codec, intake=Intake(saves=False, evicted="always")),
+        }
+        options = StoreOptions(ring=ring, drops_file=self.folder / "drops.json", rules=rules)
+        return Store(128 * KIB, [self.tier, self.far], SECRET, options)
+
+    @rule(domain=_domains, number=_chains, stop=_counts)
+    def demote(self, domain: int, number: int, stop: int) -> None:
+        """Move what the near tier has of a context to the far one, as if it were a candidate."""
+        namespace, keys = self._prefix(domain, number, stop)
+        table = self.store.table
+        with table.lock:
+            for row in table.index.find_all(namespace, keys):
+                if row >= 0 and table.is_on(row, 1):
+                    table.movement.demote(row, 1)
+        self.store.mover.wake()
+
+    @rule(domain=_domains, number=_chains)
+    def drop_beside_moves(self, domain: int, number: int) -> None:
+        """Drop everything while moves read from the near tier."""
+        self.tier.hold()
+        self.demote(domain, number, CHAIN_BLOCKS)
+        self.tier.waiting.wait(0.01)
+        self._drop()
+        self.tier.let_go()
+
+    @rule(seed=st.integers(0, 1 << 32))
+    def harm_far(self, seed: int) -> None:
+        """Damage a record of the far tier."""
+        with self.far._lock:
+            near, self.records = self.records, self.far_records
+            try:
+                self._damage(random.Random(seed))
+            finally:
+                self.records = near
+
+    @invariant()
+    def nothing_on_the_far_tier_is_plain(self) -> None:
+        for record in list(self.far_records.values())[:2]:
+            header = read_header(record)[0] if len(record) >= HEADER_BYTES else None
+            assert header is None or header.seal == SEAL_AES_GCM
+
+
 TestHostOnly = HostOnly.TestCase
 TestHostOnly.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestOverRottingMemory = OverRottingMemory.TestCase
@@ -420,3 +478,5 @@ TestEncoded = EncodedOverRottingMemory.TestCase
 TestEncoded.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestSealedAndEncoded = SealedAndEncoded.TestCase
 TestSealedAndEncoded.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+TestSealedOverTwoTiers = SealedOverTwoTiers.TestCase
+TestSealedOverTwoTiers.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)

@@ -71,7 +71,6 @@ def open_store(config: Config, calls: DirectCalls | None = None) -> Store:
             gates=Path(config.gates_folder) if config.gates_folder else None,
             durable=config.durable,
             serves_peers=bool(config.target_addresses),
-            writes_behind=config.write == "behind",
             lease_s=config.lease_s,
             lock_bytes=config.lock_bytes,
             segment_blocks=config.segment_blocks,

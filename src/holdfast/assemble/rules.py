@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from holdfast.blocks.namespace import domain_id
@@ -18,9 +19,10 @@ from holdfast.policy.admit import (
     WriteBudget,
 )
 from holdfast.policy.guard import ThrashGuard
+from holdfast.policy.movement import Intake
 from holdfast.policy.reuse_interval import ReuseInterval
 from holdfast.store.options import TierRules
-from holdfast.tiers.kind import RecordTierSection
+from holdfast.tiers.kind import LowerTierSection, RecordTierSection, TierSection
 
 _REMEMBERED_KEYS_MIN = 1 << 16
 _REMEMBERED_KEYS_MAX = 1 << 20
@@ -37,13 +39,29 @@ def tier_rules(config: Config, keys: Mapping[str, bytes]) -> dict[int, TierRules
     below = [tier for tier in config.tiers if not isinstance(tier, HostOptions)]
     rules = {}
     for number, options in enumerate(below, start=1):
-        codec = options.codec if isinstance(options, RecordTierSection) else "off"
+        chosen = TierRules(
+            intake=intake(options, config.write),
+            codec=options.codec if isinstance(options, RecordTierSection) else "off",
+        )
+        if (limit := getattr(options, "move_limit", None)) is not None:
+            chosen = replace(chosen, move_bytes_per_s=limit)
         if isinstance(options, CxlOptions | DiskOptions):
             own = budgets if isinstance(options, DiskOptions) else {}
-            rules[number] = TierRules(partial(admission, options, own), own, codec)
-        else:
-            rules[number] = TierRules(codec=codec)
+            make_rule = partial(admission, options, own)
+            chosen = replace(chosen, make_rule=make_rule, budgets=own)
+        rules[number] = chosen
     return rules
+
+
+def intake(options: TierSection, node_write: str) -> Intake:
+    """Return what a tier takes, by its options, beside computed blocks.
+
+    `node_write`: the node's option `write`, for tiers that have none of their own.
+    """
+    if not isinstance(options, LowerTierSection):
+        return Intake(saves=node_write == "behind")
+    saves = (options.write or node_write) == "behind"
+    return Intake(saves, options.admit_evicted, options.admit_fetched)
 
 
 def quotas(config: Config) -> dict[str, dict[int, Quota]] | None:

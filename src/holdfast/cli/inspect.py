@@ -19,7 +19,7 @@ from holdfast.cli.options import (
     read_fingerprint,
     show,
 )
-from holdfast.cli.stats import codec_line, quantise_line, summary
+from holdfast.cli.stats import codec_line, move_lines, quantise_line, summary
 from holdfast.config import Size
 from holdfast.errors import ConfigError, NotFollowed
 from holdfast.keys.audit import check
@@ -219,6 +219,7 @@ def _status_lines(status: NodeStatus) -> list[str]:
         if shared.trouble
     ]
     lines += [f"  codec   {codec_line(codec)}" for codec in status.codecs if codec.used]
+    lines += [f"  moves   {line}" for line in move_lines(status)]
     for rule in status.admission:
         figures = [f"{name} {_figure(name, value)}" for name, value in rule.figures.items()]
         lines.append(f"  admit   {rule.tier}: {', '.join(figures)}")

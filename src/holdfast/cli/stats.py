@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
         status = ask_status(ask)
     names = (
         *("version", "host", "role", "addresses", "uptime_s", "activity", "evictions"),
-        *("failed_checks", "codecs", "quantise", "target", "credentials"),
+        *("moves", "dropped_unmoved", "failed_checks"),
+        *("codecs", "quantise", "target", "credentials"),
     )
     data = msgspec.to_builtins(status)
     kept = {name: data[name] for name in names}
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     lines += [f"codec: {codec_line(codec)}" for codec in status.codecs if codec.used]
     if status.quantise.domains:
         lines.append(f"int8: {quantise_line(status.quantise)}")
+    lines += move_lines(status)
     show("\n".join(lines), {"node": address, **kept}, args.json)
     return OK
 
@@ -87,6 +89,21 @@ def summary(status: NodeStatus) -> list[str]:
         if state.trouble or state.soon
     ]
     return [f"since start, {ago} ago: {lines[0]}", *lines[1:]]
+
+
+def move_lines(status: NodeStatus) -> list[str]:
+    """Return the moves between tiers below memory, and those that came too late, in lines."""
+    lines = [
+        f"moved: {many(move.blocks, 'block')} from {move.source} to {move.target} "
+        f"({move.reason}, {Size(move.nbytes)})"
+        for move in status.moves
+        if move.reason != "save" and move.blocks
+    ]
+    lines += [
+        f"{tier} evicted {many(number, 'block')} before they were moved"
+        for tier, number in status.dropped_unmoved.items()
+    ]
+    return lines
 
 
 def codec_line(codec: CodecStatus) -> str:

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class Priority(float, enum.Enum):
-    """Whether a request waits for the read (demand) or may need it later (prefetch).
+    """Whether a request waits for the read (demand), may need it later, or a tier moves a block.
 
     The value is the weight relative to other reads of the same domain. Prefetches get no credit. A
     float enum, because the hash of a float is fast.
@@ -50,6 +50,7 @@ class Priority(float, enum.Enum):
 
     DEMAND = 1.0
     PREFETCH = 1 / 16
+    MOVE = 1 / 256
 
 
 class WorkItem(NamedTuple):

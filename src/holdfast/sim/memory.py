@@ -17,7 +17,7 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.index.residency import NOT_HERE, Residency
 from holdfast.policy.admit import USES_MAX, Admission, AdmissionCandidate
 from holdfast.policy.base import EvictionPolicy
-from holdfast.policy.promotion import promotion_targets
+from holdfast.policy.movement import Intake, promotion_targets
 from holdfast.sim.link import Writer
 
 _MARKS = [bytes([tier]) for tier in range(256)]
@@ -396,8 +396,9 @@ def _promoted_from(entries: Sequence[SimulatedEntry]) -> list[frozenset[int]]:
     for number, entry in enumerate(entries[: host + 1]):
         if entry in (SimulatedEntry.ENGINE, SimulatedEntry.HOST):
             promoted[number].update(tiers[number + 1 :])
+    intakes = {number: Intake(fetched="never") for number in lower}
     for source in lower:
-        for target in promotion_targets(source, lower, volatile):
+        for target in promotion_targets(source, intakes, volatile):
             promoted[target].add(source)
     return [frozenset(sources) for sources in promoted]
 

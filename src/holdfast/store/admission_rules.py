@@ -25,7 +25,7 @@ class AdmissionRules:
     """The admission rule and the domains' write budgets of each tier below the host.
 
     `budgets` holds, for each tier, write budgets by domain id; they also limit writes that no rule
-    is asked about. Tiers are numbered from 1.
+    is asked about. Tiers are numbered from 1. `counts_uses`: count uses, though no rule asks.
     """
 
     def __init__(
@@ -34,11 +34,15 @@ class AdmissionRules:
         clock: Clock,
         rules: Sequence[Admission],
         budgets: Sequence[Mapping[bytes, Admission]],
+        *,
+        counts_uses: bool = False,
     ) -> None:
         self.of = rules
         self._budgets = budgets
         self.choosy = not all(isinstance(rule, AlwaysAdmit) for rule in rules)
         """Whether some tier has a rule that does not admit everything."""
+        self.counts_uses = counts_uses or self.choosy
+        """Whether uses are counted."""
         self._index = index
         self._clock = clock
         self._uses = bytearray()
@@ -63,6 +67,20 @@ class AdmissionRules:
                 rule.used(block, now_s, at_hand=NOT_HERE < found < tier)
             if uses[row] == SECOND:
                 yield row
+
+    def count(self, rows: Sequence[int]) -> None:
+        """Count a use of each row, if uses are counted and no rule is told of them."""
+        if self.choosy or not self.counts_uses:
+            return
+        uses = self._uses
+        uses.extend(bytes(max(len(self._index.keys) - len(uses), 0)))
+        for row in rows:
+            if uses[row] < USES_MAX:
+                uses[row] += 1
+
+    def uses(self, row: int) -> int:
+        """Return how often a block was used since it was saved or promoted, up to `USES_MAX`."""
+        return self._uses[row] if row < len(self._uses) else 0
 
     def admits(self, row: int, tier: int) -> bool:
         """Return whether a tier admits a block; True counts as a write."""
@@ -101,7 +119,7 @@ class AdmissionRules:
 
     def _candidate(self, row: int, tier: int) -> AdmissionCandidate:
         index, namespace = self._index, self._index.namespace(row)
-        uses = self._uses[row] if row < len(self._uses) else 0
+        uses = self.uses(row)
         group = (index.namespace_number(row), uses)
         nbytes = self.expected_bytes(tier, namespace)
         return AdmissionCandidate(index.name(row), group, nbytes, namespace.domain, uses)

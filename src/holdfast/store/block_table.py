@@ -20,11 +20,13 @@ from holdfast.clock import Clock
 from holdfast.errors import Outcome, RefusedError
 from holdfast.index.residency import NOT_HERE, Residency
 from holdfast.policy.base import EvictionPolicy
-from holdfast.policy.promotion import promotion_targets
+from holdfast.policy.movement import Intake
 from holdfast.store.admission_rules import AdmissionRules
 from holdfast.store.copies import CopyTable
 from holdfast.store.drops import Drops
 from holdfast.store.leases import Generation, LeaseTable
+from holdfast.store.move_queues import MoveQueues
+from holdfast.store.movement import Movement
 from holdfast.store.recalls import Recalls
 from holdfast.store.remote_lookups import (
     FAILED_MAX,
@@ -36,7 +38,6 @@ from holdfast.store.remote_lookups import (
 from holdfast.store.sealing import UNKNOWN_EPOCH, CopyEpochs, Sealing
 from holdfast.store.tier_codec import TierCodec
 from holdfast.store.usage import DomainUsage
-from holdfast.store.write_queues import WriteQueues
 from holdfast.tiers.base import NOWHERE, DroppedBlock, LocalTier, Place, SharedTier, Tier, Volatile
 from holdfast.tiers.host import NAMELESS, NOBODY, HostTier
 from holdfast.tiers.unverified_records import UnverifiedRecords
@@ -96,8 +97,8 @@ class BlockTable:
 
     `hosts`: the host tier of each domain, by domain id. `foreign`: that of all domains whose keys
     are unknown here; None if the store takes no records from other nodes. `lower`: fastest first.
-    `codecs`: those of `lower`, in its order. `public`: the public domain, whose blocks are not
-    evicted from memory; empty if there is none.
+    `codecs`: those of `lower`, in its order. `intakes`: what each of them takes, by number.
+    `public`: the public domain, whose blocks are not evicted from memory; empty if there is none.
     """
 
     index: Residency
@@ -105,6 +106,7 @@ class BlockTable:
     foreign: HostTier | None
     lower: Sequence[Tier]
     codecs: Sequence[TierCodec]
+    intakes: Mapping[int, Intake]
     eviction: EvictionPolicy
     rules: AdmissionRules
     usage: DomainUsage
@@ -119,10 +121,6 @@ class BlockTable:
         self.is_on = self.copies.is_on
         below = list(enumerate(self.lower, start=1))
         self._volatile = {HOST, *(n for n, tier in below if isinstance(tier, Volatile))}
-        self._promotion_targets = [
-            promotion_targets(source, range(1, len(self.lower) + 1), self._volatile)
-            for source in range(len(self.lower) + 1)
-        ]
         self.shared = {n: tier for n, tier in below if isinstance(tier, SharedTier)}
         """By number, fastest first."""
         self._local = {n: tier for n, tier in below if isinstance(tier, LocalTier)}
@@ -135,7 +133,9 @@ class BlockTable:
         self.leases = LeaseTable(self.pin, self.unpin)
         self._pending_free: dict[int, list[Place]] = {}
         """By row, the slots that are freed when its last reader ends."""
-        self.queues = WriteQueues(self.copies, self.rules)
+        on_save = [number for number, intake in self.intakes.items() if intake.saves]
+        self.queues = MoveQueues(self.copies, self.rules, on_save)
+        self.movement = Movement(self.copies, self.rules, self.queues, self.intakes, self._volatile)
         self.remote_lookups = RemoteLookups()
         self.inflight_lookups = InflightLookups()
         self._element_bytes: dict[Namespace, int] = {}
@@ -314,6 +314,7 @@ class BlockTable:
     def enter_new(self, rows: list[int]) -> None:
         """Add newly saved rows to the eviction policy and admission rules, in chain order."""
         self.enter_host(rows)
+        self.rules.count(rows)
         self._note_uses(rows, [NOT_HERE] * len(rows))
 
     def write_public(self, rows: Sequence[int]) -> None:
@@ -323,9 +324,15 @@ class BlockTable:
         """
         self.queues.write_through(rows, self._volatile)
 
+    def write_durable(self, rows: Sequence[int]) -> None:
+        """Queue durable blocks for every lower tier, and let tiers take them that others evict."""
+        self.movement.durable.update(rows)
+        self.queues.write_through(rows)
+
     def touch(self, rows: Sequence[int]) -> None:
         """Record one use of the leading rows of a chain, in chain order."""
         self.eviction.touch(rows, self.clock.now())
+        self.rules.count(rows)
         if self.rules.choosy:
             self._note_uses(rows, [self.index.fastest(row) for row in rows])
 
@@ -381,6 +388,7 @@ class BlockTable:
         if row >= 0 and self.copies.place(row, tier) == dropped.place:
             namespace = dropped.namespace
             self.rules.gave_up(row, tier)
+            self.movement.evicted(row, tier)
             self.copies.remove(row, tier)
             self._subtract_copy(row, tier, namespace)
             self.evictions[tier] += 1
@@ -407,6 +415,13 @@ class BlockTable:
         below = range(1, self.copies.tiers) if tier == HOST else ()
         for number in (*below, tier):
             self.remove_copy(row, number)
+
+    def read_failed(self, row: int, tier: int, outcome: Outcome) -> None:
+        """Quarantine a copy whose read failed, unless its local tier only was not asked in time."""
+        namespace, key = self.index.namespace(row), self.index.keys[row] or b""
+        if outcome is not Outcome.LATE or tier in self.shared:
+            self.quarantine(row, tier, outcome)
+            self.note_failed(tier, namespace, key, outcome)
 
     def note_failed(self, tier: int, namespace: Namespace, key: bytes, outcome: Outcome) -> None:
         """Record a failed copy; its shared tier is not asked for the block for `FAILED_S`."""
@@ -456,13 +471,6 @@ class BlockTable:
             if self.index.namespace(row) == namespace
         )
 
-    def promoted_to_host(self, row: int, tier: int) -> bool:
-        """Offer a block promoted from `tier` to lower tiers; return whether a write is queued."""
-        missing = [
-            number for number in self._promotion_targets[tier] if not self.is_on(row, number)
-        ]
-        return bool(missing) and self.queues.enqueue(row, missing)
-
     def give_back(self, namespace: Namespace, places: Sequence[Place]) -> None:
         """Free slots of a namespace in the host tier, published or not."""
         self.host(namespace).free(places)
@@ -511,7 +519,7 @@ class BlockTable:
             state = self.state(row)
             if state.is_saved and HOST in state.tiers:
                 # Eviction does not offer a block saved on one tier to the other tiers.
-                self.queues.enqueue(row)
+                self.queues.save(row)
 
     def _left_memory(self, row: int) -> None:
         self.eviction.remove(row)
@@ -532,7 +540,7 @@ class BlockTable:
             self.index.drop(row)
             self.rules.forget(row)
             self.eviction.forget(row)
-            self.queues.left_memory(row)  # another block may reuse the row
+            self.movement.forget(row)  # another block may reuse the row
             self.remote_lookups.forget(row)
         elif tier in self.shared:  # shared tiers do not announce evictions
             self.remote_lookups.note(row)

@@ -16,6 +16,7 @@ from holdfast.fairness.shares import UNBOUNDED
 from holdfast.index.residency import Residency
 from holdfast.keys.keyring import KeyRing
 from holdfast.policy.base import Weighing
+from holdfast.policy.movement import counts_uses
 from holdfast.policy.per_domain import PerDomainEviction
 from holdfast.store.activity import Activity
 from holdfast.store.admission_rules import AdmissionRules
@@ -106,9 +107,11 @@ class StoreParts:
         )
         self.plan_log = PlanLog(self.clock, self.activity)
         self.quantise = Quantise({name: domains[name] for name in options.quantise}, options.gates)
-        self.table = self._block_table(lower, usage)
+        rules = [options.rules.get(n, TierRules()) for n in range(1, 1 + len(lower))]
+        self.table = self._block_table(lower, usage, rules)
         self.durable_blocks = WaitingBlocks(self.table, self.durable_tier)
-        self.mover = BlockMover(self.table, self.estimates, readers)
+        limits = [each.move_bytes_per_s for each in rules]
+        self.mover = BlockMover(self.table, self.estimates, readers, limits)
         self.recovery = Recovery(self.table)
         self.drops_file = DropsFile(options.drops_file)
         self.pending_hints = PendingHints()
@@ -121,7 +124,9 @@ class StoreParts:
         self._resting: list[tuple[float, Reservation]] = []
         self.partial_blocks = PartialBlocks(self.rest)
 
-    def _block_table(self, lower: Sequence[Tier], usage: DomainUsage) -> BlockTable:
+    def _block_table(
+        self, lower: Sequence[Tier], usage: DomainUsage, by_tier: Sequence[TierRules]
+    ) -> BlockTable:
         options, index = self.options, Residency(1 + len(lower))
         hosts = {domain: HostTier(self.budget) for domain in self.domain_ids.values()}
         foreign = None
@@ -135,7 +140,7 @@ class StoreParts:
             )
         if isinstance(eviction, Weighing):
             eviction.weigh_by(self._values)
-        by_tier = [options.rules.get(number, TierRules()) for number in range(1, 1 + len(lower))]
+        intakes = {number: each.intake for number, each in enumerate(by_tier, start=1)}
         rules = AdmissionRules(
             index,
             self.clock,
@@ -144,6 +149,7 @@ class StoreParts:
                 for number, each in enumerate(by_tier, start=1)
             ],
             [each.budgets for each in by_tier],
+            counts_uses=counts_uses(intakes),
         )
         slots = DecodeSlots()
         public = self.domain(options.public_domain)[1] if options.public_domain else b""
@@ -158,6 +164,7 @@ class StoreParts:
                 )
                 for tier, each in zip(lower, by_tier, strict=True)
             ],
+            intakes=intakes,
             eviction=eviction,
             rules=rules,
             usage=usage,

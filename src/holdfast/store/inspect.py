@@ -15,9 +15,10 @@ from holdfast.status import (
     DomainStatus,
     FailedChecks,
     FaultStatus,
+    MoveStatus,
     NodeStatus,
 )
-from holdfast.store.block_table import HOST, ROWS_AT_ONCE
+from holdfast.store.block_table import HOST, ROWS_AT_ONCE, BlockTable
 from holdfast.store.core import StoreParts
 from holdfast.store.drops import EVERYTHING
 from holdfast.store.usage import DomainUsage
@@ -70,6 +71,10 @@ def status(store: StoreParts) -> NodeStatus:
             ],
             domains=domains,
             evictions={table.tier_name(tier): n for tier, n in table.evictions.items()},
+            moves=_moves(table),
+            dropped_unmoved={
+                table.tier_name(tier): n for tier, n in table.movement.dropped_unmoved.items()
+            },
             failed_checks=[
                 FailedChecks(table.tier_name(tier), str(outcome), n)
                 for (tier, outcome), n in table.failed_checks.items()
@@ -99,6 +104,16 @@ def status(store: StoreParts) -> NodeStatus:
                 for fault in table.faults
             ],
         )
+
+
+def _moves(table: BlockTable) -> list[MoveStatus]:
+    """Return the copies made so far, by source, target and reason."""
+    movement, name = table.movement, table.tier_name
+    return [
+        MoveStatus(name(source), name(target), reason.value, blocks, movement.moved_bytes[move])
+        for move, blocks in movement.moved.items()
+        for source, target, reason in [move]
+    ]
 
 
 def _locked(store: StoreParts, domain: bytes) -> dict[str, int]:

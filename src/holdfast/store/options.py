@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from holdfast.plan.planner import BestCut, Planner
 from holdfast.policy.admit import Admission, AlwaysAdmit
 from holdfast.policy.base import EvictionPolicy
 from holdfast.policy.cost_aware import CostAware
+from holdfast.policy.movement import Intake
 from holdfast.store.call_threads import DirectCalls
 from holdfast.wire.remote.credentials import Credentials
 
@@ -30,11 +32,15 @@ class TierRules:
 
     `make_rule` makes the tier's admission rule. `budgets` holds, by domain id, the write budget
     that also limits writes which no rule is asked about. `codec`: whether its records are encoded.
+    `intake`: what it takes beside computed blocks. `move_bytes_per_s`: maximum bytes a second that
+    are moved to it of blocks that need not be in memory, such as those that other tiers evict.
     """
 
     make_rule: Callable[[SavedSeconds], Admission] = lambda _: AlwaysAdmit()
     budgets: Mapping[bytes, Admission] = field(default_factory=dict)
     codec: CodecMode = "off"
+    intake: Intake = field(default_factory=Intake)
+    move_bytes_per_s: float = math.inf
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Promotion: read blocks from lower tiers into host slots, and own the write-behind threads.
+"""Promotion: read blocks from lower tiers into host slots, and own the writer threads.
 
 Decide under the lock, move bytes without it, publish under it again. A promoted block is verified
-in its host slot before it is published (`store/record_reader.py`). `store/write_behind.py` writes
+in its host slot before it is published (`store/record_reader.py`). `store/tier_writer.py` moves
 blocks to lower tiers.
 """
 
@@ -24,9 +24,10 @@ from holdfast.limits import MIB
 from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.estimates import Estimates
 from holdfast.store.evict import reserve_slots
+from holdfast.store.move_source import MoveSource
 from holdfast.store.record_reader import ReadRecord, RecordForm, RecordReader, WantedRecord
 from holdfast.store.rewrite import rewrite_misplaced
-from holdfast.store.write_behind import WriteBehind
+from holdfast.store.tier_writer import TierWriter
 from holdfast.tiers.base import Place, SharedTier, TierGet
 
 BATCH_BYTES = 8 * MIB
@@ -85,23 +86,31 @@ class BlockMover:
     """Moves blocks between the tiers of one store; owns the threads that do it.
 
     `readers`: the threads that read from each lower tier, shared fairly between domains by bytes.
+    `move_bytes_per_s`: for each lower tier, the limit of moves to it from other lower tiers.
     """
 
     def __init__(
-        self, table: BlockTable, estimates: Estimates, readers: Sequence[FairThreads]
+        self,
+        table: BlockTable,
+        estimates: Estimates,
+        readers: Sequence[FairThreads],
+        move_bytes_per_s: Sequence[float],
     ) -> None:
         self._table = table
         self._estimates = estimates
         self._readers = readers
-        self._writers = [WriteBehind(table, number + 1) for number in range(len(table.lower))]
+        self._writers = [
+            TierWriter(table, number, MoveSource(table, readers), self.wake, limit)
+            for number, limit in enumerate(move_bytes_per_s, start=1)
+        ]
         self._reader = RecordReader(table)
         self._prefetches: dict[int, ReadBatch] = {}
         """Prefetches that no fetch waits for yet, by row; under the store's lock."""
 
     def start(self) -> None:
-        """Start the write-behind threads."""
-        for write_behind in self._writers:
-            write_behind.start()
+        """Start the writer threads."""
+        for writer in self._writers:
+            writer.start()
 
     def reserve(self, namespace: Namespace, rows: Sequence[int]) -> list[Promotion]:
         """Reserve host slots for pinned rows that are not in memory; call under the lock.
@@ -205,21 +214,21 @@ class BlockMover:
 
     def batches(self) -> tuple[list[int], list[int]]:
         """Return, by lower tier, how many write batches have begun, and how many have ended."""
-        ended = [write_behind.batches_ended for write_behind in self._writers]
-        return [write_behind.batches_begun for write_behind in self._writers], ended
+        ended = [writer.batches_ended for writer in self._writers]
+        return [writer.batches_begun for writer in self._writers], ended
 
     def wake(self) -> None:
-        """Wake the write-behind threads."""
-        for write_behind in self._writers:
-            write_behind.wake()
+        """Wake the writer threads."""
+        for writer in self._writers:
+            writer.wake()
 
     def close(self, write_s: float) -> None:
         """Write queued blocks for at most `write_s`, then stop the threads."""
         until = time.monotonic() + write_s
-        for write_behind in self._writers:
-            write_behind.end_by(until)
-        for write_behind in self._writers:
-            write_behind.close()
+        for writer in self._writers:
+            writer.end_by(until)
+        for writer in self._writers:
+            writer.close()
         for readers in self._readers:
             readers.shutdown()
 
@@ -281,6 +290,7 @@ class BlockMover:
         table, promoted = self._table, False
         with table.lock:
             landed, away = dict[int, Place](), table.sealing.is_away(namespace.domain)
+            sources = dict[int, int]()
             erase_generation = table.erase_generation(namespace.domain)
             for promotion, record in zip(read_batch, records, strict=True):
                 outcome = record.outcome
@@ -293,17 +303,16 @@ class BlockMover:
                         table.encoded.add(promotion.row)
                     if record.stored_bytes != promotion.stored_bytes and there == promotion.source:
                         table.note_size(promotion.row, promotion.tier, record.stored_bytes)
-                    promoted |= table.promoted_to_host(promotion.row, promotion.tier)
+                    sources[promotion.row] = promotion.tier
                 else:
                     table.give_back(namespace, [promotion.slot])
-                    late = outcome is Outcome.LATE and promotion.tier not in table.shared
-                    failed = outcome is not Outcome.OK and not late
-                    if failed and there == promotion.source and not away:
-                        table.quarantine(promotion.row, promotion.tier, outcome)
-                        table.note_failed(promotion.tier, namespace, promotion.key, outcome)
+                    if outcome is not Outcome.OK and there == promotion.source and not away:
+                        table.read_failed(promotion.row, promotion.tier, outcome)
             try:
                 table.publish_here(namespace, landed)
                 table.enter_host(list(landed))
+                for row, tier in sources.items():
+                    promoted |= table.movement.promoted(row, tier)
             finally:
                 self._end_reads(read_batch)
         return promoted

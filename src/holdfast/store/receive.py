@@ -155,7 +155,7 @@ def publish_received(
                 table.write_public(list(here))
             elif store.options.writes_behind:
                 for row in here:
-                    table.queues.enqueue(row)
+                    table.queues.save(row)
     if entered and table.lower:
         store.mover.wake()
     if_all_ok = Outcome.OK if receive_slots else Outcome.FULL

@@ -39,11 +39,11 @@ def rewrite_lost(table: BlockTable) -> bool:
 
 
 def defer_queued(table: BlockTable, number: int) -> None:
-    """Defer the queued blocks of a tier that takes no writes now, as far as they are in memory."""
+    """Defer the queued blocks of a tier that takes no writes now, as far as they are held."""
     with table.lock:
-        for row in table.queues.clear(number):
-            if table.is_on(row, HOST):
-                table.queues.defer(row, number)
+        for move in table.queues.clear(number):
+            if table.index.fastest(move.row) >= 0:
+                table.queues.defer(move)
 
 
 def resume(table: BlockTable) -> bool:

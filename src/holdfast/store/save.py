@@ -207,11 +207,11 @@ def _queue_for_lower_tiers(
         table.queues.keep_in_memory_only(entered)
         table.eviction.expect(entered, NEVER)
     elif retention is Retention.DURABLE:
-        table.queues.write_through([*in_memory, *entered])
+        table.write_durable([*held, *entered])
     else:
         admitted = [*table.queues.admit_ephemeral(in_memory), *entered]
         for row in admitted if store.options.writes_behind else []:
-            table.queues.enqueue(row)
+            table.queues.save(row)
 
 
 def _pack(store: StoreParts, record: memoryview, namespace: Namespace, header: Header) -> None:

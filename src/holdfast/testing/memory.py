@@ -12,6 +12,7 @@ from holdfast.blocks.namespace import Namespace, namespace_of
 from holdfast.errors import Outcome
 from holdfast.tiers.base import (
     NOWHERE,
+    Candidate,
     DroppedBlock,
     Place,
     ReservedPlaces,
@@ -72,6 +73,19 @@ class MemoryTier:
                 self._sizes[place] = size
                 places.append(place)
             return ReservedPlaces(places, dropped)
+
+    def candidates(self, nbytes: int) -> list[Candidate]:
+        """Return the oldest records, which are dropped first."""
+        with self._lock:
+            free, found = self._capacity_bytes - sum(self._sizes.values()), list[Candidate]()
+            for place, record in self._records.items():
+                if free >= nbytes:
+                    break
+                free += self._sizes[place]
+                header = header_of_record(record)
+                if header is not None:
+                    found.append(Candidate(header.key, place, namespace_of(header)))
+            return found
 
     def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
         with self._lock:

@@ -37,7 +37,15 @@ from holdfast.testing.payloads import (
     record_of,
     shortened,
 )
-from holdfast.tiers.base import NOWHERE, LocalTier, Place, ReservedPlaces, TierGet, TierPut
+from holdfast.tiers.base import (
+    NOWHERE,
+    LocalTier,
+    NamesCandidates,
+    Place,
+    ReservedPlaces,
+    TierGet,
+    TierPut,
+)
 from holdfast.tiers.reported import tier_status
 
 SIZES = (4_000, 65_000, 300_000)
@@ -234,6 +242,52 @@ class TierContract:
         for place, (blocks, each) in held.items():
             assert blocks.load(tier, [each], [place]) == [Outcome.OK]
 
+    # Candidates, if the tier names them.
+
+    def test_a_tier_with_room_names_no_candidates(self, tier: LocalTier) -> None:
+        blocks = self.blocks(65_000)
+        blocks.save(tier, range(8))
+        assert _naming(tier).candidates(len(blocks.record(0))) == []
+
+    def test_what_is_dropped_was_named_before(self, tier: LocalTier) -> None:
+        blocks, naming, dropped = self.blocks(300_000), _naming(tier), 0
+        for number in range(3 * self.capacity_bytes // 300_000):
+            size = len(blocks.record(number))
+            named = naming.candidates(size)
+            assert len({*named}) == len(named)
+            found = blocks.reserve(tier, number)
+            assert {*found.dropped} <= {*named}
+            dropped += len(found.dropped)
+            if found.places == [NOWHERE]:
+                break
+            assert tier.write([TierPut(found.places[0], blocks.record(number))]) == [Outcome.OK]
+        assert dropped
+
+    def test_candidates_stay_and_can_be_read(self, tier: LocalTier) -> None:
+        blocks, naming, held = self.blocks(300_000), _naming(tier), dict[bytes, int]()
+        for number in range(2 * self.capacity_bytes // 300_000):
+            found = blocks.reserve(tier, number)
+            assert tier.write([TierPut(found.places[0], blocks.record(number))]) == [Outcome.OK]
+            held[blocks.key(number)] = number
+        before = tier.usage().records
+        named = naming.candidates(self.capacity_bytes)
+        assert named == naming.candidates(self.capacity_bytes)
+        assert named
+        assert tier.usage().records == before
+        for key, place, namespace in named:
+            assert namespace == blocks.namespace
+            assert blocks.load(tier, [held[key]], [place]) == [Outcome.OK]
+
+    def test_a_freed_record_is_no_candidate(self, tier: LocalTier) -> None:
+        blocks, naming = self.blocks(300_000), _naming(tier)
+        for number in range(2 * self.capacity_bytes // 300_000):
+            found = blocks.reserve(tier, number)
+            assert tier.write([TierPut(found.places[0], blocks.record(number))]) == [Outcome.OK]
+        everything = naming.candidates(2 * self.capacity_bytes)
+        assert 0 < len(everything) <= tier.usage().records
+        tier.free([everything[0].place])
+        assert everything[0] not in naming.candidates(2 * self.capacity_bytes)
+
     def test_the_same_key_in_two_namespaces_is_two_records(self, tier: LocalTier) -> None:
         mine, theirs = self.blocks(65_000), self.blocks(65_000, seed=1)
         here, there = mine.save(tier, range(4)), theirs.save(tier, range(4))
@@ -377,6 +431,13 @@ class TierContract:
                 assert taken is None or place != taken.place
                 if place != NOWHERE:
                     second.write([TierPut(place, blocks.record(number))])
+
+
+def _naming(tier: LocalTier) -> NamesCandidates:
+    """Return the tier if it names candidates, else skip the test."""
+    if not isinstance(tier, NamesCandidates):
+        pytest.skip("this tier names no candidates, which is permitted")
+    return tier
 
 
 class Blocks:

@@ -46,6 +46,14 @@ class DroppedBlock(NamedTuple):
     namespace: Namespace
 
 
+class Candidate(NamedTuple):
+    """A record that a tier evicts next, if it needs room: its key, place and namespace."""
+
+    key: bytes
+    place: Place
+    namespace: Namespace
+
+
 class ReservedPlaces(NamedTuple):
     """Result of `reserve`: a place per requested size (NOWHERE if none), and the evicted blocks."""
 
@@ -176,6 +184,21 @@ class Volatile(LocalTier, Protocol):
     """
 
     volatile: ClassVar[Literal[True]]
+
+
+@runtime_checkable
+class NamesCandidates(LocalTier, Protocol):
+    """A tier that names the records which it evicts next, so that a store can move them before."""
+
+    def candidates(self, nbytes: int) -> list[Candidate]:
+        """Return the records that the tier evicts for `nbytes` more, the next one first.
+
+        Empty while so much fits beside all records; may name some more. Records that cannot be
+        evicted now are not named. Only reads state, so the store may call it at any time. The
+        records stay readable until a `reserve` evicts them; what is freed, written or read
+        meanwhile may change the answer.
+        """
+        ...
 
 
 @runtime_checkable

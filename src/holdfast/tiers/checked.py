@@ -35,12 +35,14 @@ from holdfast.status import MemberStatus
 from holdfast.tiers.base import (
     NOWHERE,
     AnsweringTier,
+    Candidate,
     Erasable,
     Flushable,
     HealthReporting,
     HeldAnswer,
     LocalTier,
     Lockable,
+    NamesCandidates,
     Permitted,
     Place,
     Queryable,
@@ -62,6 +64,7 @@ from holdfast.tiers.tier_answers import (
     TierFaultError,
     held_answer,
     listed,
+    named_blocks,
     number_up_to,
     outcomes_of,
     reserved_places,
@@ -330,6 +333,12 @@ class CheckedLocalTier(CheckedTier):
         with self._mutex:
             self._evicted.update(dropped.place for dropped in reserved.dropped)
         return reserved
+
+    def candidates(self, nbytes: int) -> list[Candidate]:
+        if not isinstance(self._tier, NamesCandidates):
+            return []
+        find, none = self._tier.candidates, list[Candidate]()
+        return self._state_of("candidates", lambda: named_blocks(find(nbytes), Candidate), none)
 
     def free(self, places: Sequence[Place]) -> None:
         """Free places soon, and before the next `reserve`, whatever the breaker says."""

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from holdfast.byte_size import Size
 from holdfast.codec.codec import CodecMode
 from holdfast.errors import ConfigError
 from holdfast.finding import Finding
 from holdfast.installed import entry_points, find_installed
+from holdfast.policy.movement import Take
 from holdfast.tiers.base import Tier
 
 if TYPE_CHECKING:
@@ -36,12 +38,30 @@ class TierSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Base class of a kind's options: the fields of its section in a configuration."""
 
 
-class RecordTierSection(TierSection, frozen=True, kw_only=True):
+class LowerTierSection(TierSection, frozen=True, kw_only=True):
+    """Base class of the options of a kind below memory: which blocks move to the tier.
+
+    `write`: whether it gets blocks soon after their save (`behind`), or when memory evicts them
+    (`on_eviction`); left out: as `write` of the node. `admit_evicted`: which of the blocks that
+    faster tiers below memory evict it is offered: none, those used at least twice or durable, or
+    all. `admit_fetched`: which of the blocks that are read from slower tiers it is offered; CXL
+    memory is offered all. Its admission rule and write budgets apply to all of them. `move_limit`:
+    maximum bytes a second that are moved to it from other tiers below memory; unlimited if left
+    out.
+    """
+
+    write: Literal["behind", "on_eviction"] | None = None
+    admit_evicted: Take = "reused"
+    admit_fetched: Take = "reused"
+    move_limit: Size | None = None
+
+
+class RecordTierSection(LowerTierSection, frozen=True, kw_only=True):
     """Base class of the options of a kind that keeps encoded records as it keeps raw ones.
 
     A kind whose readers use its records in place, as engines use those in memory, keeps raw records
-    only, and derives from `TierSection`. `codec`: whether new records are encoded, `auto` if they
-    then arrive no later than raw ones, `off` never, `planes` always.
+    only, and derives from `LowerTierSection`. `codec`: whether new records are encoded, `auto` if
+    they then arrive no later than raw ones, `off` never, `planes` always.
     """
 
     codec: CodecMode = "auto"

@@ -81,13 +81,18 @@ def reserved_places(answer: object, sizes: Sequence[int]) -> ReservedPlaces:
     taken = [place for place in places if place != NOWHERE]
     if len(set(taken)) != len(taken):
         raise TierFaultError("returned one place twice")
-    if not isinstance(answer[1], list | tuple):
-        raise TierFaultError(f"returned {shown(answer[1])}, not a list of DroppedBlock")
-    for dropped in answer[1]:
-        kinds = tuple(map(type, dropped)) if type(dropped) is DroppedBlock else ()
-        if kinds != (bytes, int, Namespace):
-            raise TierFaultError(f"returned {shown(dropped)}, not a DroppedBlock")
-    return ReservedPlaces([Place(place) for place in places], list(answer[1]))
+    return ReservedPlaces([Place(place) for place in places], named_blocks(answer[1], DroppedBlock))
+
+
+def named_blocks(answer: object, wanted: type[T]) -> list[T]:
+    """Check that an answer is a list of `DroppedBlock` or of `Candidate`."""
+    if not isinstance(answer, list | tuple):
+        raise TierFaultError(f"returned {shown(answer)}, not a list of {wanted.__name__}")
+    for block in answer:
+        fields = block if type(block) is wanted and isinstance(block, tuple) else ()
+        if tuple(map(type, fields)) != (bytes, int, Namespace):
+            raise TierFaultError(f"returned {shown(block)}, not a {wanted.__name__}")
+    return list(answer)
 
 
 def surviving_record(answer: object) -> SurvivingRecord:

@@ -11,13 +11,13 @@ from holdfast.finding import Finding, problem
 from holdfast.limits import MIB
 from holdfast.tiers.base import Tier
 from holdfast.tiers.cxl.medium import describe
-from holdfast.tiers.kind import Admit, TierContext, TierKind, TierSection
+from holdfast.tiers.kind import Admit, LowerTierSection, TierContext, TierKind
 from holdfast.tiers.option_checks import check_at_least
 
 CXL_BYTES_MIN = 16 * MIB
 
 
-class CxlOptions(TierSection, frozen=True, tag="cxl", tag_field="kind"):
+class CxlOptions(LowerTierSection, frozen=True, tag="cxl", tag_field="kind"):
     """A tier of CXL memory, in bytes; its blocks do not survive the node.
 
     `node`: the number of a NUMA node without processors, or "any": ordinary memory, to try it out;

@@ -22,6 +22,7 @@ from holdfast.buffers import ALIGNMENT, align_up
 from holdfast.errors import Outcome
 from holdfast.tiers.base import (
     NOWHERE,
+    Candidate,
     DroppedBlock,
     Place,
     ReservedPlaces,
@@ -60,12 +61,15 @@ class CxlTier:
         self.name = name
         arena = open_arena(options, at)
         self._memory = np.frombuffer(arena.view, np.uint8)
-        self._slots = HostTier(HostBudget(options.capacity), arena)
+        self._budget = HostBudget(options.capacity)
+        self._slots = HostTier(self._budget, arena)
         self._lock = threading.Lock()
         self._gate = MediumGate()
         self._reserved: dict[Place, int] = {}
         self._writing: set[Place] = set()
         self._entries: OrderedDict[Place, _Entry] = OrderedDict()
+        self._named: set[Place] = set()
+        """Candidates named last that were not read since."""
         self._read_bytes = self._written_bytes = 0
 
     def reserve(self, sizes: Sequence[int]) -> ReservedPlaces:
@@ -83,6 +87,22 @@ class CxlTier:
                     self._reserved[place] = size
                 places.append(place)
         return ReservedPlaces(places, dropped)
+
+    def candidates(self, nbytes: int) -> list[Candidate]:
+        """Return the least recently used records; free slots of a run in use do not count.
+
+        The first read of a candidate after that is no use, because it is read to be moved.
+        """
+        with self._lock:
+            self._named.clear()
+            free, found = self._budget.free_chunks * self._budget.chunk_bytes, list[Candidate]()
+            for place, entry in self._entries.items():
+                if free >= nbytes:
+                    break
+                found.append(Candidate(entry.key, place, entry.namespace))
+                self._named.add(place)
+                free += align_up(entry.nbytes)
+            return found
 
     def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
         """Copy records into their slots; CORRUPT for bytes that are no record of their length."""
@@ -177,7 +197,10 @@ class CxlTier:
             entry = self._entries.get(get.place)
             if entry is None or entry.key != get.key or entry.nbytes > len(get.into):
                 return Outcome.MISS
-            self._entries.move_to_end(get.place)
+            if get.place in self._named:  # read to be moved, which is no use
+                self._named.remove(get.place)
+            else:
+                self._entries.move_to_end(get.place)
         np.frombuffer(get.into, np.uint8)[: entry.nbytes] = self._slot(get.place, entry.nbytes)
         with self._lock:
             if self._entries.get(get.place) is not entry:

@@ -15,13 +15,20 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES, Header, write_header
 from holdfast.blocks.key import KEY_BYTES
 from holdfast.blocks.namespace import namespace_of
-from holdfast.tiers.base import NOWHERE, DroppedBlock, Place, ReservedPlaces, SurvivingRecord
+from holdfast.tiers.base import (
+    NOWHERE,
+    Candidate,
+    DroppedBlock,
+    Place,
+    ReservedPlaces,
+    SurvivingRecord,
+)
 from holdfast.tiers.disk.region import (
     FREED_PER_REGION,
     SECTOR,
@@ -71,6 +78,21 @@ class RegionLog:
         """Append places to the open region; open the next region when it is full."""
         dropped: list[DroppedBlock] = []
         return ReservedPlaces([self._reserve_one(size, dropped) for size in sizes], dropped)
+
+    def candidates(self, nbytes: int) -> list[Candidate]:
+        """Return the records of the regions that are reclaimed for `nbytes` more, oldest first."""
+        free = len(self._free) * self._region_bytes_free(None)
+        if self._open is not None:
+            free += self._region_bytes_free(self._regions[self._open])
+        found = list[Candidate]()
+        for index in self._taken:
+            if free >= nbytes:
+                break
+            region = self._regions[index]
+            if self._idle(region):
+                found += [Candidate(*block) for block in self._held(index)]
+                free += self._region_bytes_free(None)
+        return found
 
     def claim(self, place: Place) -> RecordExtent | None:
         """Start writing a reserved place; None if it is not reserved, or already claimed."""
@@ -374,19 +396,31 @@ class RegionLog:
 
     def _evict(self, index: int) -> list[DroppedBlock]:
         """Free a region; return the blocks that it held."""
-        region = self._regions[index]
-        base = self._first_of(index)
-        evicted = []
+        region, evicted = self._regions[index], list(self._held(index))
         for number in range(len(region.starts)):
             if region.holds(number):
-                namespace = region.namespace_of(number)
-                assert namespace is not None  # noqa: S101 - a record that is held was written
-                place = Place(base + region.starts[number])
-                evicted.append(DroppedBlock(region.key(number), place, namespace))
                 self._count(region, number, -1)
         del self._taken[index]
         region.state = RegionState.FREE
         return evicted
+
+    def _held(self, index: int) -> Iterator[DroppedBlock]:
+        """Yield the blocks that a region holds."""
+        region, base = self._regions[index], self._first_of(index)
+        for number in range(len(region.starts)):
+            if region.holds(number):
+                namespace = region.namespace_of(number)
+                assert namespace is not None  # noqa: S101 - a record that is held was written
+                yield DroppedBlock(
+                    region.key(number), Place(base + region.starts[number]), namespace
+                )
+
+    def _region_bytes_free(self, region: Region | None) -> int:
+        """Return the bytes that records can still take in a region; None: in an empty one."""
+        taken, records = (
+            (SECTOR, 0) if region is None else (region.tail * SECTOR, len(region.starts))
+        )
+        return max(0, self.geometry.region_bytes - taken - footer_bytes(records + 1))
 
     def _advance(self, index: int) -> None:
         """Free a region, or queue its footer, once no work on it is in progress."""

@@ -26,6 +26,7 @@ from holdfast.errors import ConfigError, FormatError, Outcome
 from holdfast.failpoints import reach
 from holdfast.tiers.base import (
     NOWHERE,
+    Candidate,
     Place,
     ReservedPlaces,
     SurvivingRecord,
@@ -140,6 +141,10 @@ class DiskTier:
             if self._gate.is_shut or not self._writes.allows():
                 return ReservedPlaces([NOWHERE] * len(sizes), [])
             return self._regions.reserve(sizes)
+
+    def candidates(self, nbytes: int) -> list[Candidate]:
+        with self._mutex:
+            return self._regions.candidates(nbytes)
 
     def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
         with self._gate.enter() as admitted:

@@ -1,7 +1,9 @@
-"""Write-behind: copy saved blocks from host memory to one lower tier, in the background.
+"""Move blocks to one lower tier, in the background: what is saved, promoted, demoted or rewritten.
 
-The writer picks a batch under the store's lock, moves bytes without it, and publishes under it.
-Each tier has its own queue and thread, so that a slow pool does not delay the disk. If the tier's
+The writer picks a batch of moves under the store's lock, moves bytes without it, and publishes the
+copies under it. Each tier has its own queue and thread, so that a slow pool does not delay the
+disk. A block in memory is taken from its slot; any other is read from the fastest tier that holds
+it into a staging buffer, and moved as it is stored there (`store/move_source.py`). If the tier's
 codec pays, a batch is encoded in groups into staging memory, each while the previous one is
 written. An encoded group gets places for the size that it has then.
 Blocks of a sealed domain are sealed into staging memory in groups. The cipher releases the GIL, so
@@ -16,7 +18,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import NamedTuple
 
@@ -27,7 +29,10 @@ from holdfast.errors import ConfigError, FormatError, Outcome
 from holdfast.failpoints import reach
 from holdfast.limits import MIB
 from holdfast.store.block_table import HOST, BlockTable
+from holdfast.store.candidates import CandidateWatch
 from holdfast.store.evict import evict_below
+from holdfast.store.move_queues import BlockMove, MoveReason
+from holdfast.store.move_source import MoveSource, WantedMove
 from holdfast.store.record_encoder import RecordEncoder
 from holdfast.store.rewrite import defer_queued
 from holdfast.store.sealing import UNKNOWN_EPOCH
@@ -39,6 +44,7 @@ from holdfast.tiers.base import (
     Queryable,
     SharedTier,
     TierPut,
+    is_away,
     segment_place,
     takes_writes,
 )
@@ -79,6 +85,9 @@ are as long as those that are sealed, if that is longer."""
 _ENCODED_BATCH_BYTES = 16 * ENCODED_GROUP_BYTES
 """Raw bytes of a batch to be encoded: many groups, because nothing is written beside the first."""
 
+_STAGED_BYTES = 32 * MIB
+"""Raw bytes of the blocks of a batch that are read from other lower tiers."""
+
 _LOOK_AGAIN_S = 0.5
 """Interval in seconds at which an idle writer checks its queue."""
 
@@ -89,28 +98,50 @@ _log = logging.getLogger("holdfast.store")
 
 
 class _Load(NamedTuple):
-    """One block to be written from its slot; `erase_generation` is its domain's at the start.
+    """One block to be moved, from `place` on tier `source`.
 
-    `encodes`: it is to be encoded. `held`: a shared tier has it already. `sealer`: OK if the block
-    needs no seal, another outcome if it cannot be sealed.
+    `erase_generation` is its domain's at the start. `encodes`: it is to be encoded. `held`: a
+    shared tier has it already. `epoch`: that of its data key, if it is moved sealed as it is.
+    `is_ready`: it is moved as it is stored at its source. `sealer`: OK if the block needs no seal,
+    another outcome if it cannot be sealed.
     """
 
     row: int
-    slot: int
+    place: int
     put: TierPut
     domain: bytes
     erase_generation: int
     encodes: bool = False
     held: bool = False
     sealer: Sealer | Outcome = Outcome.OK
+    source: int = HOST
+    reason: MoveReason = MoveReason.SAVE
+    epoch: int = UNKNOWN_EPOCH
+    is_ready: bool = False
 
 
-class WriteBehind:
-    """Writes the queued blocks of lower tier `number` (1 is the first below the host)."""
+class TierWriter:
+    """Makes the queued moves to lower tier `number` (1 is the first below the host).
 
-    def __init__(self, table: BlockTable, number: int) -> None:
+    `source` reads blocks that are not in memory. `wake_writers` wakes the writers of all tiers.
+    `bytes_per_s` limits the bytes moved from other lower tiers.
+    """
+
+    def __init__(
+        self,
+        table: BlockTable,
+        number: int,
+        source: MoveSource,
+        wake_writers: Callable[[], None],
+        bytes_per_s: float = math.inf,
+    ) -> None:
         self._table = table
         self._number = number
+        self._source = source
+        self._candidates = CandidateWatch(table, number, wake_writers)
+        self._bytes_per_s = bytes_per_s
+        self._from_below_at = -math.inf
+        """When blocks that need not be in memory may be moved again."""
         self._tier = tier = table.lower[number - 1]
         self._local = tier if isinstance(tier, LocalTier) else None
         self._work = threading.Condition()
@@ -155,11 +186,11 @@ class WriteBehind:
         queues, number = self._table.queues, self._number
         while True:
             with self._work:
-                if not queues.length(number):
+                if not self._has_moves():
                     if self._closing:
                         return
                     self._work.wait(_LOOK_AGAIN_S)
-            while queues.length(number):
+            while self._has_moves():
                 if time.monotonic() > self._until:  # the engine can recompute what is dropped
                     with self._table.lock:
                         blocks = len(queues.clear(number))
@@ -178,8 +209,18 @@ class WriteBehind:
                 finally:
                     self.batches_ended = self.batches_begun
 
+    def _has_moves(self) -> bool:
+        """Return whether a move may be made now."""
+        queues, number = self._table.queues, self._number
+        waiting, from_below = queues.length(number), queues.from_below(number)
+        return waiting > from_below or (from_below > 0 and self._may_move_from_below())
+
+    def _may_move_from_below(self) -> bool:
+        return self._table.clock.now() >= self._from_below_at
+
     def _write(self) -> None:
         table, number = self._table, self._number
+        self._candidates.look()
         with table.lock:
             picked = self._pick()
             rows = [load.row for load in picked]
@@ -188,12 +229,15 @@ class WriteBehind:
             for row in rows:
                 table.copies.begin_filling(row, number)
         try:
-            marked = self._mark_held(picked)
+            marked = self._mark_held(self._stage(picked))
             if any(load.encodes and not load.held for load in marked):
                 self._write_encoded(marked)
             else:
                 self._write_group(marked)
+            self._pace(marked)
+            self._candidates.look()
         finally:
+            self._source.end()
             with table.lock:
                 table.queues.set_writing(number, 0)
                 for row in rows:
@@ -243,7 +287,9 @@ class WriteBehind:
         damaged = {
             load.row
             for load, (outcome, _) in zip(batch, sent, strict=True)
-            if outcome is Outcome.CORRUPT and is_damaged_in_memory(table, load.row)
+            if outcome is Outcome.CORRUPT
+            and load.source == HOST
+            and is_damaged_in_memory(table, load.row)
         }
         away = not takes_writes(self._tier)
         with table.lock:
@@ -252,7 +298,7 @@ class WriteBehind:
                 if row in damaged:
                     continue
                 erased = load.erase_generation != table.erase_generation(load.domain)
-                if erased or table.copies.place(row, HOST) != load.slot:
+                if erased or self._is_stale(load):
                     # During the write it was erased, dropped, quarantined or decoded into another
                     # slot. The tier freed the place of a failed write.
                     self._free([place] if outcome is Outcome.OK else [])
@@ -266,15 +312,42 @@ class WriteBehind:
                     if table.failed_remote.get(name, table.clock.now()) is Outcome.UNREADABLE:
                         # The tier kept a record that this host cannot open; a corrupt one it
                         # would have replaced.
-                        table.queues.do_not_admit([row])
+                        self._refuse(row)
                     else:
                         table.failed_remote.forget(name)
                         nbytes = 0 if load.held else len(load.put.record)
                         table.publish_below(row, number, place, nbytes, epoch)
+                        table.movement.count((load.source, number, load.reason), nbytes)
+                        self._candidates.note_written(nbytes)
                 elif away:
-                    table.queues.defer(row, number)
+                    table.queues.defer(BlockMove(row, number, load.reason))
                 else:
-                    table.queues.do_not_admit([row])
+                    self._refuse(row)
+
+    def _is_stale(self, load: _Load) -> bool:
+        """Return whether a block must not be published: it was dropped, or its slot has changed.
+
+        Call under the lock. A copy on another lower tier may have been evicted since it was read.
+        """
+        table, row = self._table, load.row
+        if load.source == HOST:
+            return table.copies.place(row, HOST) != load.place
+        return table.copies.fillings(self._number)[row].is_dropped
+
+    def _refuse(self, row: int) -> None:
+        """Let a block that the tier does not take be evicted from memory. Call under the lock."""
+        if self._table.is_on(row, HOST):
+            self._table.queues.do_not_admit([row])
+
+    def _pace(self, batch: Sequence[_Load]) -> None:
+        """Delay the next moves that need no memory by the time that the limit requires."""
+        nbytes = sum(
+            len(load.put.record)
+            for load in batch
+            if load.source != HOST or load.reason is MoveReason.DEMOTION
+        )
+        if nbytes and self._bytes_per_s < math.inf:
+            self._from_below_at = self._table.clock.now() + nbytes / self._bytes_per_s
 
     def _send(self, batch: Sequence[_Load]) -> list[tuple[Outcome, int]]:
         """Write what the tier lacks: directly if no block is sealed, else in parallel groups.
@@ -284,7 +357,7 @@ class WriteBehind:
         """
         new = [load for load in batch if not load.held]
         sealing, written = self._table.sealing, list[tuple[Outcome, int]]()
-        if any(sealing.seals(load.domain) for load in new):
+        if any(self._needs_seal(load) for load in new):
             if self._sealers is None:
                 try:
                     name = f"holdfast-to-{self._tier.name}-sealed"
@@ -295,7 +368,7 @@ class WriteBehind:
             nbytes = sum(len(load.put.record) for load in new)
             new = [
                 load._replace(sealer=sealing.sealer(load.put.record, load.domain))
-                if sealing.seals(load.domain)
+                if self._needs_seal(load)
                 else load
                 for load in new
             ]
@@ -304,12 +377,12 @@ class WriteBehind:
             wait(sent)  # a slot must not be reused while it is read
             outcomes = [outcome for each in sent for outcome in each.result()]
             written = [
-                (outcome, load.sealer.epoch if isinstance(load.sealer, Sealer) else UNKNOWN_EPOCH)
+                (outcome, load.sealer.epoch if isinstance(load.sealer, Sealer) else load.epoch)
                 for outcome, load in zip(outcomes, new, strict=True)
             ]
         elif new:
             outcomes = self._tier.write([load.put for load in new])
-            written = [(outcome, UNKNOWN_EPOCH) for outcome in outcomes]
+            written = [(out, load.epoch) for out, load in zip(outcomes, new, strict=True)]
         rest = iter(written)
         return [(Outcome.OK, UNKNOWN_EPOCH) if load.held else next(rest) for load in batch]
 
@@ -327,7 +400,7 @@ class WriteBehind:
             with self._work_slots:
                 for load in group:
                     put, sealer = load.put, load.sealer
-                    if isinstance(sealer, Outcome):
+                    if isinstance(sealer, Outcome):  # it needs no seal, or cannot be sealed
                         pairs.append((put, sealer))
                         continue
                     into, memory = memory[: len(put.record)], memory[len(put.record) :]
@@ -345,13 +418,21 @@ class WriteBehind:
     def _pick(self) -> list[_Load]:
         """Dequeue a batch, without places on a local tier. Call under the lock."""
         table, number = self._table, self._number
-        batch, to_encode = list[_Load](), 0
+        batch, to_encode, staged = list[_Load](), 0, 0
+        from_below = self._may_move_from_below()
         while (
             len(batch) < BATCH_BLOCKS
             and to_encode < _ENCODED_BATCH_BYTES
-            and (row := table.queues.pop(number)) >= 0
+            and staged < _STAGED_BYTES
+            and (move := table.queues.pop(number, from_below=from_below, turn=self.batches_begun))
         ):
-            if not table.is_on(row, HOST) or table.is_on(row, number):
+            row = move.row
+            if table.is_on(row, number):
+                continue
+            if not table.is_on(row, HOST):
+                if (load := self._from_below(move)) is not None:
+                    batch.append(load)
+                    staged += table.index.namespace(row).slot_bytes
                 continue
             try:
                 header, _ = read_header(record := self._record(row))
@@ -362,9 +443,56 @@ class WriteBehind:
             put = TierPut(NOWHERE if self._local else segment_place(header.segment), record)
             generation = table.erase_generation(namespace.domain)
             encodes = row not in table.encoded and self._encoder.wants(namespace)
-            batch.append(_Load(row, slot, put, namespace.domain, generation, encodes))
+            load = _Load(row, slot, put, namespace.domain, generation, encodes)
+            batch.append(load._replace(reason=move.reason))
             to_encode += len(record) if encodes else 0
         return batch
+
+    def _from_below(self, move: BlockMove) -> _Load | None:
+        """Return the load of a block that is not in memory; None if no tier can be read."""
+        table, row = self._table, move.row
+        namespace = table.index.namespace(row)
+        source = next((t for t in table.index.tiers(row) if not is_away(table.lower[t - 1])), HOST)
+        if source == HOST or table.sealing.is_away(namespace.domain):
+            return None
+        place, generation = (
+            table.copies.place(row, source),
+            table.erase_generation(namespace.domain),
+        )
+        put = TierPut(NOWHERE, memoryview(b""))
+        load = _Load(row, place, put, namespace.domain, generation)
+        return load._replace(source=source, reason=move.reason)
+
+    def _stage(self, picked: Sequence[_Load]) -> list[_Load]:
+        """Read the blocks that are not in memory; leave out those that cannot be read."""
+        staged = [load for load in picked if load.source != HOST]
+        if not staged:
+            return list(picked)
+        records = iter(
+            self._source.read(
+                [WantedMove(load.row, load.source, Place(load.place)) for load in staged],
+                self._encoder.wants,
+            )
+        )
+        batch = list[_Load]()
+        for load in picked:
+            if load.source == HOST:
+                batch.append(load)
+            elif (found := next(records)) is not None:
+                place = NOWHERE if self._local else segment_place(found.header.segment)
+                batch.append(
+                    load._replace(
+                        put=TierPut(place, found.record),
+                        encodes=found.encodes,
+                        is_ready=not found.is_plain,
+                        epoch=found.epoch,
+                    )
+                )
+        return batch
+
+    def _needs_seal(self, load: _Load) -> bool:
+        """Return whether a block is to be sealed before it is written."""
+        return not load.is_ready and self._table.sealing.seals(load.domain)
 
     def _mark_held(self, picked: Sequence[_Load]) -> list[_Load]:
         """Note which of the picked blocks a shared tier has already: they need no encoding."""
@@ -404,7 +532,7 @@ class WriteBehind:
                     incoming[load.domain] = nbytes
                     batch.append(load)
                 else:
-                    table.queues.do_not_admit([load.row])
+                    self._refuse(load.row)
         return batch
 
     def _reserve(self, encoded: Sequence[_Load]) -> list[_Load]:
@@ -427,7 +555,7 @@ class WriteBehind:
                     table.forget(dropped, self._number, capacity_bytes)
                 for load, place in zip(picked, reserved.places, strict=True):
                     if place == NOWHERE:
-                        table.queues.do_not_admit([load.row])
+                        self._refuse(load.row)
                     else:
                         batch.append(load._replace(put=TierPut(place, load.put.record)))
         return batch

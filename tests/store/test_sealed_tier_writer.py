@@ -11,8 +11,8 @@ from holdfast.blocks.envelope import read_header
 from holdfast.blocks.namespace import namespace_of
 from holdfast.codec.seal import Sealer
 from holdfast.keys.keyring import KeyRing
-from holdfast.store import write_behind
-from holdfast.store.write_behind import ParallelSeal, _Load
+from holdfast.store import tier_writer
+from holdfast.store.tier_writer import ParallelSeal, _Load
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.testing.store_control import leave, leave_all, write_through
 from holdfast.tiers.base import Place, Queryable, SharedTier, TierPut
@@ -66,7 +66,7 @@ class AskedTier(SharedMemoryTier):
 @pytest.fixture
 def sealed(harness, monkeypatch):
     """Make a store whose blocks go down sealed, each a group of its own."""
-    monkeypatch.setattr(write_behind, "LOCAL_SEAL", ParallelSeal(AT_ONCE, 1, 1, 1))
+    monkeypatch.setattr(tier_writer, "LOCAL_SEAL", ParallelSeal(AT_ONCE, 1, 1, 1))
 
     def make(tier):
         ring = KeyRing(None, derives=isinstance(tier, SharedTier))
@@ -96,7 +96,7 @@ def test_every_block_is_in_one_group_and_each_full_group_ends_at_its_size_limit(
         _Load(n, 0, TierPut(Place(0), memoryview(bytes(nbytes))), b"", 0)
         for n, nbytes in enumerate(sizes)
     ]
-    groups = list(write_behind._groups(loads, most))
+    groups = list(tier_writer._groups(loads, most))
     assert [load for group in groups for load in group] == loads
     for group in groups:
         nbytes = [sizes[load.row] for load in group]
@@ -123,8 +123,8 @@ def test_the_writer_seals_groups_itself_if_the_thread_pool_is_busy(sealed, monke
         submitted.append(group)
         return submit_or_run(pool if len(submitted) % AT_ONCE else None, work, group)
 
-    monkeypatch.setattr(write_behind, "LOCAL_SEAL", ParallelSeal(AT_ONCE - 1, 1, 1, 1))
-    monkeypatch.setattr(write_behind, "submit_or_run", refused_while_all_are_busy)
+    monkeypatch.setattr(tier_writer, "LOCAL_SEAL", ParallelSeal(AT_ONCE - 1, 1, 1, 1))
+    monkeypatch.setattr(tier_writer, "submit_or_run", refused_while_all_are_busy)
     check_written_together(sealed(TogetherTier()))
 
 
@@ -162,8 +162,8 @@ def test_blocks_held_by_a_shared_tier_are_neither_sealed_nor_written(sealed, mon
     records, sealings = {}, []
     seal = Sealer.seal
     monkeypatch.setattr(Sealer, "seal", lambda *a: sealings.append(a) or seal(*a))
+    assert isinstance(AskedTier(records), Queryable)
     first = sealed(AskedTier(records))
-    assert isinstance(first.tier, Queryable)
     chain = first.chain(1, BLOCKS)
     save(first, chain)
     assert (len(sealings), first.tier.writes) == (BLOCKS, BLOCKS)

@@ -133,16 +133,19 @@ def test_a_block_refused_by_one_tier_is_not_offered_again_while_another_is_slow(
     assert slow.usage().records == 6
 
 
-def test_a_block_that_left_memory_is_no_longer_queued_for_a_stuck_tier(harness) -> None:
+def test_blocks_that_left_memory_wait_for_a_stuck_tier_up_to_a_bound(harness, monkeypatch) -> None:
+    monkeypatch.setattr("holdfast.store.move_queues.FROM_BELOW_MAX", 100)
     slow = HeldTier()
     one = harness(MIB, MemoryTier(64 * MIB), slow)
     for seed in range(40):
         one.save(one.chain(seed, 10))
         one.view.wait_until_written(1)
     assert slow.reached.is_set()
-    assert one.view.waiting(2) <= one.view.used_slots(one.namespace)
+    waiting, in_memory = one.view.waiting(2), one.view.used_slots(one.namespace)
+    assert 100 <= waiting <= 100 + in_memory
     slow.go_on.set()
     one.flush()
+    assert slow.usage().records >= waiting, "they came from the other tier"
 
 
 class UncertainTier(SharedMemoryTier):
