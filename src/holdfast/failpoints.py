@@ -24,6 +24,7 @@ POINTS = (
     "commit_published",
     "write_behind_written",
     "promotion_read",
+    "move_read",
 )
 """The names of all failpoints.
 
@@ -32,7 +33,8 @@ that was reported. `extent_write`: before any write. `region_close`, `region_clo
 after a region's footer. `snapshot`, `snapshot_written`: before and after a snapshot.
 `commit_packed`: records are complete and not in the index; `commit_published`: they are in it.
 `write_behind_written`: a tier has new copies that are not in the index. `promotion_read`: a
-promotion has read records into memory and not verified them.
+promotion has read records into memory and not verified them. `move_read`: a move has read records
+of one lower tier and not written them to another.
 """
 
 _armed: dict[str, int] = {}
