@@ -120,10 +120,10 @@ def kill_stores(budget: CampaignBudget) -> CampaignResult:
     return result
 
 
-def open_store(folder: Path) -> Store:
+def open_store(folder: Path, disk_bytes: int = DISK_BYTES) -> Store:
     """Open a store over a small disk tier that saves a snapshot every `SNAPSHOT_S` seconds."""
     config = DiskConfig(
-        path=str(folder), capacity_bytes=DISK_BYTES, region_bytes=MIB, snapshot_s=SNAPSHOT_S
+        path=str(folder), capacity_bytes=disk_bytes, region_bytes=MIB, snapshot_s=SNAPSHOT_S
     )
     store = Store(HOST_BYTES, [DiskTier(config)], {"default": SECRET})
     store.start()

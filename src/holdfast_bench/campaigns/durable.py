@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from holdfast.limits import MIB
 from holdfast.policy.retention import Retention
 from holdfast.store.durable import sync
 from holdfast_bench.campaigns.campaign import FORCED_SWITCH_S, CampaignBudget, CampaignResult
@@ -23,7 +24,10 @@ from holdfast_bench.campaigns.crash import CHAIN_BLOCKS, PAYLOAD_BYTES, open_sto
 from holdfast_bench.harness.lifetime import die_with
 
 ACKNOWLEDGED_KEPT = 24
-"""Acknowledged contexts that each process checks, at most: far fewer than the disk has room for."""
+"""Acknowledged contexts that each process checks, at most."""
+
+DISK_BYTES = 64 * MIB
+"""Room for many times as much as is saved while these are kept: the disk must not evict them."""
 
 SYNC_S = 30.0
 _ACKNOWLEDGEMENTS_MAX = 3
@@ -80,7 +84,7 @@ def _live(folder: Path, acknowledged: list[str], cycle: int, report: int) -> Non
     sys.setswitchinterval(FORCED_SWITCH_S)
     os.setpgid(0, 0)  # Ctrl-C must not reach this process
     try:
-        with open_store(folder) as store:
+        with open_store(folder, DISK_BYTES) as store:
             contexts = Contexts(store, PAYLOAD_BYTES)
             contexts.await_recovery()
             for name in acknowledged:
