@@ -14,7 +14,7 @@ from holdfast.testing.memory import SharedMemoryTier
 from holdfast.testing.shared_tier_contract import SharedTierContract
 from holdfast.tiers.base import HeldAnswer
 from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
-from holdfast.wire.remote.client import BlockCount, HeldFlags, ReceivedRecords
+from holdfast.wire.remote.client import BlockCount, HeldFlags, ReceivedRecords, TargetClient
 
 
 class Memory:
@@ -61,10 +61,10 @@ class TestSharedMemoryTier(SharedTierContract):
 
 
 class Targets:
-    """Three targets in memory, that every client reaches."""
+    """Targets in memory, that every client reaches."""
 
-    def __init__(self):
-        self.records = [{} for _ in range(3)]
+    def __init__(self, count=3):
+        self.records = [{} for _ in range(count)]
         self.mood = "well"
 
     def kill(self):
@@ -85,13 +85,11 @@ class Targets:
         pass
 
 
-class Target:
+class Target(TargetClient):
     """One of them, as a pool reaches it."""
 
-    epoch = 0
-    refusal = trouble = page = ""
-
     def __init__(self, targets, number):
+        super().__init__("tcp://10.0.0.1:7000")
         self.targets = targets
         self.records = targets.records[number]
 
@@ -134,6 +132,9 @@ class Target:
     def suspect(self, namespace, keys, deadline_s):
         return BlockCount(0, self._trouble(deadline_s) or Outcome.OK)  # none of them is damaged
 
+    def use(self, namespace, keys, deadline_s):
+        return BlockCount(0, self._trouble(deadline_s) or Outcome.OK)
+
     def may(self):
         return ("read", "write", "delete")
 
@@ -145,8 +146,12 @@ class Target:
 
 
 class Source:
-    def watch(self, told):
-        told([Member(id=f"t{n}", address=f"tcp://10.0.0.{n}:7000") for n in range(3)])
+    def __init__(self, count=3):
+        self.count = count
+
+    def watch(self, on_members):
+        numbers = range(self.count)
+        on_members([Member(id=f"t{n}", address=f"tcp://10.0.0.{n}:7000") for n in numbers])
 
     def trouble(self):
         return ""
@@ -166,6 +171,21 @@ class TestPoolTier(SharedTierContract):
             return Target(remote_side, int(member.id[1:]))
 
         return PoolTier(Source(), reach, PoolTierOptions(deadline_s=1.5, ask_s=1.5))
+
+
+class TestStripedPoolTier(SharedTierContract):
+    """Blocks are spread over five members, with parity."""
+
+    deadline_s = 1.5
+
+    def make_remote_side(self, folder):
+        return Targets(5)
+
+    def make_tier(self, remote_side):
+        def reach(member):
+            return Target(remote_side, int(member.id[1:]))
+
+        return PoolTier(Source(5), reach, PoolTierOptions(deadline_s=1.5, ask_s=1.5))
 
 
 # A contract that lets anything through proves nothing.

@@ -70,7 +70,7 @@ def test_parity_records_count_for_the_domain_of_their_blocks(targets):
             (target, namespace, flags)
             for target in targets
             for namespace in [parity_namespace(blocks.namespace)]
-            if (flags := target.store.held(namespace, [parity_key(blocks.key(0))])) == b"\1"
+            if (flags := target.store.held(namespace, [parity_key(blocks.key(0), 4)])) == b"\1"
         ]
         target, namespace, _ = counted
         [parity] = [
@@ -78,7 +78,7 @@ def test_parity_records_count_for_the_domain_of_their_blocks(targets):
         ]
         assert parity["blocks"] == 1
         pool.delete(blocks.gets(range(4)))
-        assert target.store.held(namespace, [parity_key(blocks.key(0))]) == b"\0"
+        assert target.store.held(namespace, [parity_key(blocks.key(0), 4)]) == b"\0"
 
 
 def test_a_target_counts_the_blocks_in_use_that_it_has(targets):

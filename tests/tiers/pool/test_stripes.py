@@ -11,7 +11,7 @@ from holdfast.buffers import aligned_buffer
 from holdfast.codec.pack import pack, payload, verify
 from holdfast.errors import Outcome
 from holdfast.testing.payloads import header_of, namespace_of, payload_of
-from holdfast.tiers.base import TierGet, segment_place
+from holdfast.tiers.base import HeldAnswer, TierGet, segment_place
 from holdfast.tiers.breaker import BreakerOptions
 from holdfast.tiers.pool.health import HealthOptions
 from holdfast.tiers.pool.parity import parity_key, parity_namespace
@@ -78,9 +78,9 @@ def blocks_on(target, chain):
     return [key for key in chain.keys if key in target.records]
 
 
-def row_of(one, chain, first):
+def row_of(one, chain, first, blocks=8):
     """Return the name of the member with the parity record of the row that begins with a block."""
-    [name] = holders(one, parity_key(chain.keys[first]))
+    [name] = holders(one, parity_key(chain.keys[first], blocks))
     return name
 
 
@@ -170,6 +170,15 @@ def test_the_parity_of_blocks_written_one_by_one_is_bounded(striped) -> None:
     assert one.pool.usage().parity_bytes <= 200 * NAMESPACE.slot_bytes / 8
 
 
+def test_a_longer_chain_than_is_stored_is_held_to_the_end_of_its_last_short_row(striped, reader):
+    one = striped(16)
+    chain = one.chain(60, 40)
+    one.pool.write(one.puts(chain)[:21])
+    one.pool.close()  # the row from 16 to 20 gets its parity record
+    assert row_of(one, chain, 16, 5)
+    assert reader(one).ask(NAMESPACE, chain.keys, 0) == HeldAnswer(21, Outcome.OK)
+
+
 def test_with_two_records_of_a_row_missing_both_are_misses_and_the_rest_is_not(striped) -> None:
     one = striped(16)
     chain = one.chain(6, 64)
@@ -188,7 +197,7 @@ def test_a_block_and_the_parity_of_its_row_missing_is_a_miss(striped) -> None:
     one = striped(16)
     chain = one.chain(7, 64)
     one.write(chain)
-    for key in (chain.keys[30], parity_key(chain.keys[24])):
+    for key in (chain.keys[30], parity_key(chain.keys[24], 8)):
         [holder] = holders(one, key)
         del one.targets[holder].records[key]
     assert [at for at, o in enumerate(one.read(chain)) if o is not Outcome.OK] == [30]
@@ -201,7 +210,7 @@ def test_a_writer_killed_before_the_parity_loses_no_block_that_was_written(strip
     one.write(chain)
     for target in one.targets.values():
         for first in range(0, 64, 8):
-            target.records.pop(parity_key(chain.keys[first]), None)
+            target.records.pop(parity_key(chain.keys[first], 8), None)
     assert one.pool.held(NAMESPACE, chain.keys, 0) == 64
     assert set(one.read(chain)) == {Outcome.OK}
 
@@ -243,7 +252,7 @@ def test_a_damaged_parity_record_rebuilds_nothing(striped, damage) -> None:
     one = striped(16)
     chain = one.chain(11, 16)
     one.write(chain)
-    name, key = row_of(one, chain, 0), parity_key(chain.keys[0])
+    name, key = row_of(one, chain, 0), parity_key(chain.keys[0], 8)
     record = bytearray(one.targets[name].records[key])
     if damage == "flipped":
         record[5_000] ^= 1
@@ -251,7 +260,7 @@ def test_a_damaged_parity_record_rebuilds_nothing(striped, damage) -> None:
         record[4_096:] = bytes(len(record) - 4_096)
     else:
         other = one.targets[row_of(one, chain, 8)]
-        record = other.records[parity_key(chain.keys[8])]
+        record = other.records[parity_key(chain.keys[8], 8)]
     one.targets[name].records[key] = bytes(record)
     [lost] = holders(one, chain.keys[5])
     del one.targets[lost].records[chain.keys[5]]
@@ -397,7 +406,7 @@ def test_no_lookup_finds_a_parity_record_as_a_block(striped) -> None:
     one = striped(16)
     chain = one.chain(51, 16)
     one.write(chain)
-    hidden = parity_key(chain.keys[0])
+    hidden = parity_key(chain.keys[0], 8)
     get = gets_of(chain)[0]._replace(key=hidden)
     for target in one.targets.values():
         if hidden in target.records:
@@ -481,7 +490,7 @@ def test_members_are_told_that_the_parity_of_blocks_which_are_read_is_in_use(str
     chain = one.chain(58, 32)
     one.write(chain)
     one.read(chain)
-    wanted = {parity_key(chain.keys[first]) for first in range(0, 32, 8)}
+    wanted = {parity_key(chain.keys[first], 8) for first in range(0, 32, 8)}
     end = time.monotonic() + 60
     while not wanted <= {key for target in one.targets.values() for key in target.used}:
         assert time.monotonic() < end

@@ -83,9 +83,12 @@ def parity_namespace(namespace: Namespace) -> Namespace:
     )
 
 
-def parity_key(first: bytes) -> bytes:
-    """Return the key of the parity record of the row that begins with this block."""
-    return _derived(first)
+def parity_key(first: bytes, blocks: int) -> bytes:
+    """Return the key of the parity record of a row by its first block and its number of blocks.
+
+    So a lookup knows which blocks a record protects without reading it.
+    """
+    return _derived(first + blocks.to_bytes(4, "little"))
 
 
 def can_protect(namespace: Namespace) -> bool:
@@ -155,7 +158,7 @@ class ParityRow:
         # The XOR follows the table of a full row; entries of a shorter one are zeros.
         hidden = parity_namespace(self.namespace)
         header = Header(
-            key=parity_key(self.first),
+            key=parity_key(self.first, len(self)),
             parent=hidden.fingerprint,
             fingerprint=hidden.fingerprint,
             domain=hidden.domain,
@@ -171,10 +174,12 @@ class ParityRow:
         return whole
 
 
-def read_parity(record: memoryview, first: bytes, namespace: Namespace) -> ParityTable | None:
-    """Verify a parity record of the row that begins with a block; None if it is not one."""
-    hidden = parity_namespace(namespace)
-    outcome = verify_stored(record, parity_key(first), hidden.fingerprint, hidden.raw_bytes)
+def read_parity(
+    record: memoryview, first: bytes, blocks: int, namespace: Namespace
+) -> ParityTable | None:
+    """Verify the parity record of a row; None if it is not that."""
+    hidden, key = parity_namespace(namespace), parity_key(first, blocks)
+    outcome = verify_stored(record, key, hidden.fingerprint, hidden.raw_bytes)
     header = header_of_record(record) if outcome is Outcome.OK else None
     if header is None or (header.codec, header.domain) != (CODEC_PARITY, namespace.domain):
         return None
@@ -182,7 +187,7 @@ def read_parity(record: memoryview, first: bytes, namespace: Namespace) -> Parit
     if len(body) < _HEAD.size:
         return None
     magic, count = _HEAD.unpack_from(body)
-    if magic != _MAGIC or not 0 < count <= ROW_BLOCKS_MAX:
+    if magic != _MAGIC or count != blocks or not 0 < count <= ROW_BLOCKS_MAX:
         return None
     if len(body) < _HEAD.size + count * _ENTRY.size:
         return None

@@ -76,7 +76,8 @@ class ParityUses:
             if block is not None:
                 for member in self._lookup.route(segment, block=block - 1).write:
                     name = member, parity_namespace(namespace)
-                    of_member.setdefault(name, []).append(parity_key(key))
+                    keys = [parity_key(key, n) for n in range(1, self._lookup.stripe)]
+                    of_member.setdefault(name, []).extend(keys)
         until = time.monotonic() + within_s
 
         def use(one: tuple[tuple[Member, Namespace], list[bytes]]) -> None:

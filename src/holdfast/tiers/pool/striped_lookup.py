@@ -5,14 +5,14 @@
        parity record protects them
 
 A block whose member is lost counts as held if a parity record exists and no other block of its row
-is missing. That is a guess in two ways (rows may be shorter, and their last blocks may be beyond
-this chain), so a read of such a block may be a miss.
+is missing. Blocks of the row beyond the end of this chain are not known; if one of these is missing
+too, the read is a miss.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import Outcome
@@ -100,42 +100,37 @@ class StripedLookup:
                 for member in self._lookup.holders(segment_of(place)):
                     asks.append((member, question.namespace, wanted))
                     asks.append((member, hidden, starts))
-        protected = bytearray(len(question.keys))
+        rows = set[range]()
 
         def ask(one: tuple[Member, Namespace, list[int]]) -> None:
             member, namespace, indices = one
-            if namespace is not hidden:
+            if namespace is hidden:
+                rows.update(self._rows_at(question, member, indices))
+            else:
                 self._ask_member(question, member, indices)
-                return
-            part = SegmentBatch(b"", [], question.until)
-            keys = [parity_key(question.keys[index]) for index in indices]
-            for index, there in zip(
-                indices, self._calls.exist(member, part, hidden, keys).held, strict=True
-            ):
-                protected[index] |= there
 
         self._calls.each(asks, ask)
-        self._count_protected(question, protected, first, end)
+        _count_protected(question, rows)
 
-    def _count_protected(
-        self, question: _ChainQuestion, protected: bytearray, first: int, end: int
-    ) -> None:
-        """Count a missing block as held if it is the only missing one of a protected row."""
-        longest, rebuilt = self._lookup.stripe - 1, list[int]()
-        for index in range(first, end):
-            if question.found[index]:
-                continue
-            segment_start = index - index % self._segment_blocks
-            start = protected.rfind(1, max(segment_start, index - longest + 1), index + 1)
-            if start < 0:
-                continue
-            stop = protected.find(1, index + 1)
-            stop = min(start + longest, end, segment_start + self._segment_blocks,
-                       end if stop < 0 else stop)  # fmt: skip
-            if question.found.count(0, start, stop) == 1:
-                rebuilt.append(index)
-        for index in rebuilt:
-            question.found[index] = 1
+    def _rows_at(
+        self, question: _ChainQuestion, member: Member, starts: Sequence[int]
+    ) -> list[range]:
+        """Return the rows that begin with one of some blocks and whose parity a member has."""
+        shapes = [range(i, i + blocks) for i in starts for blocks in range(1, self._lookup.stripe)]
+        keys = [parity_key(question.keys[row.start], len(row)) for row in shapes]
+        part = SegmentBatch(b"", [], question.until)
+        held = self._calls.exist(member, part, parity_namespace(question.namespace), keys).held
+        return [row for row, there in zip(shapes, held, strict=True) if there]
+
+
+def _count_protected(question: _ChainQuestion, rows: Collection[range]) -> None:
+    """Count a missing block as held if it is the only missing one of a row with parity."""
+    rebuilt = list[int]()
+    for row in rows:
+        missing = [i for i in row if i < len(question.keys) and not question.found[i]]
+        rebuilt += missing if len(missing) == 1 else []
+    for index in rebuilt:
+        question.found[index] = 1
 
 
 class _ChainQuestion:

@@ -54,7 +54,7 @@ SLOW_BYTES_PER_S = 32 * MIB
 """Rate at which a longer read gets more time before it is late: a fraction of 1 Gbit/s."""
 
 ROWS_TRIED = 2
-"""Rows that are tried for a block: the nearest may be shorter and end before it."""
+"""Rows that are tried for a block that is in several, because it was written again."""
 
 
 class Lateness(NamedTuple):
@@ -73,11 +73,15 @@ class Lateness(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A row with a missing block: its namespace, place and first block, and who has its parity."""
+    """A row with a missing block: its namespace, place, first block and number of blocks.
+
+    `holder` has its parity record.
+    """
 
     namespace: Namespace
     place: Place
     first: bytes
+    blocks: int
     holder: Member
 
 
@@ -208,31 +212,39 @@ class StripedReads:
         self, batch: Sequence[TierGet], indices: Sequence[int], until: float
     ) -> dict[int, list[_Row]]:
         """Return for each block the rows that may protect it, the nearest first."""
-        runs = {index: self._links.run_to(batch[index].key, ROW_BLOCKS_MAX) for index in indices}
-        asks: list[tuple[Member, SegmentBatch, list[bytes]]] = []
+        longest = min(self._lookup.stripe - 1, ROW_BLOCKS_MAX)
+        shapes: dict[int, list[tuple[bytes, int]]] = {}
+        for index in indices:  # the first block of a row, and how many it has
+            run = self._links.run_to(batch[index].key, longest)
+            shapes[index] = [
+                (first, blocks)
+                for before, first in enumerate(run)
+                for blocks in range(before + 1, longest + 1)
+            ]
+        asks: list[tuple[Member, SegmentBatch, list[tuple[bytes, int]]]] = []
         for part in _parts(batch, indices, until):
-            firsts = list(dict.fromkeys(key for index in part.indices for key in runs[index]))
+            wanted = list(dict.fromkeys(each for i in part.indices for each in shapes[i]))
             holders = self._lookup.holders(part.segment)
-            asks += [(member, part, firsts) for member in holders]
-        holder_of: dict[tuple[Namespace, bytes], Member] = {}
+            asks += [(member, part, wanted) for member in holders]
+        holder_of: dict[tuple[Namespace, bytes, int], Member] = {}
 
-        def ask(one: tuple[Member, SegmentBatch, list[bytes]]) -> None:
-            member, part, firsts = one
+        def ask(one: tuple[Member, SegmentBatch, list[tuple[bytes, int]]]) -> None:
+            member, part, wanted = one
             namespace = batch[part.indices[0]].namespace
-            names = [parity_key(first) for first in firsts]
+            names = [parity_key(first, blocks) for first, blocks in wanted]
             held = self._calls.exist(member, part, parity_namespace(namespace), names).held
-            for first, there in zip(firsts, held, strict=True):
+            for (first, blocks), there in zip(wanted, held, strict=True):
                 if there:
-                    holder_of[namespace, first] = member
+                    holder_of[namespace, first, blocks] = member
 
         self._calls.each(asks, ask)
         rows: dict[int, list[_Row]] = {}
-        for index, run in runs.items():
+        for index, candidates in shapes.items():
             namespace, place = batch[index].namespace, batch[index].place
             rows[index] = [
-                _Row(namespace, place, first, holder_of[namespace, first])
-                for first in run
-                if (namespace, first) in holder_of
+                _Row(namespace, place, first, blocks, holder_of[namespace, first, blocks])
+                for first, blocks in candidates
+                if (namespace, first, blocks) in holder_of
             ][:ROWS_TRIED]
         return rows
 
@@ -240,11 +252,12 @@ class StripedReads:
         """Read the parity record of a row; None if it is not there or does not verify."""
         hidden = parity_namespace(row.namespace)
         record = aligned_buffer(hidden.slot_bytes)
-        gets, outcomes = [TierGet(row.place, parity_key(row.first), record, hidden)], [Outcome.MISS]
+        key, outcomes = parity_key(row.first, row.blocks), [Outcome.MISS]
+        gets = [TierGet(row.place, key, record, hidden)]
         self._calls.receive(row.holder, SegmentBatch(b"", [0], until), gets, outcomes)
         if outcomes[0] is not Outcome.OK:
             return None
-        table = read_parity(record, row.first, row.namespace)
+        table = read_parity(record, row.first, row.blocks, row.namespace)
         if table is not None:
             self._links.note(_keys(table), table.depth)
         return table
