@@ -19,9 +19,12 @@ LAYOUT = holdfast.Layout.portable(
 FINGERPRINT = fingerprint_for(LAYOUT)
 
 
-@pytest.fixture(params=["mooncake", "valkey"])
+@pytest.fixture(params=["files", "mooncake", "valkey"])
 def tier(request, tmp_path):
     """The section of a shared tier in a configuration, with real servers for the test."""
+    if request.param == "files":
+        yield {"kind": "files", "path": str(tmp_path / "shared"), "capacity": "1 GiB"}
+        return
     request.getfixturevalue(f"_{request.param}")
     if request.param == "mooncake":
         servers = MooncakeServers(tmp_path, 128 << 20)

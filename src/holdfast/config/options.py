@@ -13,6 +13,7 @@ from holdfast.limits import LEASE_S, SEGMENT_BLOCKS, WEEK_S
 from holdfast.prepared import prepared
 from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.disk.kind import DiskOptions
+from holdfast.tiers.files.kind import FilesOptions
 from holdfast.tiers.kind import BUILT_IN, TierKind, TierSection, built_in_kind, find_kind
 from holdfast.tiers.mooncake.kind import MooncakeOptions
 from holdfast.tiers.object.kind import ObjectOptions
@@ -54,6 +55,7 @@ TierOptions = (
     | CxlOptions
     | DiskOptions
     | PoolOptions
+    | FilesOptions
     | ObjectOptions
     | ValkeyOptions
     | MooncakeOptions

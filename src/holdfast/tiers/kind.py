@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "holdfast.tiers"
 
-BUILT_IN = ("cxl", "disk", "pool", "object", "valkey", "mooncake")
+BUILT_IN = ("cxl", "disk", "pool", "files", "object", "valkey", "mooncake")
 """This package's kinds: each is the name of its folder."""
 
 Admit: TypeAlias = Literal["always", "second_touch", "reuse", "reuse_interval"]

@@ -31,64 +31,57 @@ def refusal(path: str, report: FolderReport) -> str:
     )
 
 
-def probe_findings(path: str, report: FolderReport) -> Sequence[Finding]:
+def probe_findings(report: FolderReport) -> Sequence[Finding]:
     """Return one line for the mount, one for its space, and one for each promise."""
-    refused = refusal(path, report)
-    options = [option for option in report.options.split(",") if option.split("=")[0] in _MATTERS]
-    mount = f"{report.filesystem} from {report.source} at {report.mount_point}"
-    shown = f"{mount}, {' '.join(dict.fromkeys(options))}" if options else mount
     free = f"{Size(report.free_bytes)} of {Size(report.total_bytes)} are free"
     return [
-        _mount_finding(path, shown, report),
-        Finding(path, free, "the tier is bounded by its own capacity"),
-        problem(path, "publishing does not work", refused)
-        if refused
-        else _publishing(path, report),
-        _promise(path, "renaming over a name", report.rename_over),
-        _promise(path, "exclusive creation", report.exclusive_create),
-        _promise(path, "locks", report.lock),
-        _promise(path, "extended attributes", report.attributes),
-        _host_finding(path, report),
+        _mount_finding(report),
+        Finding("space", free, "the tier is bounded by its own capacity"),
+        _publishing_finding(report),
+        _promise("renaming over a name", report.rename_over),
+        _promise("exclusive creation", report.exclusive_create),
+        _promise("locks", report.lock),
+        _promise("extended attributes", report.attributes),
+        _host_finding(report),
     ]
 
 
-def _mount_finding(path: str, shown: str, report: FolderReport) -> Finding:
+def _mount_finding(report: FolderReport) -> Finding:
+    options = [option for option in report.options.split(",") if option.split("=")[0] in _MATTERS]
+    source = f"{report.filesystem} from {report.source} at {report.mount_point}"
+    shown = ", ".join(filter(None, [source, " ".join(dict.fromkeys(options))]))
     if report.is_local:
-        return Finding(
-            path,
-            shown,
+        why = (
             "only this machine sees this folder; if a shared file system belongs here, mount it, "
-            "and name its type in `filesystem`",
-            warning=True,
+            "and name its type in `filesystem`"
         )
-    return Finding(path, shown, "hosts that mount it share what is stored", ok=True)
+        return Finding("mount", shown, why, ok=True, warning=True)
+    return Finding("mount", shown, "hosts that mount it share what is stored", ok=True)
 
 
-def _publishing(path: str, report: FolderReport) -> Finding:
-    if report.not_published:
-        return Finding(
-            path,
-            f"{report.not_published} of {report.tried} new files were not whole at once",
-            "such a read is a miss; expect fewer hits than on other file systems",
-            warning=True,
-        )
-    return Finding(path, "new files are whole under their names", ok=True)
+def _publishing_finding(report: FolderReport) -> Finding:
+    if not report.not_published:
+        return Finding("publishing", "new files are whole under their names", ok=True)
+    found = f"{report.not_published} of {report.tried} new files were not whole at once"
+    if report.not_published == report.tried:
+        return problem("publishing", found, "a tier needs this; use another file system")
+    why = "such a read is a miss; expect fewer hits than on other file systems"
+    return Finding("publishing", found, why, ok=True, warning=True)
 
 
-def _promise(path: str, what: str, result: str) -> Finding:
+def _promise(what: str, result: str) -> Finding:
     if result == KEPT:
-        return Finding(path, f"{what}: as POSIX promises", ok=True)
-    return Finding(path, f"{what}: {result}", _NOT_NEEDED, ok=True)
+        return Finding(what, "as POSIX promises", ok=True)
+    return Finding(what, result, _NOT_NEEDED, ok=True)
 
 
-def _host_finding(path: str, report: FolderReport) -> Finding:
-    found = f"host name {report.host_name!r}"
+def _host_finding(report: FolderReport) -> Finding:
     if not report.same_host_name:
-        return Finding(path, found, "no other machine used the folder under this name", ok=True)
-    return Finding(
-        path,
-        f"{found} is also that of {report.same_host_name} other machines",
+        why = "no other machine used the folder under this name"
+        return Finding("host name", repr(report.host_name), why, ok=True)
+    found = f"{report.host_name!r} is also that of {report.same_host_name} other machines"
+    why = (
         "a server of NFS 4 takes machines of one name for one client, and their reads fail with "
-        "EBADF; give each its own name, or set nfs.nfs4_unique_id",
-        warning=True,
+        "EBADF; give each its own name, or set nfs.nfs4_unique_id"
     )
+    return Finding("host name", found, why, ok=True, warning=True)

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import HoldfastError, Outcome, printable
+from holdfast.finding import Finding
 from holdfast.limits import MIB
 from holdfast.tiers.child_process import (
     ChildLane,
@@ -67,6 +68,8 @@ _NO_MORE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM}
 )
 """Errors of a write that say nothing about reads: no room, or no permission to write."""
+
+_NO_ROOM = ("ENOSPC", "EDQUOT")
 
 
 class FilesMedium:
@@ -162,10 +165,14 @@ class FilesMedium:
 
         answer = self._call(work, deadline, _NO_MORE)
         report = next(filter(None, reports), None)
-        if report is None:
+        if report is not None:
+            findings = probe_findings(report)
+            return MediumProbe(Outcome.OK, refusal(self.path, report), findings=findings)
+        if answer.outcome is not Outcome.FULL:
             return MediumProbe(answer.outcome, why=answer.why)
-        findings = probe_findings(self.path, report)
-        return MediumProbe(Outcome.OK, refusal(self.path, report), findings)
+        if answer.why.startswith(_NO_ROOM):  # deletions end this
+            return MediumProbe(Outcome.OK, findings=[Finding("space", "there is none", answer.why)])
+        return MediumProbe(Outcome.OK, read_only=f"it cannot be written: {answer.why}")
 
     def describe(self) -> dict[str, Any]:
         """Return the folder and the number of the process that makes the calls."""
