@@ -1,4 +1,4 @@
-"""Measure a shared folder as a medium of segments, in turns with plain reads and writes there.
+"""Measure a files tier and its medium, in turns with plain reads and writes in the same folder.
 
 Segments of 64 MiB are written whole, and read in ranges of 8 MiB, by one and by several threads.
 The plain side does what makes a file safe, too: a temporary name, a flush, a rename and a flush of
@@ -7,6 +7,7 @@ the folder. Unless a row says *cached*, the kernel's page cache holds nothing of
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import random
@@ -15,14 +16,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+from holdfast.blocks.key import KEY_BYTES
 from holdfast.buffers import aligned_buffer
+from holdfast.byte_size import Size
+from holdfast.codec.coded import check_reported
+from holdfast.codec.pack import pack
 from holdfast.errors import HoldfastError, Outcome
-from holdfast.limits import MIB
+from holdfast.limits import GIB, MIB
 from holdfast.report import Row
+from holdfast.testing.payloads import header_of
+from holdfast.tiers.base import NOWHERE, Tier, TierGet, TierPut
+from holdfast.tiers.files.kind import FilesOptions, open_files
 from holdfast.tiers.files.medium import FilesMedium
 from holdfast.tiers.files.shared_folder import flush_folder
+from holdfast.tiers.kind import TierContext
+from holdfast.tiers.option_checks import DEADLINE_S_MAX
 from holdfast.wire.remote.stream import Deadline
 from holdfast_bench.harness.paired_runs import PairedSpeeds, Speed, paired, speed_row, timed
+from holdfast_bench.measure.disk import NAMESPACE
 
 GOAL = 0.9
 """Speed through the process of a tier, as a share of plain reads and writes."""
@@ -31,6 +42,12 @@ SEGMENT_BYTES = 64 * MIB
 RANGE_BYTES = 8 * MIB
 BLOCK_BYTES = 2 * MIB
 SEGMENTS = 8
+TIER_SEGMENTS = 4
+"""Segments of a pass through a tier, which writes new ones each time, and deletes them later."""
+
+RECORDS = 31
+"""Records of a segment: with their headers they fit into one file."""
+
 THREADS = 4
 _READS = (
     ("files.read", 1, GOAL),
@@ -80,6 +97,47 @@ def files_rows(folder: Path, rounds: int, segments: int = SEGMENTS) -> Iterator[
         for what, threads, goal in _READS:
             pairs = pair(read, threads, goal is None)
             yield speed_row(what, pairs, goal, threads=threads, bytes=RANGE_BYTES)
+
+
+def tier_rows(folder: Path, rounds: int, segments: int = TIER_SEGMENTS) -> Iterator[Row]:
+    """Yield the speed of a tier's writes and verified reads, each beside the plain one."""
+    options = FilesOptions(
+        path=str(folder / "tier"),
+        capacity=Size(64 * GIB),
+        deadline_s=DEADLINE_S_MAX,
+        ask_s=DEADLINE_S_MAX,
+        write_s=CALL_S,
+    )
+    opened = open_files(options, TierContext("bench", "files", 512))
+    with closing(opened) as tier, ThreadPoolExecutor(THREADS) as pool:
+        ours, plain = TierRecords(tier, folder / "tier", segments), PlainFiles(folder / "plain")
+        nbytes = segments * RECORDS * NAMESPACE.slot_bytes
+        ranges = list(itertools.product(range(segments), range(0, SEGMENT_BYTES, RANGE_BYTES)))
+
+        def write() -> Speed:
+            return timed(nbytes, lambda: _run(pool, THREADS, ours.write, range(segments)))
+
+        def write_plain() -> float:
+            work = functools.partial(_run, pool, THREADS, plain.write, range(segments))
+            return timed(segments * SEGMENT_BYTES, work).gb_per_s
+
+        def read() -> Speed:
+            ours.drop_cache()
+            return timed(nbytes, lambda: _run(pool, THREADS, ours.read, range(segments)))
+
+        def read_plain() -> float:
+            plain.drop_cache()
+            work = functools.partial(_run, pool, THREADS, lambda each: plain.read(*each), ranges)
+            return timed(segments * SEGMENT_BYTES, work).gb_per_s
+
+        write()
+        write_plain()
+        for what, mine, limit in (
+            ("files.tier.write", write, write_plain),
+            ("files.tier.read", read, read_plain),
+        ):
+            pairs = paired(rounds, mine, limit)
+            yield speed_row(what, pairs, GOAL, threads=THREADS, bytes=RECORDS * BLOCK_BYTES)
 
 
 def _run(
@@ -135,12 +193,52 @@ class MediumFiles:
         drop_cache(self._folder)
 
 
+class TierRecords:
+    """Packed records through a tier, which keeps them below `folder`; reads verify each."""
+
+    def __init__(self, tier: Tier, folder: Path, segments: int) -> None:
+        self._tier = tier
+        self._folder = folder
+        size = NAMESPACE.slot_bytes
+        count = segments * RECORDS
+        records, into = aligned_buffer(count * size), aligned_buffer(count * size)
+        into[:: 1 << 12] = bytes(len(into) >> 12)  # page faults are not measured
+        self._keys = [number.to_bytes(KEY_BYTES, "big") for number in range(count)]
+        self._records = [records[at * size : (at + 1) * size] for at in range(count)]
+        self._into = [into[at * size : (at + 1) * size] for at in range(count)]
+        for key, record in zip(self._keys, self._records, strict=True):
+            pack(record, header_of(NAMESPACE, key))
+
+    def write(self, segment: int) -> None:
+        puts = [TierPut(NOWHERE, self._records[number]) for number in self._numbers(segment)]
+        if set(self._tier.write(puts)) != {Outcome.OK}:
+            raise HoldfastError("a segment was not written; is there room in --folder?")
+
+    def read(self, segment: int) -> None:
+        gets = [
+            TierGet(NOWHERE, self._keys[number], self._into[number], NAMESPACE)
+            for number in self._numbers(segment)
+        ]
+        if set(self._tier.read(gets)) != {Outcome.OK}:
+            raise HoldfastError("a segment was not read")
+        for get in gets:
+            if check_reported(get.into, get.key, NAMESPACE) is not Outcome.OK:
+                raise HoldfastError("a record does not verify")
+
+    def drop_cache(self) -> None:
+        drop_cache(self._folder)
+
+    @staticmethod
+    def _numbers(segment: int) -> range:
+        return range(segment * RECORDS, (segment + 1) * RECORDS)
+
+
 class PlainFiles:
     """The plainest code that writes and reads the same files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         self._buffers = _Buffers()
 
     def write(self, segment: int) -> None:

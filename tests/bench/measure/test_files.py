@@ -25,3 +25,9 @@ def test_a_segment_that_was_not_written_ends_the_measurement(tmp_path):
     (tmp_path / "tier").touch()
     with pytest.raises(HoldfastError, match="a segment was not written: gone"):
         list(files.files_rows(tmp_path, rounds=1, segments=1))
+
+
+def test_records_through_a_tier_are_verified(tmp_path):
+    rows = list(files.tier_rows(tmp_path, rounds=1, segments=1))
+    assert [row.what for row in rows] == ["files.tier.write", "files.tier.read"]
+    assert all(row.value and row.limit and row.goal for row in rows)
