@@ -52,7 +52,8 @@ is measured only after that."""
 class VllmServerOptions(msgspec.Struct, frozen=True):
     """Options of a vLLM server; an empty `kv_transfer` starts it without a connector.
 
-    `ranks`: its tensor-parallel size. `environment`: variables of its process that differ from the
+    `ranks`: its tensor-parallel size. `requests_max`: requests that it serves at once; 0: as many
+    as vLLM does by default. `environment`: variables of its process that differ from the
     defaults here.
     """
 
@@ -62,6 +63,7 @@ class VllmServerOptions(msgspec.Struct, frozen=True):
     batch_tokens_max: int = 1024
     dtype: str = "auto"
     ranks: int = 1
+    requests_max: int = 0
     environment: dict[str, str] = {}
 
 
@@ -106,6 +108,8 @@ class VllmServer:
             "--enforce-eager",
             "--enable-prompt-tokens-details",
         ]
+        if options.requests_max:
+            argv += ["--max-num-seqs", str(options.requests_max)]
         if options.kv_transfer:
             argv += ["--kv-transfer-config", json.dumps(options.kv_transfer)]
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))

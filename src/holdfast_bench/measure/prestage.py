@@ -41,6 +41,7 @@ WAIT_S = 1.0
 AHEAD = 1.1
 """How long before its use a context is announced, as a multiple of the time of its transfer."""
 
+NO_LINKS = "hosts with limited links need root, ip and tc"
 DEADLINE_S = 60.0
 SERVED_GOAL = 0.95
 FETCH_GOAL = 1.1
@@ -97,12 +98,12 @@ def prestage_rows(folder: Path, rounds: int) -> Iterator[Row]:
     with ExitStack() as stack:
         network = stack.enter_context(open_network(folder / "network.log"))
         if not isinstance(network, NamespaceNetwork):
-            yield not_measured("prestage", "hosts with limited links need root, ip and tc")
+            yield not_measured("prestage", NO_LINKS)
             return
         pool = PoolUnderTest(stack, folder, network)
         [target] = pool.start_targets(1)
         node = pool.start_host("host")
-        _limit_link(pool.targets[target].process.pid, BITS_PER_S)
+        limit_link(pool.targets[target].process.pid, BITS_PER_S)
         store = stack.enter_context(holdfast.open(node.address))
         session = store.session(fingerprint_for(LAYOUT))
         yield from rows_of([_measured(_Context(node, session, at), node) for at in range(rounds)])
@@ -153,7 +154,7 @@ def rows_of(rounds: Sequence[PrestageRound]) -> Iterator[Row]:
     yield at_least("prestage.queued.gain", gain, "of the wait", GAIN_GOAL, **seconds)
 
 
-def _limit_link(pid: int, bits_per_s: int) -> None:
+def limit_link(pid: int, bits_per_s: int) -> None:
     """Limit what the host of a process sends; raise HoldfastError if refused."""
     bucket = ["tbf", "rate", f"{bits_per_s}bit", "burst", "256kb", "latency", "50ms"]
     argv = ["nsenter", f"--net=/proc/{pid}/ns/net", "--", "tc", "qdisc", "add", "dev", "eth0"]

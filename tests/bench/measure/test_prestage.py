@@ -5,6 +5,7 @@ import pytest
 from holdfast_bench.harness.network import LoopbackNetwork, NamespaceNetwork, open_network
 from holdfast_bench.measure import prestage
 from holdfast_bench.measure.prestage import BLOCKS, PrestageRound, prestage_rows
+from holdfast_bench.measure.prestage_engine import EngineRound, engine_rows
 
 
 def rows_of(*rounds):
@@ -23,6 +24,20 @@ def test_contexts_that_came_from_memory_and_seconds_gained_reach_the_goals():
 def test_a_context_that_came_late_misses_the_goals():
     late = PrestageRound(2.0, 0.05, 0.5, 1.9, BLOCKS - 1)
     assert not any(row.ok for row in rows_of(late, late).values())
+
+
+def test_an_engine_whose_announced_context_is_as_fast_as_from_memory_reaches_the_goals():
+    good = EngineRound(2.5, 0.30, 0.31, 2.6, 1.0)
+    rows = {row.what: row for row in engine_rows([good, good])}
+    assert rows["prestage.engine.announced"].ratio == pytest.approx(0.31 / 0.30)
+    # Without a prestage, the first token would have come after the wait and the whole transfer.
+    assert rows["prestage.engine.queued.gain"].value == pytest.approx(0.9)
+    assert all(row.ok for row in rows.values())
+
+
+def test_an_engine_that_fetches_only_at_its_turn_misses_the_goals():
+    late = EngineRound(2.5, 0.30, 2.5, 3.4, 1.0)
+    assert not any(row.ok for row in engine_rows([late, late]))
 
 
 def test_without_links_of_their_own_nothing_is_measured(monkeypatch, tmp_path):
