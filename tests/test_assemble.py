@@ -173,9 +173,9 @@ def test_a_store_that_fails_while_it_starts_is_closed(configured, monkeypatch):
 
 
 def test_options_reach_the_store(configured):
-    with open_store(configured(disk=False, lease_s=7, write="on_eviction")) as store:
+    with open_store(configured(lease_s=7, write="on_eviction")) as store:
         assert store.options.lease_s == 7
-        assert store.options.writes_behind is False
+        assert not store.options.rules[1].intake.saves
 
 
 @pytest.mark.parametrize(

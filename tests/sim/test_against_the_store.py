@@ -7,6 +7,7 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.clock import ManualClock
 from holdfast.plan.planner import FetchHeld
 from holdfast.policy.choice import POLICIES
+from holdfast.policy.movement import Intake
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.hardware import resolve
 from holdfast.sim.ladder import parse_ladder
@@ -16,7 +17,7 @@ from holdfast.sim.replay import replay
 from holdfast.sim.route import ROUTERS
 from holdfast.sim.run import Simulation, SimulationSettings
 from holdfast.sim.tier_order import FifoOrder, LruOrder
-from holdfast.store.options import StoreOptions
+from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier
 from holdfast.testing.store_view import StoreView
@@ -38,12 +39,17 @@ def housekeeping(monkeypatch):
     monkeypatch.setattr("holdfast.store.store._HOUSEKEEPING_S", 3_600.0)
 
 
+AS_SIMULATED = {n: TierRules(intake=Intake(evicted="never", fetched="never")) for n in (1, 2, 3)}
+"""A simulated tier takes what others evict only with `write: on_eviction`, and none that is fetched
+from below unless it is volatile."""
+
+
 class ReplayedStore:
     """A store with a host tier of so many blocks, through which a trace is replayed."""
 
     def __init__(self, blocks, policy, lower=()):
         self.clock = ManualClock()
-        options = StoreOptions(clock=self.clock, make_eviction=policy)
+        options = StoreOptions(clock=self.clock, make_eviction=policy, rules=AS_SIMULATED)
         self.store = Store(blocks * RECORD_BYTES, list(lower), {"default": SECRET}, options)
         self.view = StoreView(self.store)
         _, domain = self.store.domain("default")
