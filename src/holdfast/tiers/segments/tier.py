@@ -356,12 +356,15 @@ class SegmentTier(AnsweringTier):
         )
 
     def close(self) -> None:
-        """Wait for calls in progress, which end by their deadlines, and close the medium."""
+        """Close the medium, which ends calls in progress, and wait for their ends.
+
+        The store closes its tiers after its last write, so a put under way here came too late.
+        """
+        self._medium.close()
         if not self._gate.shut():
             return
         self._packer.close()
         self._resaver.close()
-        self._medium.close()
         self._upkeep.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
