@@ -325,9 +325,9 @@ class BlockTable:
         self.queues.write_through(rows, self._volatile)
 
     def write_durable(self, rows: Sequence[int]) -> None:
-        """Queue durable blocks for every lower tier, and let tiers take them that others evict."""
+        """Let tiers take durable blocks that others evict; queue those in memory for every tier."""
         self.movement.durable.update(rows)
-        self.queues.write_through(rows)
+        self.queues.write_through([row for row in rows if self.is_on(row, HOST)])
 
     def touch(self, rows: Sequence[int]) -> None:
         """Record one use of the leading rows of a chain, in chain order."""
