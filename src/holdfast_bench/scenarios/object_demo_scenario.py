@@ -17,7 +17,7 @@ import msgspec
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.limits import BLOCK_TOKENS
 from holdfast.regular_file import replace_file
-from holdfast_bench.harness.completion import ask
+from holdfast_bench.harness.completion import MeasuredCompletion, ask
 from holdfast_bench.harness.node import DISK_BYTES, HOST_BYTES, NodeUnderTest
 from holdfast_bench.harness.process import wait_until
 from holdfast_bench.harness.server import holdfast_kv_transfer
@@ -32,6 +32,9 @@ from holdfast_bench.scenarios.miss_causes import MissWatch
 
 BUCKET_S = 120.0
 """Longest wait until the bucket holds the context, in seconds."""
+
+UNSPECIFIED = "external_unspecified"
+"""vLLM's word for a source that it has no name for."""
 
 _KEY_BYTES = 32
 
@@ -92,7 +95,7 @@ def walk(setting: DemoSettings) -> Generator[DemoStep]:
             [asked],
             asked.answer.equals(right),
             context_tokens,
-            _object_tier(fresh),
+            _expected_source(fresh, asked),
             token_bytes,
             str(plan["reason"]) if plan else "",
         )
@@ -118,11 +121,16 @@ def _kv_transfer(node: NodeUnderTest) -> dict[str, object]:
     return holdfast_kv_transfer(node.address, DEMO_COVER_DEADLINE_MS)
 
 
-def _object_tier(node: NodeUnderTest) -> str:
-    """Return the name of the node's object tier."""
-    return next(
-        str(tier["tier"]) for tier in node.status()["tiers"] if tier["tier"].startswith("object")
-    )
+def _expected_source(node: NodeUnderTest, asked: MeasuredCompletion) -> str:
+    """Return the source that an engine names for blocks of the node's object tier.
+
+    vLLM has no name for an object store. Its own word counts if the node read from the bucket and
+    not from its disk.
+    """
+    read = {str(tier["tier"]): int(tier["read_bytes"]) for tier in node.status()["tiers"]}
+    name = next(tier for tier in read if tier.startswith("object"))
+    is_unnamed = set(asked.tokens.fetched) == {UNSPECIFIED}
+    return UNSPECIFIED if is_unnamed and read[name] and not read["disk"] else name
 
 
 def _wait_in_bucket(node: NodeUnderTest, blocks: int) -> None:
