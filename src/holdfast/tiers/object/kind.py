@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from holdfast.byte_size import Size
-from holdfast.errors import ConfigError, HoldfastError, Outcome
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.finding import Finding, problem
-from holdfast.limits import MIB
-from holdfast.tiers.kind import RecordTierSection, TierContext, TierKind
-from holdfast.tiers.option_checks import DEADLINE_S_MAX, check_above_zero, check_at_least
+from holdfast.tiers.kind import TierContext, TierKind
+from holdfast.tiers.option_checks import check_at_least
+from holdfast.tiers.segments.options import (
+    CAPACITY_MIN,
+    EXAMINE_S,
+    SegmentTierSection,
+    check_times,
+    open_segment_tier,
+    probe_findings,
+)
 
 if TYPE_CHECKING:
     from holdfast.tiers.object.medium import ObjectMedium
@@ -19,24 +26,16 @@ if TYPE_CHECKING:
 
 SCHEMES = ("s3", "az", "gs")
 CONNECTIONS_MAX = 256
-WRITE_S_MAX = 600.0
-POLL_S_MAX = 3_600.0
-POLL_S_MIN = 1.0
-CAPACITY_MIN = 256 * MIB
-EXAMINE_S = 20.0
-"""Maximum duration of the probe when a tier is examined, in seconds."""
 
 
-class ObjectOptions(RecordTierSection, frozen=True, tag="object", tag_field="kind"):
-    """An existing bucket; times in seconds.
+class ObjectOptions(SegmentTierSection, frozen=True, tag="object", tag_field="kind"):
+    """An existing bucket.
 
     `url`: s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX. `endpoint`: URL of a
     store that is not the cloud's own. `credentials_file`: lines `NAME = VALUE`, read again every
     minute; without it credentials come from the environment. `capacity` bounds the bytes below the
-    prefix, of all nodes; 0 leaves them to `keep`. `keep`: how long a segment is kept after its
-    write. `connections`: most reads at a time, `write_connections` most writes. `deadline_s` bounds
-    one read, `write_s` one write, `ask_s` a lookup before the first listing. `poll_s`: interval
-    between listings of what other nodes have written. `tls_ca`: the CA of a private endpoint.
+    prefix, of all nodes; 0 leaves them to `keep`. `connections`: most reads at a time,
+    `write_connections` most writes. `tls_ca`: the CA of a private endpoint.
     """
 
     url: str
@@ -45,13 +44,8 @@ class ObjectOptions(RecordTierSection, frozen=True, tag="object", tag_field="kin
     credentials_file: str = ""
     tls_ca: str = ""
     capacity: Size = Size(0)
-    keep: Literal["1d", "7d", "30d"] = "7d"
     connections: int = 16
     write_connections: int = 4
-    deadline_s: float = 2.0
-    write_s: float = 20.0
-    ask_s: float = 0.25
-    poll_s: float = 60.0
 
 
 def check_object(options: ObjectOptions, at: str) -> None:
@@ -69,15 +63,7 @@ def check_object(options: ObjectOptions, at: str) -> None:
             )
     if options.endpoint and urlsplit(options.endpoint).scheme not in ("http", "https"):
         raise ConfigError(f"{at}.endpoint: {options.endpoint!r} is not http(s)://HOST[:PORT]")
-    check_above_zero(f"{at}.deadline_s", options.deadline_s, DEADLINE_S_MAX)
-    check_above_zero(f"{at}.ask_s", options.ask_s, DEADLINE_S_MAX)
-    check_above_zero(f"{at}.write_s", options.write_s, WRITE_S_MAX)
-    check_above_zero(f"{at}.poll_s", options.poll_s, POLL_S_MAX)
-    if options.poll_s < POLL_S_MIN:
-        raise ConfigError(
-            f"{at}.poll_s: {options.poll_s:g} s is less than {POLL_S_MIN:g} s; raise it, because "
-            "every listing is a paid request"
-        )
+    check_times(options, at, "every listing is a paid request")
     if options.capacity:
         check_at_least(options.capacity, CAPACITY_MIN, f"{at}.capacity")
     for name in ("connections", "write_connections"):
@@ -89,20 +75,9 @@ def check_object(options: ObjectOptions, at: str) -> None:
 
 def open_object(options: ObjectOptions, context: TierContext) -> SegmentTier:
     """Open the tier; the store does not need to answer."""
-    from holdfast.tiers.segments.tier import SegmentTier, SegmentTierLimits
-    from holdfast.tiers.segments.writer import SegmentWriter
-
-    limits = SegmentTierLimits(
-        read_s=options.deadline_s,
-        write_s=options.write_s,
-        ask_s=options.ask_s,
-        reads=options.connections,
-        writes=options.write_connections,
-        poll_s=options.poll_s,
-        capacity_bytes=options.capacity,
-    )
+    requests = options.connections, options.write_connections
     medium = _medium(options, context)
-    return SegmentTier(medium, SegmentWriter(options.keep), limits, context.name)
+    return open_segment_tier(medium, options, options.capacity, requests, context.name)
 
 
 def examine_object(options: ObjectOptions, context: TierContext) -> Iterator[Finding]:
@@ -119,16 +94,8 @@ def examine_object(options: ObjectOptions, context: TierContext) -> Iterator[Fin
         probe = medium.probe(Deadline.within(EXAMINE_S))
     finally:
         medium.close()
-    if probe.outcome is not Outcome.OK:
-        yield problem(context.at, where, f"{probe.why}; start it, or correct url, endpoint or keys")
-    elif probe.refusal:
-        yield problem(context.at, where, probe.refusal)
-    elif probe.read_only:
-        yield Finding(context.at, where, probe.read_only, ok=True, warning=True)
-    else:
-        yield Finding(context.at, where, "can be read and written", ok=True)
-    for finding in probe.findings:
-        yield Finding(f"{context.at} {finding.what}", finding.found, finding.why, finding.ok)
+    remedy = "start it, or correct url, endpoint or keys"
+    yield from probe_findings(probe, context, where, remedy)
 
 
 def _medium(options: ObjectOptions, context: TierContext) -> ObjectMedium:
