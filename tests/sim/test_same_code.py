@@ -9,7 +9,7 @@ SHARED = {
     ("holdfast.plan.planner", "PlanQuestion"): ("holdfast.store.lookup", "holdfast.sim.run"),
     ("holdfast.plan.prestage", "begin_in_s"): ("holdfast.store.hints", "holdfast.sim.run"),
     ("holdfast.policy.movement", "promotion_targets"): (
-        "holdfast.store.block_table",
+        "holdfast.store.movement",
         "holdfast.sim.memory",
     ),
     ("holdfast.policy.choice", "POLICIES"): ("holdfast.assemble", "holdfast.sim.rules"),

