@@ -63,13 +63,6 @@ def test_the_limit_of_version_1_of_control_groups_counts(groups):
     assert memory().nbytes == 32768
 
 
-def test_a_free_port_and_its_second_one_can_be_listened_on():
-    port = probe.free_port(also=10_000)
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", port))
-        second.bind(("127.0.0.1", port + 10_000))
-
-
 def test_a_free_port_can_be_listened_on():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", free_port()))

