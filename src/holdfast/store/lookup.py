@@ -186,9 +186,14 @@ def _ask(
     Returns OK if the tier answered. Another caller's question is about that caller's chain, which
     may end or branch off before this one does: then the tier is asked again about the rest.
     """
-    name, answer = (number, namespace, keys[start]), HeldAnswer(0, Outcome.GONE)
+    answer = HeldAnswer(0, Outcome.GONE)
     until = time.monotonic() + within_s
     with table.lock:
+        # Another caller's lookup may have ended since this caller looked at the index.
+        start = max(start, table.index.cover(namespace, keys).blocks)
+        if start == len(keys):
+            return Outcome.OK
+        name = number, namespace, keys[start]
         now_s, failed, readable = table.clock.now(), table.failed_remote, len(keys)
         if failed:
             each = range(start, len(keys))
