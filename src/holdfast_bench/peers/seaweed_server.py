@@ -66,17 +66,7 @@ class SeaweedServer(ServerProcesses):
 
     def store(self, bucket: str = BUCKET) -> S3Store:
         """Return a client of a bucket with this server's keys."""
-        return S3Store(
-            bucket,
-            config={
-                "endpoint": self.endpoint,
-                "access_key_id": ACCESS_KEY,
-                "secret_access_key": SECRET_KEY,
-                "region": "us-east-1",
-                "virtual_hosted_style_request": False,
-            },
-            client_options={"allow_http": True},
-        )
+        return s3_client(self.endpoint, bucket)
 
     def start(self) -> None:
         """Start the server, wait until it serves, and create the bucket."""
@@ -106,6 +96,21 @@ class SeaweedServer(ServerProcesses):
         except (BaseError, OSError, HoldfastError):
             return False
         return True
+
+
+def s3_client(endpoint: str, bucket: str) -> S3Store:
+    """Return a client of a bucket with the keys of these servers."""
+    return S3Store(
+        bucket,
+        config={
+            "endpoint": endpoint,
+            "access_key_id": ACCESS_KEY,
+            "secret_access_key": SECRET_KEY,
+            "region": "us-east-1",
+            "virtual_hosted_style_request": False,
+        },
+        client_options={"allow_http": True},
+    )
 
 
 def write_credentials(path: Path) -> Path:

@@ -17,11 +17,10 @@ from holdfast_bench.campaigns.chaos_proxy import ChaosProxy
 from holdfast_bench.harness.process import ChildProcess, ServerProcesses, wait_until
 from holdfast_bench.peers import seaweed_server
 from holdfast_bench.peers.seaweed_server import (
-    ACCESS_KEY,
     BUCKET,
-    SECRET_KEY,
     SeaweedServer,
     create_bucket,
+    s3_client,
     write_credentials,
 )
 
@@ -44,17 +43,7 @@ class MotoServer(ServerProcesses):
 
     def store(self, bucket=BUCKET):
         """Return a client of a bucket."""
-        return S3Store(
-            bucket,
-            config={
-                "endpoint": self.endpoint,
-                "access_key_id": ACCESS_KEY,
-                "secret_access_key": SECRET_KEY,
-                "region": "us-east-1",
-                "virtual_hosted_style_request": False,
-            },
-            client_options={"allow_http": True},
-        )
+        return s3_client(self.endpoint, bucket)
 
     def start(self):
         """Start the server, wait until it serves, and create the bucket."""
