@@ -4,8 +4,11 @@ import contextlib
 import math
 import threading
 
+from holdfast.buffers import aligned_buffer
+from holdfast.errors import Outcome
 from holdfast.testing.extents import MemoryExtents
 from holdfast.testing.tier_contract import Blocks
+from holdfast.tiers.base import TierGet
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.read_limit import ReadLimit
 from holdfast.tiers.disk.region import SECTOR
@@ -77,3 +80,17 @@ def test_a_close_does_not_wait_for_a_read_that_keeps_the_limit(monkeypatch):
         monkeypatch.setattr(tier._read_limit, "_sleep", close_meanwhile)
         BLOCKS.load(tier, range(2), places)
     assert closed == [True]
+
+
+def test_a_read_counts_the_bytes_on_the_medium_and_not_those_of_its_buffer(monkeypatch):
+    medium, waits = MemoryExtents.formatted(32 * SECTOR, 4), []
+    config = DiskConfig(path="memory", capacity_bytes=medium.size, read_bytes_per_s=SECTOR)
+    with contextlib.closing(DiskTier(config, open_extents=lambda _: medium)) as tier:
+        places = BLOCKS.save(tier, range(2))
+        monkeypatch.setattr(tier._read_limit, "_sleep", waits.append)
+        gets = [
+            TierGet(place, BLOCKS.key(i), aligned_buffer(20 * SECTOR), BLOCKS.namespace)
+            for i, place in enumerate(places)
+        ]
+        assert tier.read(gets) == [Outcome.OK, Outcome.OK]
+    assert [math.ceil(seconds) for seconds in waits] == [10]

@@ -16,6 +16,7 @@ and the record's key.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -158,7 +159,7 @@ class DiskTier:
 
     def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
         # The wait for the rate limit is outside the gate, so that a close does not wait for it.
-        limited = self._read_limit.paced(sum(len(get.into) for get in batch))
+        limited = self._read_limit.paced(self._stored_bytes(batch))
         with limited, self._gate.enter() as admitted:
             return self._read(batch) if admitted else [Outcome.GONE] * len(batch)
 
@@ -507,6 +508,17 @@ class DiskTier:
         return outcomes
 
     # Internal.
+
+    def _stored_bytes(self, batch: Sequence[TierGet]) -> int:
+        """Return the bytes that a read limit counts: those on the medium, not those of the slots.
+
+        0 without a limit.
+        """
+        if math.isinf(self._config.read_bytes_per_s):
+            return 0
+        with self._mutex:
+            extents = [self._regions.held(get.place, get.key, len(get.into)) for get in batch]
+        return sum(extent.nbytes for extent in extents if extent)
 
     def _count_failures(self, *errors: OSError) -> None:
         """Count records that could not be read. They do not stop writes."""
