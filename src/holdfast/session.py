@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Blocks: TypeAlias = "npt.NDArray[np.generic]"
-"""Block payloads, one a row: any dtype and shape whose rows have `layout.payload_bytes` bytes.
+"""Block payloads, one a row: any dtype and shape whose rows have `layout.raw_bytes` bytes.
 
 In a session of a slice, rows have `layout_slice.nbytes` bytes.
 

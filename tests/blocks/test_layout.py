@@ -79,7 +79,7 @@ def element_labels(layout):
 
 def test_an_exact_block_is_all_pages_of_all_layers():
     assert EXACT.pages_per_block == 8
-    assert EXACT.payload_bytes == 2 * 8 * 2048
+    assert EXACT.raw_bytes == 2 * 8 * 2048
 
 
 def test_the_width_of_an_element_follows_from_the_dtype():
@@ -88,7 +88,7 @@ def test_the_width_of_an_element_follows_from_the_dtype():
 
 
 def test_a_portable_block_of_layers_that_are_alike_matches_the_golden_vector():
-    assert ALIKE.payload_bytes == 4096
+    assert ALIKE.raw_bytes == 4096
     assert ALIKE.layer_offsets() == [0, 2048, 4096]
     assert runs_of(ALIKE.slice(heads=range(1, 3))) == [
         (0, "k", (1, 3), 256, 512),
@@ -104,7 +104,7 @@ def test_a_portable_block_of_layers_that_are_alike_matches_the_golden_vector():
 
 
 def test_a_portable_block_of_unlike_layers_matches_the_golden_vector():
-    assert MIXED.payload_bytes == 496
+    assert MIXED.raw_bytes == 496
     assert MIXED.layer_offsets() == [0, 160, 240, 496]
     assert runs_of(MIXED.whole()) == [
         (0, "k", (0, 2), 0, 96),
@@ -132,7 +132,7 @@ def test_a_portable_block_of_unlike_layers_matches_the_golden_vector():
 def test_the_runs_of_a_slice_hold_its_heads_of_its_layers_and_nothing_else(layout, data):
     labels = element_labels(layout)
     width = layout.element_bytes
-    assert layout.payload_bytes == len(labels) * width
+    assert layout.raw_bytes == len(labels) * width
     count = len(layout.layers)
     first = data.draw(st.integers(0, count - 1))
     layers = range(first, data.draw(st.integers(first + 1, count)))
@@ -151,7 +151,7 @@ def test_the_runs_of_a_slice_hold_its_heads_of_its_layers_and_nothing_else(layou
 
 @given(portable_layouts, st.sampled_from([1, 2, 4, 8]))
 def test_what_the_ranks_write_covers_each_byte_once(layout, tp_size):
-    written = np.zeros(layout.payload_bytes, np.uint8)
+    written = np.zeros(layout.raw_bytes, np.uint8)
     for rank in range(tp_size):
         part = layout.rank(rank, tp_size)
         own = {(run.layer, run.state): run for run in part.runs()}
@@ -173,8 +173,8 @@ def test_ranks_that_outnumber_the_heads_share_them_and_the_first_writes():
 
 def test_every_rank_holds_a_latent_and_the_first_writes_it():
     layout = Layout.portable_latent(layers=3, latent_size=576, dtype="bfloat16", block_tokens=16)
-    assert layout.payload_bytes == 3 * 16 * 576 * 2
-    assert [layout.rank(rank, 2).nbytes for rank in range(2)] == [layout.payload_bytes] * 2
+    assert layout.raw_bytes == 3 * 16 * 576 * 2
+    assert [layout.rank(rank, 2).nbytes for rank in range(2)] == [layout.raw_bytes] * 2
     assert layout.rank(0, 2).written_runs() == layout.whole().runs()
     assert layout.rank(1, 2).written_runs() == []
     assert layout.whole().runs()[0].state is State.LATENT

@@ -24,11 +24,11 @@ MIXED = PortableLayout("float16", 4, (HeadState(2, 6, 4), LatentState(10), HeadS
 
 
 def payload_of(layout, seed):
-    return np.random.default_rng(seed).integers(0, 256, layout.payload_bytes, np.uint8)
+    return np.random.default_rng(seed).integers(0, 256, layout.raw_bytes, np.uint8)
 
 
 def read(layout, layout_slice, payload):
-    copy = SliceCopy(layout.payload_bytes, layout_slice)
+    copy = SliceCopy(layout.raw_bytes, layout_slice)
     row = np.zeros(copy.row_bytes, np.uint8)
     copy.read(payload.data, row.data)
     return row
@@ -91,10 +91,10 @@ def test_a_slice_has_its_heads_of_its_layers_in_the_order_of_the_payload():
 @pytest.mark.parametrize("layout", [LAYOUT, MIXED], ids=["alike", "mixed"])
 @pytest.mark.parametrize("tp_size", [1, 2, 4, 8])
 def test_the_ranks_of_one_size_write_what_the_ranks_of_another_read(layout, tp_size):
-    payload, filled = payload_of(layout, 2), np.zeros(layout.payload_bytes, np.uint8)
+    payload, filled = payload_of(layout, 2), np.zeros(layout.raw_bytes, np.uint8)
     for rank in range(tp_size):
         part = layout.rank(rank, tp_size)
-        SliceCopy(layout.payload_bytes, part).write(read(layout, part, payload).data, filled.data)
+        SliceCopy(layout.raw_bytes, part).write(read(layout, part, payload).data, filled.data)
     assert (filled == payload).all()
     for other in (1, 2, 4):
         for rank in range(other):
@@ -103,9 +103,9 @@ def test_the_ranks_of_one_size_write_what_the_ranks_of_another_read(layout, tp_s
 
 
 def test_a_rank_writes_only_its_own_bytes():
-    filled = np.zeros(LAYOUT.payload_bytes, np.uint8)
+    filled = np.zeros(LAYOUT.raw_bytes, np.uint8)
     part = LAYOUT.rank(1, 2)
-    SliceCopy(LAYOUT.payload_bytes, part).write(np.ones(part.nbytes, np.uint8).data, filled.data)
+    SliceCopy(LAYOUT.raw_bytes, part).write(np.ones(part.nbytes, np.uint8).data, filled.data)
     elements = filled.view("<u2").reshape(SHAPE)
     assert not elements[:, :, :2].any()
     assert elements[:, :, 2:].all()
@@ -113,13 +113,13 @@ def test_a_rank_writes_only_its_own_bytes():
 
 def test_a_slice_that_is_everything_is_no_part():
     for layout_slice in (None, LAYOUT.whole(), LAYOUT.rank(0, 1)):
-        copy = SliceCopy(LAYOUT.payload_bytes, layout_slice)
-        assert (copy.part, copy.writes, copy.row_bytes) == (WHOLE, True, LAYOUT.payload_bytes)
+        copy = SliceCopy(LAYOUT.raw_bytes, layout_slice)
+        assert (copy.part, copy.writes, copy.row_bytes) == (WHOLE, True, LAYOUT.raw_bytes)
 
 
 def test_a_rank_without_state_of_its_own_writes_nothing():
     layout = Layout.portable_latent(layers=2, latent_size=6, dtype="int8", block_tokens=4)
-    first, second = (SliceCopy(layout.payload_bytes, layout.rank(rank, 2)) for rank in range(2))
+    first, second = (SliceCopy(layout.raw_bytes, layout.rank(rank, 2)) for rank in range(2))
     assert (first.part, first.writes) == (WHOLE, True)
     assert not second.writes
-    assert second.row_bytes == layout.payload_bytes
+    assert second.row_bytes == layout.raw_bytes

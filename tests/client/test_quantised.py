@@ -27,7 +27,7 @@ MODEL = fingerprint_for(LAYOUT)
 SECRET = bytes(range(32))
 BLOCKS = 3
 TOKENS = list(range(BLOCKS * 64))
-KV = np.random.default_rng(1).standard_normal((BLOCKS, LAYOUT.payload_bytes // 2))
+KV = np.random.default_rng(1).standard_normal((BLOCKS, LAYOUT.raw_bytes // 2))
 KV = KV.astype(np.float16)
 
 
@@ -122,7 +122,7 @@ def test_a_session_is_exact_until_a_record_permits_the_codec(node, caplog, capsy
         assert (status.domains, status.quantised, status.refusals) == (["acme"], BLOCKS, 1)
         figures = {each.name: each.value for each in node_samples(store.status())}
     assert figures["quantised_blocks_total"] == BLOCKS
-    assert figures["quantised_bytes_total"] == BLOCKS * LAYOUT.payload_bytes
+    assert figures["quantised_bytes_total"] == BLOCKS * LAYOUT.raw_bytes
     assert figures["quantise_exact_blocks_total"] == 0
     assert figures["quantise_refusals_total"] == 1
     assert main(["inspect", "--node", node.address]) == 0
@@ -170,7 +170,7 @@ def hello(fingerprint, **changes):
     layout = fingerprint.representation
     fields = {
         "fingerprint": fingerprint.digest(),
-        "raw_bytes": layout.payload_bytes,
+        "raw_bytes": layout.raw_bytes,
         "block_tokens": layout.block_tokens,
         "description": msgspec.json.encode(fingerprint).decode(),
     }

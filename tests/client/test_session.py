@@ -36,7 +36,7 @@ from holdfast.wire.local.client import Client
 from holdfast_bench.harness.process import wait_until
 
 TOKENS = BLOCKS * LAYOUT.block_tokens
-RECORD = stored_bytes(LAYOUT.payload_bytes)
+RECORD = stored_bytes(LAYOUT.raw_bytes)
 
 
 def listed(session, limit=4_096):
@@ -175,7 +175,7 @@ def test_a_context_longer_than_one_reservation_is_saved_whole(store):
     model = fingerprint_for(layout, "small")
     count = RESERVE_BLOCKS_MAX + 10
     session, blocks = store.session(model), np.arange(count, dtype=np.uint32)
-    blocks = np.repeat(blocks[:, None], layout.payload_bytes // 4, axis=1)
+    blocks = np.repeat(blocks[:, None], layout.raw_bytes // 4, axis=1)
     assert session.save(list(range(count)), blocks) == count
     found = np.zeros_like(blocks)
     assert session.fetch(list(range(count)), into=found).blocks == count

@@ -68,7 +68,7 @@ def fetch(session, row_bytes):
 @pytest.mark.parametrize("written_at", [1, 2, 4, 8])
 def test_a_context_written_at_one_size_is_read_at_any(store, written_at):
     assert sum(save_ranks(store, written_at)) == BLOCKS
-    whole = np.zeros((BLOCKS, LAYOUT.payload_bytes // 2), np.float16)
+    whole = np.zeros((BLOCKS, LAYOUT.raw_bytes // 2), np.float16)
     assert store.session(MODEL).fetch(TOKENS, into=whole).blocks == BLOCKS
     assert (whole == KV.reshape(BLOCKS, -1)).all()
     for read_at in (1, 2, 4, 8):
@@ -111,7 +111,7 @@ def test_ranks_that_save_at_the_same_time_fill_the_same_blocks(store):
     for thread in threads:
         thread.join()
     assert sum(saved) == BLOCKS
-    _, found = fetch(store.session(MODEL), LAYOUT.payload_bytes)
+    _, found = fetch(store.session(MODEL), LAYOUT.raw_bytes)
     assert (found.view(np.float16) == KV.reshape(BLOCKS, -1)).all()
 
 
@@ -130,13 +130,13 @@ def test_layers_of_pipeline_stages_fill_one_record(store):
 
 def test_state_that_ranks_replicate_is_written_once(store):
     model = fingerprint_for(LATENT)
-    rows = np.random.default_rng(4).integers(0, 99, (BLOCKS, LATENT.payload_bytes), np.int8)
+    rows = np.random.default_rng(4).integers(0, 99, (BLOCKS, LATENT.raw_bytes), np.int8)
     wrong = np.zeros_like(rows)
     assert rank_session(store, 1, 2, model).save(TOKENS, wrong) == 0
     assert store.session(model).cover(TOKENS) == 0
     assert rank_session(store, 0, 2, model).save(TOKENS, rows) == BLOCKS
     for rank in range(2):
-        _, found = fetch(rank_session(store, rank, 2, model), LATENT.payload_bytes)
+        _, found = fetch(rank_session(store, rank, 2, model), LATENT.raw_bytes)
         assert (found.view(np.int8) == rows).all()
 
 
@@ -145,13 +145,13 @@ def test_layers_of_unlike_kinds_and_head_counts_are_divided_layer_by_layer(store
     layout = PortableLayout("int8", 16, layers)
     model = fingerprint_for(layout)
     rng = np.random.default_rng(5)
-    whole = rng.integers(0, 99, (BLOCKS, layout.payload_bytes), np.uint8)
+    whole = rng.integers(0, 99, (BLOCKS, layout.raw_bytes), np.uint8)
     for rank in range(2):
         part = layout.rank(rank, 2)
         runs = [whole[:, run.offset : run.offset + run.nbytes] for run in part.runs()]
         saved = rank_session(store, rank, 2, model).save(TOKENS, np.concatenate(runs, axis=1))
     assert saved == BLOCKS
-    _, found = fetch(store.session(model), layout.payload_bytes)
+    _, found = fetch(store.session(model), layout.raw_bytes)
     assert (found == whole).all()
 
 
@@ -200,10 +200,10 @@ WRONG = {
 @pytest.mark.parametrize("layout", WRONG.values(), ids=WRONG)
 def test_a_record_read_with_a_wrong_layout_is_a_miss(store, layout):
     save_ranks(store, 2)
-    assert layout.payload_bytes == LAYOUT.payload_bytes
+    assert layout.raw_bytes == LAYOUT.raw_bytes
     wrong = fingerprint_for(layout)
     for session, row_bytes in (
-        (store.session(wrong), layout.payload_bytes),
+        (store.session(wrong), layout.raw_bytes),
         (rank_session(store, 1, 2, wrong), layout.rank(1, 2).nbytes),
     ):
         assert session.cover(TOKENS) == 0
@@ -234,7 +234,7 @@ HELLO = m.Hello(
     m.PROTOCOL,
     "test",
     MODEL.digest(),
-    raw_bytes=LAYOUT.payload_bytes,
+    raw_bytes=LAYOUT.raw_bytes,
     block_tokens=16,
 )
 
@@ -286,5 +286,5 @@ def test_a_rank_killed_before_its_commit_leaves_nothing_and_the_next_save_is_who
         wait_until(node.process, lambda: store.status().tickets == 0, 30)
         assert store.session(MODEL).cover(TOKENS) == 0
         assert save_ranks(store, 2) == [0, BLOCKS]
-        _, found = fetch(store.session(MODEL), LAYOUT.payload_bytes)
+        _, found = fetch(store.session(MODEL), LAYOUT.raw_bytes)
         assert (found.view(np.float16) == KV.reshape(BLOCKS, -1)).all()

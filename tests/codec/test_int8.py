@@ -29,7 +29,7 @@ LAYOUT = layout_of("bfloat16", 4, (2, 6, 5), (1, 6, 5), (2, 3, 7))
 
 
 def values_of(layout):
-    return layout.payload_bytes // layout.element_bytes
+    return layout.raw_bytes // layout.element_bytes
 
 
 def as_bits(values, dtype):
@@ -166,7 +166,7 @@ def test_the_codec_agrees_with_plain_python_byte_for_byte(layout, seed, scale):
 @given(layouts, st.data())
 def test_a_quantised_block_is_coded_without_any_further_loss(layout, data):
     """Any bits: what is not finite or out of range is left exact, the rest is a fixed point."""
-    nbytes = layout.payload_bytes
+    nbytes = layout.raw_bytes
     if data.draw(st.booleans()):
         raw = bytearray(np.random.default_rng(data.draw(st.integers(0, 99))).bytes(nbytes))
     else:
@@ -233,7 +233,7 @@ def test_one_wide_channel_costs_the_other_channels_of_the_keys_nothing():
 @pytest.mark.parametrize("size", [64, 128])
 def test_a_block_of_128_tokens_takes_at_most_53_percent(dtype, size):
     layout = layout_of(dtype, 128, *[(8, size, size)] * 32)
-    assert coded_bytes(layout) <= 0.53 * layout.payload_bytes
+    assert coded_bytes(layout) <= 0.53 * layout.raw_bytes
 
 
 def test_the_golden_block_is_stored_as_documented():
@@ -270,11 +270,11 @@ def test_a_peak_above_fp16_is_stored_exact(value):
 def test_zeros_of_both_signs_are_coded():
     raw = raw_of(np.array([0.0, -0.0] * (values_of(LAYOUT) // 2), np.float32), "bfloat16")
     assert Int8(LAYOUT).quantised(raw)
-    assert bytes(raw) == bytes(LAYOUT.payload_bytes)
+    assert bytes(raw) == bytes(LAYOUT.raw_bytes)
 
 
 @pytest.mark.parametrize(
-    "nbytes", [0, LAYOUT.payload_bytes - 1, LAYOUT.payload_bytes + 2, 2 * LAYOUT.payload_bytes]
+    "nbytes", [0, LAYOUT.raw_bytes - 1, LAYOUT.raw_bytes + 2, 2 * LAYOUT.raw_bytes]
 )
 def test_a_block_of_another_size_is_stored_exact(nbytes):
     into = memoryview(bytearray(coded_bytes(LAYOUT)))
@@ -335,19 +335,19 @@ def test_a_layout_that_cannot_be_quantised_is_refused_with_a_reason(layout, mess
 def test_every_truncated_block_is_refused(end):
     stored = encode(LAYOUT, drawn(LAYOUT))
     with pytest.raises(FormatError):
-        decode(stored[:end], LAYOUT.payload_bytes)
+        decode(stored[:end], LAYOUT.raw_bytes)
 
 
 @pytest.mark.parametrize("difference", [-2, -1, 1, 2, 1 << 20])
 def test_a_block_of_another_decoded_length_is_refused(difference):
     with pytest.raises(FormatError):
-        decode(encode(LAYOUT, drawn(LAYOUT)), LAYOUT.payload_bytes + difference)
+        decode(encode(LAYOUT, drawn(LAYOUT)), LAYOUT.raw_bytes + difference)
 
 
 def test_a_longer_block_is_refused():
     stored = bytes(encode(LAYOUT, drawn(LAYOUT))) + b"\0"
     with pytest.raises(FormatError):
-        decode(memoryview(stored), LAYOUT.payload_bytes)
+        decode(memoryview(stored), LAYOUT.raw_bytes)
 
 
 def test_a_block_of_another_layout_and_size_is_refused_by_a_codec_with_a_layout():
@@ -355,9 +355,7 @@ def test_a_block_of_another_layout_and_size_is_refused_by_a_codec_with_a_layout(
         "bfloat16", 4, *[(s.kv_heads, s.key_size, s.value_size) for s in LAYOUT.layers[::-1]]
     )
     with pytest.raises(FormatError, match="layout"):
-        Int8(LAYOUT).decode(
-            encode(other, drawn(other)), memoryview(bytearray(LAYOUT.payload_bytes))
-        )
+        Int8(LAYOUT).decode(encode(other, drawn(other)), memoryview(bytearray(LAYOUT.raw_bytes)))
 
 
 @pytest.mark.parametrize(
@@ -379,7 +377,7 @@ def test_a_forged_prefix_is_refused_before_anything_is_allocated(prefix):
     stored = bytearray(encode(LAYOUT, drawn(LAYOUT)))
     stored[:14] = struct.pack("<BBHIHHH", *prefix)
     with pytest.raises(FormatError):
-        decode(memoryview(stored), LAYOUT.payload_bytes)
+        decode(memoryview(stored), LAYOUT.raw_bytes)
 
 
 @given(st.integers(0, coded_bytes(LAYOUT) * 8 - 1), st.sampled_from(DTYPES))
@@ -388,7 +386,7 @@ def test_a_flipped_bit_is_refused_or_decoded_without_an_error(bit, dtype):
     stored = bytearray(encode(layout, drawn(layout)))
     stored[bit // 8] ^= 1 << bit % 8
     try:
-        decode(memoryview(stored), layout.payload_bytes)
+        decode(memoryview(stored), layout.raw_bytes)
     except FormatError:
         assert bit < 8 * (PREFIX_BYTES + 6 * len(layout.layers))
 

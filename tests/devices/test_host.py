@@ -68,7 +68,7 @@ def test_blocks_gathered_and_scattered_to_other_pages_are_unchanged(
     engine.bytes[:] = content(1, engine.bytes.size).reshape(engine.bytes.shape)
     before = engine.bytes.copy()
     blocks = count // per_block // 2
-    record = HEADER + engine.pages.payload_bytes + 16
+    record = HEADER + engine.pages.raw_bytes + 16
     arena = Arena(blocks * record)
     order = np.random.default_rng(2).permutation(count).tolist()
     source = [order[i * per_block : (i + 1) * per_block] for i in range(blocks)]
@@ -80,7 +80,7 @@ def test_blocks_gathered_and_scattered_to_other_pages_are_unchanged(
         arena, [Move(p, ids) for p, ids in zip(places, source, strict=True)]
     ).result()
     for place, ids in zip(places, source, strict=True):
-        assert bytes(arena.view[place : place + engine.pages.payload_bytes]) == engine.block(ids)
+        assert bytes(arena.view[place : place + engine.pages.raw_bytes]) == engine.block(ids)
     assert device.scatter(
         arena, [Move(p, ids) for p, ids in zip(places, target, strict=True)]
     ).result()
@@ -122,18 +122,18 @@ def test_pages_are_copied_if_thread_affinity_cannot_be_set(monkeypatch, refused)
 
     monkeypatch.setattr(os, refused, refuse)
     engine = Engine(4, 64, 32768, 2)
-    arena = Arena(8 * engine.pages.payload_bytes)
+    arena = Arena(8 * engine.pages.raw_bytes)
     arena.view[:] = content(7, arena.nbytes)
     device = HostDevice(engine.pages)
-    moves = [Move(i * engine.pages.payload_bytes, [2 * i, 2 * i + 1]) for i in range(8)]
+    moves = [Move(i * engine.pages.raw_bytes, [2 * i, 2 * i + 1]) for i in range(8)]
     assert device.scatter(arena, moves).result()
     device.close()
-    assert engine.block([0, 1]) == bytes(arena.view[: engine.pages.payload_bytes])
+    assert engine.block([0, 1]) == bytes(arena.view[: engine.pages.raw_bytes])
 
 
 def test_a_load_can_fill_only_some_pages_of_a_block(copies):
     engine = Engine(3, 20, 128, 4)
-    arena = Arena(HEADER + engine.pages.payload_bytes)
+    arena = Arena(HEADER + engine.pages.raw_bytes)
     arena.view[:] = content(5, arena.nbytes)
     payload = np.frombuffer(arena.view, np.uint8)[HEADER:].reshape(3, 4, 128)
     device = HostDevice(engine.pages)
@@ -151,17 +151,17 @@ def test_a_load_can_fill_only_some_pages_of_a_block(copies):
 def test_layers_with_pages_of_other_sizes_follow_each_other_in_a_payload(copies):
     wide, narrow = Engine(2, 20, 512, 2), Engine(3, 20, 96, 2, padding=32)
     pages = Pages(wide.pages.groups + narrow.pages.groups, 20, 2)
-    assert pages.payload_bytes == wide.pages.payload_bytes + narrow.pages.payload_bytes
+    assert pages.raw_bytes == wide.pages.raw_bytes + narrow.pages.raw_bytes
     for engine in (wide, narrow):
         engine.bytes[:] = content(6, engine.bytes.size).reshape(engine.bytes.shape)
     ids = [[3, 7], [0, 19], [8, 4]]
-    arena = Arena(3 * (HEADER + pages.payload_bytes))
-    places = [at * (HEADER + pages.payload_bytes) + HEADER for at in (2, 0, 1)]
+    arena = Arena(3 * (HEADER + pages.raw_bytes))
+    places = [at * (HEADER + pages.raw_bytes) + HEADER for at in (2, 0, 1)]
     moves = [Move(place, block) for place, block in zip(places, ids, strict=True)]
     device = HostDevice(pages, keep=(wide, narrow))
     assert device.gather(arena, moves).result()
     for place, block in zip(places, ids, strict=True):
-        payload = bytes(arena.view[place : place + pages.payload_bytes])
+        payload = bytes(arena.view[place : place + pages.raw_bytes])
         assert payload == wide.block(block) + narrow.block(block)
     before = [wide.block([3, 7, 8]), narrow.block([3, 7, 8])]
     wide.bytes[:], narrow.bytes[:] = 0, 0
@@ -215,7 +215,7 @@ def test_a_copy_that_falls_short_is_reported_as_failed(caplog):
 
 def test_a_copy_that_fails_on_the_callers_thread_waits_for_the_helper_thread(monkeypatch):
     engine = Engine(4, 64, 32768, 2)
-    arena = Arena(8 * engine.pages.payload_bytes)
+    arena = Arena(8 * engine.pages.raw_bytes)
     device, ended = HostDevice(engine.pages), []
 
     def copy(_plan):
@@ -226,7 +226,7 @@ def test_a_copy_that_fails_on_the_callers_thread_waits_for_the_helper_thread(mon
         return True
 
     monkeypatch.setattr(host, "_copy_batched", copy)
-    moves = [Move(i * engine.pages.payload_bytes, [2 * i, 2 * i + 1]) for i in range(8)]
+    moves = [Move(i * engine.pages.raw_bytes, [2 * i, 2 * i + 1]) for i in range(8)]
     for move in (device.scatter, device.gather):
         with pytest.raises(MemoryError):
             move(arena, moves)

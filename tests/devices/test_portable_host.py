@@ -78,7 +78,7 @@ class Model:
 
 def places_of(layout, kind):
     """Return where payloads are in an arena, and the size of that arena."""
-    record = HEADER + layout.payload_bytes + TAG
+    record = HEADER + layout.raw_bytes + TAG
     order = {
         "in order": range(BLOCKS),
         "backwards": range(BLOCKS)[::-1],
@@ -146,9 +146,9 @@ def test_blocks_are_saved_portable_and_loaded_into_other_pages(
     moves = [Move(place, ids) for place, ids in zip(places, numbers, strict=True)]
     assert first.device.gather(arena, moves).result()
     for block, place in enumerate(places):
-        payload = bytes(arena.view[place : place + model.layout.payload_bytes])
+        payload = bytes(arena.view[place : place + model.layout.raw_bytes])
         assert payload == model.payload(block)
-    assert (outside(arena, places, model.layout.payload_bytes) == 7).all()
+    assert (outside(arena, places, model.layout.raw_bytes) == 7).all()
 
     assert second.device.scatter(arena, moves).result()
     assert all(map(np.array_equal, first.memory, second.memory))
@@ -172,7 +172,7 @@ def test_ranks_fill_one_block_together_and_another_number_of_ranks_reads_it(size
         assert writer.device.gather(arena, moves).result()
         writer.device.close()
     for block, place in enumerate(places):
-        payload = bytes(arena.view[place : place + model.layout.payload_bytes])
+        payload = bytes(arena.view[place : place + model.layout.raw_bytes])
         assert payload == model.payload(block)
 
     for rank in range(6 - ranks):  # four ranks read what two wrote, and the reverse
@@ -202,7 +202,7 @@ def test_of_ranks_that_hold_copies_of_a_head_one_writes_it():
         assert writer.device.gather(arena, moves).result()
         writer.device.close()
     for block, place in enumerate(places):
-        payload = bytes(arena.view[place : place + model.layout.payload_bytes])
+        payload = bytes(arena.view[place : place + model.layout.raw_bytes])
         assert payload == model.payload(block)
 
 
@@ -213,7 +213,7 @@ def test_only_the_named_pages_of_a_block_are_written():
     places, nbytes = places_of(model.layout, "in order")
     arena = Arena(nbytes)
     for block, place in enumerate(places):
-        arena.bytes[place : place + model.layout.payload_bytes] = np.frombuffer(
+        arena.bytes[place : place + model.layout.raw_bytes] = np.frombuffer(
             model.payload(block), np.uint8
         )
     moves = [Move(places[0], [5, 9], first=1), Move(places[1], [2])]
@@ -236,7 +236,7 @@ def test_one_rank_saves_latents_as_they_are_and_every_rank_loads_them():
     ranks = [Rank(form, layout, layout.rank(rank, 2), 20, 4) for rank in range(2)]
     random = np.random.default_rng(3)
     contents = [random.integers(0, 256, layer.shape, np.uint8) for layer in ranks[0].memory]
-    arena = Arena(HEADER + layout.payload_bytes + TAG)
+    arena = Arena(HEADER + layout.raw_bytes + TAG)
     numbers = [3, 9, 1, 0]
     for rank in ranks[::-1]:
         device = open_device("cpu", rank.pages, rank.memory, DeviceOptions(0, rank.portable))
@@ -263,7 +263,7 @@ def test_moves_out_of_bounds_are_refused_before_anything_is_copied():
     model = Model()
     form = cpu_format("vec", 2, TOKENS, SIZE, 2)
     rank = Rank(form, model.layout, model.layout.rank(1, 2), 8, 1)
-    arena = Arena(model.layout.payload_bytes + 100)
+    arena = Arena(model.layout.raw_bytes + 100)
     # The payload is that of the whole model, of which a rank reads only a part.
     for payload in (-8, 104):
         with pytest.raises(BlockError, match=f"at {payload} requested"):

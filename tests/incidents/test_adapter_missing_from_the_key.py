@@ -29,7 +29,7 @@ TOKENS = np.arange(64)
 def test_blocks_computed_with_another_adapter_or_model_are_in_another_namespace(open_store, change):
     store = open_store()
     other = Fingerprint(msgspec.structs.replace(PLAIN.meaning, **change), LAYOUT)
-    blocks = np.ones((4, LAYOUT.payload_bytes), np.uint8)
+    blocks = np.ones((4, LAYOUT.raw_bytes), np.uint8)
     store.session(PLAIN).save(TOKENS, blocks)
     assert store.session(PLAIN).cover(TOKENS) == 64
     assert store.session(other).cover(TOKENS) == 0

@@ -33,7 +33,7 @@ EXACT = ExactLayout(
     kv_heads=2,
     head_size=16,
     page_tokens=16,
-    page_bytes=PORTABLE.payload_bytes // 2,
+    page_bytes=PORTABLE.raw_bytes // 2,
     packing="vec",
     engine="vllm",
     engine_version="0.31.0",
@@ -52,7 +52,7 @@ MEANING = Meaning(
     kv_group=KvGroup.all_layers(2),
 )
 TOKENS = np.arange(48)
-BLOCKS = np.ones((3, PORTABLE.payload_bytes), np.uint8)
+BLOCKS = np.ones((3, PORTABLE.raw_bytes), np.uint8)
 
 
 def meaning(**changes):
@@ -135,7 +135,7 @@ def check_no_hit(saved, read):
 
 @pytest.mark.parametrize(("one", "other"), CASES.values(), ids=CASES)
 def test_a_difference_in_one_field_is_never_a_hit(open_store, one, other):
-    assert one.representation.payload_bytes == other.representation.payload_bytes
+    assert one.representation.raw_bytes == other.representation.raw_bytes
     for saved, read in ((one, other), (other, one)):
         if saved.representation.block_tokens == 16:
             store = open_store()

@@ -38,7 +38,7 @@ with holdfast.open(sys.argv[2]) as store:
 
 def payload():
     """What the blocks of the one context of these tests hold."""
-    shape = (BLOCKS, LAYOUT.payload_bytes // 2)
+    shape = (BLOCKS, LAYOUT.raw_bytes // 2)
     return np.random.default_rng(1).integers(0, 9_999, shape).astype(np.float16)
 
 

@@ -44,7 +44,7 @@ else:
     model = holdfast.Fingerprint(layout=layout, **meaning)
 random = np.random.default_rng(seed)
 tokens = random.integers(0, 30_000, 7 * 128).tolist()
-blocks = random.normal(size=(7, layout.payload_bytes // 2)).astype(np.float16)
+blocks = random.normal(size=(7, layout.raw_bytes // 2)).astype(np.float16)
 with holdfast.open(config) as store:
     session = store.session(model)
     said = {}

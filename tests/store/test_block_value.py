@@ -10,8 +10,8 @@ from holdfast.store.block_value import BlockValue
 from holdfast.store.estimates import EngineId, EngineStep, Estimates
 
 
-def namespace(number, payload_bytes):
-    return Namespace(bytes([number]) * 16, b"d" * 16, payload_bytes, 64)
+def namespace(number, raw_bytes):
+    return Namespace(bytes([number]) * 16, b"d" * 16, raw_bytes, 64)
 
 
 @pytest.fixture

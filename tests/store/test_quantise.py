@@ -29,7 +29,7 @@ TOKENS = list(range(BLOCKS * 64))
 
 
 def blocks(seed=0):
-    shape = BLOCKS, LAYOUT.payload_bytes // 2
+    shape = BLOCKS, LAYOUT.raw_bytes // 2
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float16)
 
 
@@ -127,7 +127,7 @@ def test_below_memory_a_quantised_block_is_its_codes_whatever_the_tiers_codec(op
     [codec] = store.status().codecs
     assert (codec.encoded, codec.quantised, codec.mismatches) == (BLOCKS, BLOCKS, 0)
     assert codec.stored_bytes == BLOCKS * stored_bytes(coded_bytes(LAYOUT))
-    assert codec.raw_bytes == BLOCKS * stored_bytes(LAYOUT.payload_bytes)
+    assert codec.raw_bytes == BLOCKS * stored_bytes(LAYOUT.raw_bytes)
     store.close()
     reopened = opened(mode)
     landed, found = fetched(reopened.session(MODEL, "acme"))
@@ -221,7 +221,7 @@ def test_a_block_with_a_value_out_of_range_is_kept_exact_and_counted(opened, gat
     assert (found[[0, 2, 3]] == kept(rows[[0, 2, 3]])).all()
     status = store.status().quantise
     assert (status.quantised, status.left_exact) == (3, 1)
-    assert status.raw_bytes == 3 * LAYOUT.payload_bytes
+    assert status.raw_bytes == 3 * LAYOUT.raw_bytes
     assert status.domains == ["acme"]
 
 

@@ -43,12 +43,12 @@ class Two:
         self.view = StoreView(self.store)
         self.store.start()
 
-    def namespace(self, name, payload_bytes=16 * KIB):
-        return Namespace(b"f" * 16, self.store.domain(name)[1], payload_bytes, TOKENS)
+    def namespace(self, name, raw_bytes=16 * KIB):
+        return Namespace(b"f" * 16, self.store.domain(name)[1], raw_bytes, TOKENS)
 
-    def save(self, name, seed, blocks, payload_bytes=16 * KIB, retention=Retention.SESSION):
+    def save(self, name, seed, blocks, raw_bytes=16 * KIB, retention=Retention.SESSION):
         """Save a chain; return its keys and how many blocks are new."""
-        namespace = self.namespace(name, payload_bytes)
+        namespace = self.namespace(name, raw_bytes)
         chain = Chain(self.store.domain(name)[0], namespace.fingerprint, TOKENS)
         chain.extend(np.random.default_rng(seed).integers(0, 1000, blocks * TOKENS))
         arena, new = self.store.arena(namespace.domain).view, 0
@@ -57,19 +57,19 @@ class Two:
             reserved = self.store.reserve(namespace, part, chain.parent(at), at)
             for key, place in zip(part, reserved.places, strict=True):
                 if place >= 0:
-                    shake = hashlib.shake_128(key).digest(payload_bytes)
-                    payload(arena[place:], payload_bytes)[:] = shake
+                    shake = hashlib.shake_128(key).digest(raw_bytes)
+                    payload(arena[place:], raw_bytes)[:] = shake
             new += self.store.commit(reserved.ticket, retention)
         return chain.keys, new
 
-    def read(self, name, keys, payload_bytes=16 * KIB):
+    def read(self, name, keys, raw_bytes=16 * KIB):
         """Fetch, check every byte, release; return how many blocks landed."""
-        namespace = self.namespace(name, payload_bytes)
+        namespace = self.namespace(name, raw_bytes)
         fetched = self.store.fetch(namespace, keys, 5.0)
         arena = self.store.arena(namespace.domain).view
         for key, place in zip(keys, fetched.places, strict=False):
-            shake = hashlib.shake_128(key).digest(payload_bytes)
-            assert bytes(payload(arena[place:], payload_bytes)) == shake
+            shake = hashlib.shake_128(key).digest(raw_bytes)
+            assert bytes(payload(arena[place:], raw_bytes)) == shake
         self.store.release(fetched.lease)
         return len(fetched.places)
 
@@ -207,7 +207,7 @@ def test_a_new_record_size_gets_memory_by_evicting_one_run_of_blocks(two):
     for seed in range(400):
         one.save("flood", seed, 1)
     before = one.used("flood")
-    _, new = one.save("flood", 1_000, 1, payload_bytes=100 * KIB)
+    _, new = one.save("flood", 1_000, 1, raw_bytes=100 * KIB)
     assert new == 1
     assert before - one.used("flood") <= HOST_BYTES // 16
 
@@ -393,4 +393,4 @@ def test_a_block_can_be_saved_if_all_memory_is_reserved_or_the_block_is_large(tw
     one = two(quotas={"victim": {0: Quota(HOST_BYTES)}})
     assert 0 < hoard(one, "flood") <= HOST_BYTES // 16
     other = two(host_bytes=4 * MIB)
-    assert other.save("flood", 1, 1, payload_bytes=3 * MIB)[1] == 1
+    assert other.save("flood", 1, 1, raw_bytes=3 * MIB)[1] == 1

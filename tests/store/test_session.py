@@ -26,7 +26,7 @@ def store():
 
 
 def blocks_for(count: int, seed: int = 0) -> np.ndarray:
-    shape = (count, LAYOUT.payload_bytes // 2)
+    shape = (count, LAYOUT.raw_bytes // 2)
     return np.random.default_rng(seed).integers(0, 9_999, shape).astype(np.float16)
 
 
@@ -82,7 +82,7 @@ def test_rows_of_a_wrong_number_or_size_are_refused_with_both_numbers(store) -> 
     session = store.session(FINGERPRINT)
     with pytest.raises(BlockError, match="2 blocks given, but the tokens fill 3"):
         session.save(list(range(96)), blocks_for(2))
-    with pytest.raises(BlockError, match=f"the layout says {LAYOUT.payload_bytes}"):
+    with pytest.raises(BlockError, match=f"the layout says {LAYOUT.raw_bytes}"):
         session.save(list(range(96)), blocks_for(3)[:, :-1].copy())
     with pytest.raises(BlockError, match="contiguous"):
         session.save(list(range(96)), np.asfortranarray(blocks_for(3)))

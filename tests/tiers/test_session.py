@@ -63,7 +63,7 @@ def until(condition):
 
 
 def test_blocks_of_one_store_are_covered_fetched_and_pinned_by_others(config, tier):
-    blocks = np.random.default_rng(1).integers(0, 9_999, (12, LAYOUT.payload_bytes // 2))
+    blocks = np.random.default_rng(1).integers(0, 9_999, (12, LAYOUT.raw_bytes // 2))
     blocks = blocks.astype(np.float16)
     with holdfast.open(config("a")) as store:
         assert store.session(FINGERPRINT).save(TOKENS, blocks) == 12

@@ -150,7 +150,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
         return DTYPE_BYTES.get(self.dtype, 1)
 
     @property
-    def payload_bytes(self) -> int:
+    def raw_bytes(self) -> int:
         """Bytes of one block, all layers."""
         raise NotImplementedError
 
@@ -170,10 +170,10 @@ class PortableLayout(Layout, frozen=True, forbid_unknown_fields=True, tag="porta
             raise BlockError(f"layout.dtype {self.dtype!r} is unknown; known: {known}")
         _check_count("layout.block_tokens", self.block_tokens)
         _check_layers(len(self.layers))
-        _check_payload(self.payload_bytes)
+        _check_payload(self.raw_bytes)
 
     @property
-    def payload_bytes(self) -> int:
+    def raw_bytes(self) -> int:
         return sum(self.layer_bytes(layer) for layer in range(len(self.layers)))
 
     def layer_bytes(self, layer: int) -> int:
@@ -339,7 +339,7 @@ class ExactLayout(Layout, frozen=True, forbid_unknown_fields=True, tag="exact"):
                 f"layout.block_tokens {self.block_tokens} is not a multiple of "
                 f"page_tokens {self.page_tokens}"
             )
-        _check_payload(self.payload_bytes)
+        _check_payload(self.raw_bytes)
 
     @property
     def pages_per_block(self) -> int:
@@ -347,7 +347,7 @@ class ExactLayout(Layout, frozen=True, forbid_unknown_fields=True, tag="exact"):
         return self.block_tokens // self.page_tokens
 
     @property
-    def payload_bytes(self) -> int:
+    def raw_bytes(self) -> int:
         return self.layers * self.pages_per_block * self.page_bytes
 
 

@@ -147,7 +147,7 @@ class RemoteSession:
         domain: str,
         layout_slice: LayoutSlice | None = None,
     ) -> None:
-        self.slice_copy = SliceCopy(fingerprint.representation.payload_bytes, layout_slice)
+        self.slice_copy = SliceCopy(fingerprint.representation.raw_bytes, layout_slice)
         hello = m.Hello(m.PROTOCOL, _PEER, domain=domain, part=self.slice_copy.part)
         self._connection, welcome = _connected(address, hello, fingerprint)
         if welcome.exact_because:
@@ -161,7 +161,7 @@ class RemoteSession:
         self.domain_key = welcome.domain_key
         self.segment_blocks = welcome.segment_blocks
         self.namespace = Namespace(
-            digest, domain_id(welcome.domain_key), layout.payload_bytes, layout.block_tokens
+            digest, domain_id(welcome.domain_key), layout.raw_bytes, layout.block_tokens
         )
 
     def cover(self, keys: Sequence[bytes], deadline_s: float) -> int:
@@ -360,7 +360,7 @@ def _connected(
     named = msgspec.structs.replace(
         hello,
         fingerprint=fingerprint.digest(),
-        raw_bytes=layout.payload_bytes,
+        raw_bytes=layout.raw_bytes,
         block_tokens=layout.block_tokens,
         description=msgspec.json.encode(fingerprint).decode(),
         element_bytes=layout.element_bytes,

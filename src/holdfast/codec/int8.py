@@ -198,7 +198,7 @@ class Int8:
         codec's layout: what is written decodes to `raw`, which is checked.
         """
         layout = self._layout
-        if layout is None or len(raw) != layout.payload_bytes:
+        if layout is None or len(raw) != layout.raw_bytes:
             return 0
         nbytes = coded_bytes(layout)
         if nbytes > len(into):
@@ -214,9 +214,9 @@ class Int8:
     def decode(self, stored: memoryview, into: memoryview) -> None:
         """Decode into exactly the block's bytes; raise FormatError for lengths that do not fit."""
         layout = read_prefix(stored)
-        if layout.payload_bytes != len(into) or coded_bytes(layout) != len(stored):
+        if layout.raw_bytes != len(into) or coded_bytes(layout) != len(stored):
             raise FormatError(
-                f"int8: a block of {layout.payload_bytes} bytes in {coded_bytes(layout)}; "
+                f"int8: a block of {layout.raw_bytes} bytes in {coded_bytes(layout)}; "
                 f"expected {len(into)} in {len(stored)}"
             )
         if self._layout is not None and layout != self._layout:
@@ -231,7 +231,7 @@ class Int8:
         After True, coding and decoding the block gives the same bytes, which was checked.
         """
         layout = self._layout
-        if layout is None or len(raw) != layout.payload_bytes:
+        if layout is None or len(raw) != layout.raw_bytes:
             return False
         coded = np.empty(coded_bytes(layout), np.uint8).data
         values = np.empty(len(raw), np.uint8).data

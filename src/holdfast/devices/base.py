@@ -69,7 +69,7 @@ class Pages(NamedTuple):
         return sum(len(group.bases) * group.page_bytes for group in self.groups)
 
     @property
-    def payload_bytes(self) -> int:
+    def raw_bytes(self) -> int:
         """Bytes of one block, all layers."""
         return self.bytes_of_page * self.pages_per_block
 
@@ -246,24 +246,22 @@ def rows(
     return _rows(pages, arena.address, moves)
 
 
-def check(
-    pages: Pages, arena: SharedMapping, moves: Sequence[Move], payload_bytes: int = 0
-) -> None:
+def check(pages: Pages, arena: SharedMapping, moves: Sequence[Move], raw_bytes: int = 0) -> None:
     """Raise BlockError for a page or payload out of bounds.
 
-    `payload_bytes`: bytes of a payload in the arena; default: those of a block's pages.
+    `raw_bytes`: bytes of a payload in the arena; default: those of a block's pages.
     """
-    payload_bytes = payload_bytes or pages.payload_bytes
+    raw_bytes = raw_bytes or pages.raw_bytes
     for move in moves:
         check_pages(pages, move)
-        check_payload(arena, move.payload, payload_bytes)
+        check_payload(arena, move.payload, raw_bytes)
 
 
-def check_payload(arena: SharedMapping, payload: int, payload_bytes: int) -> None:
+def check_payload(arena: SharedMapping, payload: int, raw_bytes: int) -> None:
     """Raise BlockError for a payload outside the arena."""
-    if payload < 0 or payload + payload_bytes > arena.nbytes:
+    if payload < 0 or payload + raw_bytes > arena.nbytes:
         raise BlockError(
-            f"a payload of {payload_bytes} bytes at {payload} requested, "
+            f"a payload of {raw_bytes} bytes at {payload} requested, "
             f"the arena has {arena.nbytes} bytes"
         )
 

@@ -31,7 +31,7 @@ def tensors_to_blocks(
     are left out. Raises BlockError if tensors do not fit the layout.
     """
     tokens = min((_tokens(state) for states in layers for state in states), default=0)
-    blocks = np.empty((tokens // layout.block_tokens, layout.payload_bytes), np.uint8)
+    blocks = np.empty((tokens // layout.block_tokens, layout.raw_bytes), np.uint8)
     for in_tensor, in_block in _rows(layout, layers, blocks):
         np.copyto(in_block, in_tensor)
     return blocks
@@ -45,10 +45,10 @@ def blocks_to_tensors(
     `layers` as in `tensors_to_blocks`, with at least the tokens of the blocks. Raises BlockError
     if tensors or blocks do not fit the layout.
     """
-    if blocks.ndim != 2 or blocks.dtype != np.uint8 or blocks.shape[1] != layout.payload_bytes:  # noqa: PLR2004
+    if blocks.ndim != 2 or blocks.dtype != np.uint8 or blocks.shape[1] != layout.raw_bytes:  # noqa: PLR2004
         raise BlockError(
             f"blocks of {blocks.dtype} and shape {blocks.shape}; pass bytes, "
-            f"{layout.payload_bytes} for each block"
+            f"{layout.raw_bytes} for each block"
         )
     for in_tensor, in_block in _rows(layout, layers, blocks):
         np.copyto(in_tensor, in_block)

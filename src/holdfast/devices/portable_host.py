@@ -108,7 +108,7 @@ class PortableHostDevice:
         self._keep = keep
         self._layers = pages.groups[0]
         self._layer_runs = equal_distances([(base,) for base in self._layers.bases])
-        self._block_bytes = part.layout.payload_bytes
+        self._block_bytes = part.layout.raw_bytes
         self._layer_bytes = part.layout.layer_bytes(0)
         runs = [run for run in part.runs() if run.layer == 0]
         self._in_block = Arrangement(form, per_block, [run.offset for run in runs])
@@ -178,7 +178,7 @@ class PortableHostDevice:
             stage = np.empty(most * self._apart.layer_bytes, np.uint8)
             return all(direction.staged(arena, part, stage) for part in parts)
 
-        is_small = len(moves) * self.pages.payload_bytes < SPLIT_BYTES_MIN
+        is_small = len(moves) * self.pages.raw_bytes < SPLIT_BYTES_MIN
         own = len(moves) if is_small else math.ceil(len(moves) * OWN_SHARE)
         rest = self._helper.submit(run, moves[own:]) if moves[own:] else None
         try:
@@ -196,7 +196,7 @@ class PortableHostDevice:
             return None
         spans = equal_distances([(move.payload, move.pages[0]) for move in moves])
         runs = len(spans) * len(self._layer_runs)
-        if runs * DIRECT_BYTES_MIN > len(moves) * self.pages.payload_bytes:
+        if runs * DIRECT_BYTES_MIN > len(moves) * self.pages.raw_bytes:
             return None
         parts = [
             ConversionPart(moves[span.start : span.stop], layers)

@@ -143,7 +143,7 @@ def _why_not(layout: Layout) -> str:
     if why := int8.why_not(layout):
         return f"{why}; blocks stay exact"
     if isinstance(layout, PortableLayout):
-        share = int8.coded_bytes(layout) / layout.payload_bytes
+        share = int8.coded_bytes(layout) / layout.raw_bytes
         if share > SAVING:
             return (
                 f"a coded block takes {share:.2f} of its bytes, more than {SAVING}; blocks stay "

@@ -48,7 +48,7 @@ class EmbeddedSession:
         layout_slice: LayoutSlice | None = None,
     ) -> None:
         self._store = store
-        self.slice_copy = SliceCopy(fingerprint.representation.payload_bytes, layout_slice)
+        self.slice_copy = SliceCopy(fingerprint.representation.raw_bytes, layout_slice)
         self.domain_key, domain_id = store.domain(domain)
         self.segment_blocks = store.options.segment_blocks
         choice = store.quantise.choose(domain, fingerprint)
@@ -59,7 +59,7 @@ class EmbeddedSession:
         fingerprint = choice.fingerprint
         layout = fingerprint.representation
         self.namespace = Namespace(
-            fingerprint.digest(), domain_id, layout.payload_bytes, layout.block_tokens
+            fingerprint.digest(), domain_id, layout.raw_bytes, layout.block_tokens
         )
         store.quantise.enter(self.namespace, fingerprint)
         store.note_element_bytes(self.namespace, fingerprint.representation.element_bytes)

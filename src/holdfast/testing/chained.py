@@ -33,14 +33,14 @@ class ChainedBlocks:
 
     def __init__(
         self,
-        payload_bytes: int,
+        raw_bytes: int,
         seed: int | None = None,
         namespace_seed: int = 0,
         codec: Codec | None = None,
     ) -> None:
         self._codec = codec
         self._seed = next(_SEEDS) if seed is None else seed
-        self.namespace = namespace_of(payload_bytes, namespace_seed)
+        self.namespace = namespace_of(raw_bytes, namespace_seed)
 
     def twin(self) -> ChainedBlocks:
         """Return blocks with the same keys in another namespace."""

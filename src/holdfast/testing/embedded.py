@@ -37,7 +37,7 @@ FINGERPRINT = fingerprint_for(LAYOUT)
 
 def blocks_for(seed: int, count: int = BLOCKS) -> npt.NDArray[np.float16]:
     """Return the blocks of a context."""
-    shape = (count, LAYOUT.payload_bytes // 2)
+    shape = (count, LAYOUT.raw_bytes // 2)
     return np.random.default_rng(seed).integers(0, 9_999, shape).astype(np.float16)
 
 

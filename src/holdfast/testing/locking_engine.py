@@ -36,14 +36,12 @@ class LockingEngine:
     NodeGoneError when the session has ended, and OSError where io_uring is forbidden.
     """
 
-    def __init__(
-        self, address: str, domain: str, payload_bytes: int, timeout_s: float = 60.0
-    ) -> None:
+    def __init__(self, address: str, domain: str, raw_bytes: int, timeout_s: float = 60.0) -> None:
         self.counts = Counter[str]()
         self.device = PinnedDevice()
-        self._nbytes = payload_bytes
+        self._nbytes = raw_bytes
         self._timeout_s = timeout_s
-        hello = Hello(PROTOCOL, "locking engine", FINGERPRINT, payload_bytes, BLOCK_TOKENS, domain)
+        hello = Hello(PROTOCOL, "locking engine", FINGERPRINT, raw_bytes, BLOCK_TOKENS, domain)
         self.client = Client(address, hello, timeout_s)
         self.memory = LockedMemory(self.client, self.device)
         if self.client.arena is None:

@@ -29,9 +29,9 @@ def key_of(number: int, seed: int = 0) -> bytes:
     return hashlib.blake2b(text, digest_size=16, person=b"holdfast-test").digest()
 
 
-def namespace_of(payload_bytes: int, seed: int = 0) -> Namespace:
+def namespace_of(raw_bytes: int, seed: int = 0) -> Namespace:
     """Return a test namespace whose blocks have payloads of this many bytes."""
-    return Namespace(key_of(1, -1 - seed), key_of(2, -1 - seed), payload_bytes, 128)
+    return Namespace(key_of(1, -1 - seed), key_of(2, -1 - seed), raw_bytes, 128)
 
 
 def payload_of(key: bytes, nbytes: int) -> memoryview:

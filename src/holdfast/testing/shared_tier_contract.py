@@ -99,9 +99,9 @@ class SharedTierContract:
         """Return a new tier that is a client of this remote side."""
         raise NotImplementedError
 
-    def blocks(self, payload_bytes: int) -> ChainedBlocks:
+    def blocks(self, raw_bytes: int) -> ChainedBlocks:
         """Return test blocks with payloads of this many bytes."""
-        return ChainedBlocks(payload_bytes, codec=self.codec)
+        return ChainedBlocks(raw_bytes, codec=self.codec)
 
     @pytest.fixture
     def remote_side(self, tmp_path: Path) -> Iterator[RemoteSide]:

@@ -69,9 +69,9 @@ class TierContract:
         """Return a new tier; `folder` is empty at first, and the same at a restart."""
         raise NotImplementedError
 
-    def blocks(self, payload_bytes: int, seed: int = 0) -> Blocks:
+    def blocks(self, raw_bytes: int, seed: int = 0) -> Blocks:
         """Return test blocks with payloads of this many bytes."""
-        return Blocks(payload_bytes, seed, self.codec)
+        return Blocks(raw_bytes, seed, self.codec)
 
     @pytest.fixture
     def tier(self, tmp_path: Path) -> Iterator[LocalTier]:
@@ -446,8 +446,8 @@ class Blocks:
     With a `codec`, their records are encoded, and most are shorter than a slot.
     """
 
-    def __init__(self, payload_bytes: int, seed: int = 0, codec: Codec | None = None) -> None:
-        self.namespace = namespace_of(payload_bytes, seed)
+    def __init__(self, raw_bytes: int, seed: int = 0, codec: Codec | None = None) -> None:
+        self.namespace = namespace_of(raw_bytes, seed)
         self._codec = codec
 
     def key(self, number: int) -> bytes:

@@ -53,10 +53,10 @@ def check_payload(key: bytes, found: memoryview) -> None:
 class Contexts:
     """Saves and reads chains in one namespace of a store, and checks every byte read."""
 
-    def __init__(self, store: Store, payload_bytes: int, domain: str = "default") -> None:
+    def __init__(self, store: Store, raw_bytes: int, domain: str = "default") -> None:
         self.store = store
         _, domain_id = store.domain(domain)
-        self.namespace = Namespace(FINGERPRINT, domain_id, payload_bytes, BLOCK_TOKENS)
+        self.namespace = Namespace(FINGERPRINT, domain_id, raw_bytes, BLOCK_TOKENS)
         self._arena = store.arena(domain_id).view
 
     def await_recovery(self) -> None:

@@ -169,7 +169,7 @@ def _fingerprints(store: Store) -> CampaignResult:
         right = fingerprint_for(layout)
         tokens = np.arange(10 * layout.block_tokens)
         session = store.session(right, "acme")
-        session.save(tokens, np.zeros((10, layout.payload_bytes), np.uint8))
+        session.save(tokens, np.zeros((10, layout.raw_bytes), np.uint8))
         result.expect(session.cover(tokens) == len(tokens), "its own tokens are not covered")
         for path, wrong in _mutations(right):
             result.tried += 1

@@ -55,7 +55,7 @@ def open_target(store: Store) -> Iterator[str]:
 
 @contextlib.contextmanager
 def local_and_remote(
-    payload_bytes: int,
+    raw_bytes: int,
     reroute: Callable[[str], str] = lambda address: address,
     ring: KeyRing | None = None,
     deadline_s: float = DEADLINE_S,
@@ -76,4 +76,4 @@ def local_and_remote(
         pool = PoolTier(members, lambda m: TargetClient(m.address), options, ManualClock())
         local = undo.enter_context(Store(HOST_BYTES, [pool], SECRET, StoreOptions(ring=ring)))
         local.start()
-        yield LocalAndRemote(Contexts(local, payload_bytes), remote)
+        yield LocalAndRemote(Contexts(local, raw_bytes), remote)

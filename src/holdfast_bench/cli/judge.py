@@ -224,7 +224,7 @@ def _target(args: argparse.Namespace, config: Config | None) -> Path | None:
 def _rows(record: GateRecord, coded: dict[str, Difference]) -> list[Row]:
     control, layout = record.control_difference, record.layout
     rows = [
-        at_most(f"{NAME}.stored", coded_bytes(layout) / layout.payload_bytes, "of raw"),
+        at_most(f"{NAME}.stored", coded_bytes(layout) / layout.raw_bytes, "of raw"),
         at_most(f"{NAME}.exact_blocks", record.exact_blocks, "of blocks"),
         at_most("control.kl", control.kl, "nats", control=record.control, engine=record.engine),
         at_most("control.kl_p99", control.kl_p99, "nats"),
@@ -276,7 +276,7 @@ def _print(record: GateRecord, coded: dict[str, Difference]) -> None:
     print(
         f"{record.prompts} prompts, {record.coded_tokens} tokens coded and {record.judged_tokens} "
         f"judged of each; {record.engine}\n"
-        f"{NAME}: {coded_bytes(layout) / layout.payload_bytes:.3f} of the bytes, "
+        f"{NAME}: {coded_bytes(layout) / layout.raw_bytes:.3f} of the bytes, "
         f"{record.exact_blocks:.1%} of the blocks left exact\n"
     )
     print(

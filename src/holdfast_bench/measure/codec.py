@@ -153,7 +153,7 @@ def int8_rows(rounds: int, copy_gb_per_s: float) -> Iterator[Row]:
     `quantise` changes the values of a new block, with the proof; `encode` codes such a block on its
     way to a tier, with the proof; `decode` is its way back.
     """
-    codec, raw = Int8(INT8_LAYOUT), aligned_buffer(INT8_LAYOUT.payload_bytes)
+    codec, raw = Int8(INT8_LAYOUT), aligned_buffer(INT8_LAYOUT.raw_bytes)
     raw[:] = block(len(raw))
     stored, back = aligned_buffer(len(raw)), aligned_buffer(len(raw))
     quantise = _gb_per_cpu_s(len(raw), lambda: codec.quantised(raw), rounds)

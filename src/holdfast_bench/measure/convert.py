@@ -92,11 +92,11 @@ def device_rows(rounds: int) -> Iterator[Row]:
     layout = Layout.portable(
         layers=LAYERS, kv_heads=HEADS, head_size=SIZE, dtype="bfloat16", block_tokens=TOKENS
     )
-    count = BATCH_BYTES // layout.payload_bytes
+    count = BATCH_BYTES // layout.raw_bytes
     memory = np.ones((LAYERS, count, form.page_bytes), np.uint8)
     bases = tuple(layer.ctypes.data for layer in memory)
     pages = Pages.uniform(bases, form.page_bytes, form.page_bytes, count, 1)
-    record = align_up(layout.payload_bytes + 144)
+    record = align_up(layout.raw_bytes + 144)
     arena = _shared_memory(count * record)
     order = np.random.default_rng(SEED)
     places, numbers = order.permutation(count).tolist(), order.permutation(count).tolist()
@@ -105,7 +105,7 @@ def device_rows(rounds: int) -> Iterator[Row]:
     ]
     plain = HostDevice(pages, memory)
     portable = PortableHostDevice(pages, PortablePages(form, layout.whole()), memory)
-    nbytes = count * layout.payload_bytes
+    nbytes = count * layout.raw_bytes
     try:
         for what in ("save", "load"):
 

@@ -148,8 +148,8 @@ def node_rows(folder: Path, rounds: int, disk_bytes: int) -> list[Row]:
 
 def _cover_row(address: str, rounds: int) -> Row:
     """Time the coverage of a long context that is held, in a namespace of small blocks."""
-    fingerprint, payload_bytes = b"holdfast-bench-2", 4096 - HEADER_BYTES - TAG_BYTES
-    hello = m.Hello(m.PROTOCOL, "bench", fingerprint, payload_bytes, BLOCK_TOKENS)
+    fingerprint, raw_bytes = b"holdfast-bench-2", 4096 - HEADER_BYTES - TAG_BYTES
+    hello = m.Hello(m.PROTOCOL, "bench", fingerprint, raw_bytes, BLOCK_TOKENS)
     with closing(Client(address, hello, ANSWER_S)) as client:
         chain = Chain(client.welcome.domain_key, fingerprint, BLOCK_TOKENS)
         prompt_tokens = COVERED_BLOCKS * BLOCK_TOKENS

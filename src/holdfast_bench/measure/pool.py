@@ -114,9 +114,9 @@ class RecordBatch:
     Gets and lookups name any of the records put last, as many as fill the memory.
     """
 
-    def __init__(self, payload_bytes: int, memory: memoryview) -> None:
+    def __init__(self, raw_bytes: int, memory: memoryview) -> None:
         self.namespace = Namespace(
-            b"holdfast-bench-p", b"holdfast-bench-d", payload_bytes, BLOCK_TOKENS
+            b"holdfast-bench-p", b"holdfast-bench-d", raw_bytes, BLOCK_TOKENS
         )
         size = self.namespace.slot_bytes
         self._views = [memory[at : at + size] for at in range(0, len(memory) - size + 1, size)]
@@ -124,7 +124,7 @@ class RecordBatch:
         self._keys: list[bytes] = []
         self._held = deque[bytes](maxlen=len(self._views))
         self._next = len(self._views)
-        self._random = random.Random(payload_bytes)  # noqa: S311  # an order, not a secret
+        self._random = random.Random(raw_bytes)  # noqa: S311  # an order, not a secret
 
     def fill(self, target: TargetClient) -> None:
         """Put all records twice, so that the target is full and each later put evicts a record."""

@@ -63,7 +63,7 @@ class _Context:
 
     def __init__(self, node: NodeUnderTest, session: Session, number: int) -> None:
         rng = np.random.default_rng([SEED, number])
-        shape = (BLOCKS, LAYOUT.payload_bytes)
+        shape = (BLOCKS, LAYOUT.raw_bytes)
         self.tokens = rng.integers(0, 50_000, BLOCKS * LAYOUT.block_tokens)
         self._blocks: npt.NDArray[np.uint8] = rng.integers(0, 256, shape, dtype=np.uint8)
         self._into = np.zeros_like(self._blocks)
@@ -129,7 +129,7 @@ def _measured(context: _Context, node: NodeUnderTest) -> PrestageRound:
 def rows_of(rounds: Sequence[PrestageRound]) -> Iterator[Row]:
     """Yield the rows of all rounds."""
     served = sum(each.from_host == BLOCKS for each in rounds) / len(rounds)
-    megabytes = BLOCKS * LAYOUT.payload_bytes / MIB
+    megabytes = BLOCKS * LAYOUT.raw_bytes / MIB
     link = {"context_mib": megabytes, "link_mbit_per_s": BITS_PER_S / 1e6, "rounds": len(rounds)}
     yield at_least("prestage.announced", served, "of contexts", SERVED_GOAL, **link)
     announced_ms = 1e3 * median(each.announced_s for each in rounds)

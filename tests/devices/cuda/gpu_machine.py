@@ -37,7 +37,7 @@ class Machine:
             for layers, size in ((self.wide, WIDE), (self.narrow, NARROW))
         )
         self.pages = Pages(groups, COUNT, PER_BLOCK)
-        assert self.pages.payload_bytes == PAYLOAD
+        assert self.pages.raw_bytes == PAYLOAD
         self.device = CudaDevice(self.driver, self.pages, DeviceOptions(step_blocks), self.wide)
         self.arena = Arena(-(-SLOTS * SLOT // CHUNK) * CHUNK)
         self.locks = TestLocks(self.driver, self.arena, CHUNK)

@@ -81,7 +81,7 @@ def test_portable_blocks_are_those_of_the_host_device(
     driver = SimulatedDriver(sum(rank))
     gpu = CudaDevice(driver, pages, DeviceOptions(4, portable), memory)
     host = open_portable(pages, portable, memory)
-    slot = layout.payload_bytes + 48
+    slot = layout.raw_bytes + 48
     arenas = [Arena(3 * slot, 7), Arena(3 * slot, 7)]
     locks = TestLocks(driver, arenas[0], 1000)
     for chunk in range(3 * slot // 1000 + 1 if locked else 0):
@@ -116,10 +116,10 @@ def test_latents_are_copied_as_they_are_and_written_by_one_rank(writes):
     memory, pages = pages_of(form, 3)
     portable = PortablePages(form, layout.rank(0 if writes else 1, 2))
     device = CudaDevice(SimulatedDriver(), pages, DeviceOptions(4, portable), memory)
-    arena = Arena(2 * layout.payload_bytes, 7)
+    arena = Arena(2 * layout.raw_bytes, 7)
     save(device, arena, [Move(0, [5, 1])], None)
     wanted = np.stack([memory[layer, [5, 1], : form.page_bytes] for layer in range(LAYERS)])
-    held = arena.bytes[: layout.payload_bytes]
+    held = arena.bytes[: layout.raw_bytes]
     assert (held == (wanted.reshape(-1) if writes else 7)).all()
     assert device.scatter(arena, [Move(0, [8, 9])]).result()
     loaded = np.stack([memory[layer, [8, 9], : form.page_bytes] for layer in range(LAYERS)])

@@ -142,12 +142,12 @@ PARTS = [([9, 2], 2), ([0, 23, 7, 8], 0), ([10, 11, 3, 4], 0), ([6, 12], 0)]
 
 
 def whole(pages):
-    return [Move(at * pages.payload_bytes, ids) for at, ids in enumerate(WHOLE)]
+    return [Move(at * pages.raw_bytes, ids) for at, ids in enumerate(WHOLE)]
 
 
 def test_a_batch_of_several_stages_is_saved_to_the_arena_and_loaded_back(layers, pages, device):
     before = [layer.clone() for layer in layers]
-    arena = FakeArena(len(WHOLE) * pages.payload_bytes)
+    arena = FakeArena(len(WHOLE) * pages.raw_bytes)
     saved = device.gather(arena, whole(pages))
     assert saved.result()
     assert saved.done()
@@ -157,7 +157,7 @@ def test_a_batch_of_several_stages_is_saved_to_the_arena_and_loaded_back(layers,
             assert torch.equal(held[block, layer], before[layer][ids])
     for layer in layers:
         layer.fill_(0)
-    parts = [Move(at * pages.payload_bytes, *part) for at, part in enumerate(PARTS)]
+    parts = [Move(at * pages.raw_bytes, *part) for at, part in enumerate(PARTS)]
     loaded = device.scatter(arena, parts)
     assert loaded.result()
     assert loaded.done()
@@ -169,7 +169,7 @@ def test_a_batch_of_several_stages_is_saved_to_the_arena_and_loaded_back(layers,
 
 
 def test_a_save_of_part_of_a_block_is_refused(pages, device):
-    arena = FakeArena(pages.payload_bytes)
+    arena = FakeArena(pages.raw_bytes)
     with pytest.raises(BlockError, match="3 pages of a block to save, which has 4"):
         device.gather(arena, [Move(0, [1, 2, 3])])
     assert not any(arena.bytes)
@@ -182,7 +182,7 @@ def test_an_empty_batch_is_done(device):
 
 
 def test_a_load_writes_no_page_before_its_mark(pages, device, fake, monkeypatch):
-    arena = FakeArena(len(WHOLE) * pages.payload_bytes)
+    arena = FakeArena(len(WHOLE) * pages.raw_bytes)
     monkeypatch.setattr(TorchCopies, "unpack", lambda *_: fake.said.append("unpack"))
     fake.said.clear()
     assert device.scatter(arena, whole(pages), device.mark()).result()
@@ -190,7 +190,7 @@ def test_a_load_writes_no_page_before_its_mark(pages, device, fake, monkeypatch)
 
 
 def test_a_load_that_may_not_proceed_fills_no_further_stage(layers, pages, device, fake):
-    arena = FakeArena(len(WHOLE) * pages.payload_bytes)
+    arena = FakeArena(len(WHOLE) * pages.raw_bytes)
     before = [layer.clone() for layer in layers]
     answers = [True, False]
     loaded = device.scatter(arena, whole(pages), None, None, lambda: answers.pop(0))
@@ -204,7 +204,7 @@ def test_a_load_that_may_not_proceed_fills_no_further_stage(layers, pages, devic
 
 
 def test_a_load_that_fails_half_way_waits_for_its_copies(pages, device, fake, monkeypatch):
-    arena = FakeArena(pages.payload_bytes)
+    arena = FakeArena(pages.raw_bytes)
     fake.said.clear()
 
     def fail(*_):
@@ -217,7 +217,7 @@ def test_a_load_that_fails_half_way_waits_for_its_copies(pages, device, fake, mo
 
 
 def test_a_failed_save_is_reported_and_the_next_one_succeeds(pages, device, monkeypatch, caplog):
-    arena = FakeArena(pages.payload_bytes)
+    arena = FakeArena(pages.raw_bytes)
     with monkeypatch.context() as patch:
         patch.setattr(cuda, "payloads", lambda _: 1 / 0)
         assert device.gather(arena, [Move(0, [1, 2, 3, 4])]).result() is False
@@ -228,7 +228,7 @@ def test_a_failed_save_is_reported_and_the_next_one_succeeds(pages, device, monk
 def test_a_save_never_copies_after_the_node_may_have_reused_its_slots(
     pages, device, monkeypatch, caplog
 ):
-    arena = FakeArena(pages.payload_bytes)
+    arena = FakeArena(pages.raw_bytes)
     monkeypatch.setattr(cuda, "SAVE_S", -1.0)
     assert device.gather(arena, [Move(0, [1, 2, 3, 4])]).result() is False
     assert not any(arena.bytes)
@@ -236,18 +236,18 @@ def test_a_save_never_copies_after_the_node_may_have_reused_its_slots(
 
 
 def test_pending_saves_use_a_bounded_amount_of_gpu_memory(pages, device, fake, monkeypatch, caplog):
-    arena = FakeArena(2 * pages.payload_bytes)
-    monkeypatch.setattr(cuda, "STAGED_BYTES_MAX", pages.payload_bytes)
+    arena = FakeArena(2 * pages.raw_bytes)
+    monkeypatch.setattr(cuda, "STAGED_BYTES_MAX", pages.raw_bytes)
     copying = threading.Event()
     monkeypatch.setattr(fake, "synchronize", lambda: copying.wait(30))
     first = device.gather(arena, [Move(0, [1, 2, 3, 4])])
-    second = device.gather(arena, [Move(pages.payload_bytes, [5, 6, 7, 8])])
+    second = device.gather(arena, [Move(pages.raw_bytes, [5, 6, 7, 8])])
     assert second.done()
     assert second.result() is False
-    assert f"{pages.payload_bytes} bytes still wait to be copied from the GPU" in caplog.text
+    assert f"{pages.raw_bytes} bytes still wait to be copied from the GPU" in caplog.text
     copying.set()
     assert first.result() is True
-    assert device.gather(arena, [Move(pages.payload_bytes, [5, 6, 7, 8])]).result() is True
+    assert device.gather(arena, [Move(pages.raw_bytes, [5, 6, 7, 8])]).result() is True
 
 
 class Locks:
@@ -275,7 +275,7 @@ class Locks:
 def test_no_copy_of_locked_memory_crosses_a_border_of_locks_and_their_use_ends(
     layers, pages, device, monkeypatch, before
 ):
-    size = pages.payload_bytes
+    size = pages.raw_bytes
     arena, locks = FakeArena(len(WHOLE) * size), Locks(size // 2 + 64, before * size)
     copied = []
     copy = torch.Tensor.copy_
@@ -303,7 +303,7 @@ def test_no_copy_of_locked_memory_crosses_a_border_of_locks_and_their_use_ends(
 
 
 def test_a_load_that_fails_ends_the_use_of_locked_memory(pages, device, monkeypatch):
-    arena, locks = FakeArena(pages.payload_bytes), Locks(pages.payload_bytes)
+    arena, locks = FakeArena(pages.raw_bytes), Locks(pages.raw_bytes)
     monkeypatch.setattr(TorchCopies, "unpack", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         device.scatter(arena, [Move(0, [1, 2, 3, 4])], None, locks)
@@ -329,7 +329,7 @@ def test_memory_is_locked_by_default_on_gpus_of_nvidia_only(device):
 def test_a_gpu_that_has_failed_is_named_and_refuses_later_calls(
     pages, device, fake, monkeypatch, call
 ):
-    arena = FakeArena(pages.payload_bytes)
+    arena = FakeArena(pages.raw_bytes)
 
     def fail(*_):
         raise RuntimeError("an illegal memory access was encountered")

@@ -80,7 +80,7 @@ def test_blocks_of_vllms_pages_are_portable_and_fill_pages_of_another_order(back
     tokens = per_block * TOKENS
     states = torch.randn(layers, 2, tokens, heads, size).to(torch.bfloat16)
     ids, into = [4, 1], [3, 0]
-    arena = Arena(layout.payload_bytes)
+    arena = Arena(layout.raw_bytes)
     for at, (order_here, pages_here) in enumerate(((order, ids), (other, into))):
         memory, views = cache_of(order_here, layers, count, heads, size)
         if at == 0:

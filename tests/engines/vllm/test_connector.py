@@ -103,7 +103,7 @@ def test_an_os_error_at_start_disables_the_cache_but_not_the_engine(caplog, monk
 def replace_parts(monkeypatch, part=b""):
     """Replace what looks at vLLM's pages; return the list of devices that were closed."""
     closed = []
-    layout = SimpleNamespace(payload_bytes=64, block_tokens=8, element_bytes=4)
+    layout = SimpleNamespace(raw_bytes=64, block_tokens=8, element_bytes=4)
     fingerprint = SimpleNamespace(representation=layout, digest=lambda: b"f" * 16)
     parts = {
         "only_group": lambda *_: SimpleNamespace(layers=("layer",), page_tokens=8),

@@ -60,7 +60,7 @@ def form_of(spec, config=None, rank=0, names=NAMES, shape=None, setting=SETTING)
 @pytest.fixture(autouse=True)
 def names(monkeypatch):
     """Fingerprints say here which of the two they are."""
-    pages = SimpleNamespace(payload_bytes=64)
+    pages = SimpleNamespace(raw_bytes=64)
     exact = SimpleNamespace(kind="exact", representation=pages)
     monkeypatch.setattr(portable, "fingerprint_of", lambda *_: exact)
     monkeypatch.setattr(
@@ -95,7 +95,7 @@ def test_ranks_share_a_block_of_the_whole_model():
     assert [form.portable.part.heads[0] for form in forms] == [range(2), range(2, 4)]
     assert len({form.portable.part.layout for form in forms}) == 1
     assert all(form.writes for form in forms)
-    raw_bytes = forms[0].portable.part.layout.payload_bytes
+    raw_bytes = forms[0].portable.part.layout.raw_bytes
     assert covers(frozenset(form.part for form in forms), raw_bytes)
 
 
@@ -106,7 +106,7 @@ def test_of_ranks_with_copies_of_a_head_or_of_latents_one_writes():
     forms = [form_of(latent(), config, rank) for rank in range(2)]
     assert [form.writes for form in forms] == [True, False]
     assert forms[0].part == b""
-    assert forms[0].portable.part.layout.payload_bytes == 2 * 128 * 576 * 2
+    assert forms[0].portable.part.layout.raw_bytes == 2 * 128 * 576 * 2
 
 
 def test_pages_whose_tensor_has_axes_of_length_1_elsewhere_are_portable():

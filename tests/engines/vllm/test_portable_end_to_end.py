@@ -201,7 +201,7 @@ def pair(request, place):
 def test_transformers_goes_on_from_what_vllm_wrote(place, pair):
     prompt, other = prompt_of(f"from vllm {pair.engine}"), pair.other
     answer = place.save(pair.engine, prompt)
-    blocks = np.zeros((TOKENS // BLOCK, other.layout.payload_bytes), np.uint8)
+    blocks = np.zeros((TOKENS // BLOCK, other.layout.raw_bytes), np.uint8)
     landed = other.session.fetch(prompt, into=blocks, deadline_s=30.0)
     assert landed.tokens == HELD, landed
     foreign = other.empty(HELD)

@@ -108,9 +108,7 @@ def test_an_engine_goes_on_from_quantised_blocks_of_memory_and_of_the_disk(behin
     [codec] = node.status()["codecs"]
     assert codec["quantised"] == BLOCKS
     stored = codec["stored_bytes"] / codec["raw_bytes"]
-    assert (
-        stored < 1.02 * coded_bytes(layout()) / layout().payload_bytes + 8192 / codec["raw_bytes"]
-    )
+    assert stored < 1.02 * coded_bytes(layout()) / layout().raw_bytes + 8192 / codec["raw_bytes"]
     assert_goes_on(engine, prompt, cold)
     node.restart()
     until(lambda: node.status()["recovery_s"] is not None)
@@ -118,7 +116,7 @@ def test_an_engine_goes_on_from_quantised_blocks_of_memory_and_of_the_disk(behin
     assert node.status()["codecs"][0]["decoded"] == BLOCKS
     with holdfast.open(node.address) as store:
         session = store.session(portable_fingerprint(make("tiny"), layout()))
-        found = np.zeros((BLOCKS, layout().payload_bytes), np.uint8)
+        found = np.zeros((BLOCKS, layout().raw_bytes), np.uint8)
         assert session.fetch(prompt, into=found, deadline_s=20.0).blocks == BLOCKS
     again = found.copy()
     assert all(Int8(layout()).quantised(block.data) for block in again)

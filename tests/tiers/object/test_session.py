@@ -49,7 +49,7 @@ def until(condition):
 
 
 def test_a_store_with_empty_tiers_fetches_from_the_bucket(config, side):
-    blocks = np.random.default_rng(1).integers(0, 9_999, (12, LAYOUT.payload_bytes // 2))
+    blocks = np.random.default_rng(1).integers(0, 9_999, (12, LAYOUT.raw_bytes // 2))
     blocks = blocks.astype(np.float16)
     with holdfast.open(config("a")) as store:
         assert store.session(FINGERPRINT).save(TOKENS, blocks) == 12
@@ -65,7 +65,7 @@ def test_a_store_with_empty_tiers_fetches_from_the_bucket(config, side):
 
 
 def test_a_flipped_byte_in_the_bucket_costs_its_block_and_the_next_ones(config, side):
-    blocks = np.arange(12 * (LAYOUT.payload_bytes // 2)).reshape(12, -1).astype(np.float16)
+    blocks = np.arange(12 * (LAYOUT.raw_bytes // 2)).reshape(12, -1).astype(np.float16)
     with holdfast.open(config("a")) as store:
         assert store.session(FINGERPRINT).save(TOKENS, blocks) == 12
         until(lambda: store.status().waiting_to_write == 0)

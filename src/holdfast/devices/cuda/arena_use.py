@@ -30,11 +30,11 @@ class ArenaUse:
         arena: SharedMapping,
         locks: LockedRanges | None,
         payloads: Sequence[int],
-        payload_bytes: int,
+        raw_bytes: int,
     ) -> None:
         self._start = arena.address
         self._locks = locks
-        ranges = [(payload, payload_bytes) for payload in payloads]
+        ranges = [(payload, raw_bytes) for payload in payloads]
         self.locked = [False] * len(ranges)
         self._uses: list[Sequence[tuple[int, int]]] = []
         """The ranges of each call of `use` that was True."""

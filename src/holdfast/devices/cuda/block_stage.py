@@ -44,7 +44,7 @@ class BlockStage(NamedTuple):
 
     groups: Sequence[LayerGroup]
     nbytes: int
-    payload_bytes: int
+    raw_bytes: int
     loads: Sequence[StageRun]
     saves: Sequence[StageRun]
 
@@ -120,7 +120,7 @@ def pieces(block: BlockStage, blocks: int, piece_bytes: int) -> Iterator[Piece]:
 def opaque_stage(driver: Driver, pages: Pages) -> BlockStage:
     """Return the stage of blocks that are pages as they are."""
     groups: list[LayerGroup] = []
-    offset, per_block, nbytes = 0, pages.pages_per_block, pages.payload_bytes
+    offset, per_block, nbytes = 0, pages.pages_per_block, pages.raw_bytes
     for group in pages.groups:
         sizes = (group.page_bytes, group.stride_bytes, offset, nbytes)
         table = _table(driver, group, gcd(16, *sizes, *group.bases), group.bases)
@@ -167,7 +167,7 @@ def portable_stage(driver: Driver, pages: Pages, portable: PortablePages) -> Blo
         works.append((offset, work))
         offset += state.heads.length * tokens.length * head_bytes * per_block
     groups = [LayerGroup(0, len(group.bases), layer_bytes, works)]
-    return BlockStage(groups, nbytes, part.layout.payload_bytes, loads, saves)
+    return BlockStage(groups, nbytes, part.layout.raw_bytes, loads, saves)
 
 
 def _table(driver: Driver, group: LayerPages, aligned: int, bases: Sequence[int]) -> PageTable:

@@ -206,7 +206,7 @@ class CudaDevice:
             self._block = opaque_stage(driver, pages)
         else:
             self._block = portable_stage(driver, pages, options.portable)
-        self._payload_bytes = self._block.payload_bytes
+        self._raw_bytes = self._block.raw_bytes
         self._piece_bytes = max(PIECE_BYTES, self._block.largest_layer_bytes)
         self._load_stages = [driver.allocate(self._piece_bytes) for _ in range(PIECES)]
         step = 2 * options.step_blocks * self._block.nbytes or SAVE_STAGE_BYTES_MAX
@@ -252,12 +252,12 @@ class CudaDevice:
         proceed: Callable[[], bool] | None = None,
     ) -> QueuedCopies:
         self._check_alive()
-        check(self.pages, arena, moves, self._payload_bytes)
+        check(self.pages, arena, moves, self._raw_bytes)
         if (named := sum(len(move.pages) for move in moves)) > self.pages.pages:
             raise BlockError(f"{named} pages to fill, the engine has {self.pages.pages}")
         if self._last_load is not None:
             self._last_load.result()  # its page numbers are in the memory that this load writes
-        use = ArenaUse(arena, locks, [move.payload for move in moves], self._payload_bytes)
+        use = ArenaUse(arena, locks, [move.payload for move in moves], self._raw_bytes)
         try:
             complete = self._queue_load(arena, moves, after, use, proceed)
             load = self._recorded(self._unpack_stream, use, complete=complete)
@@ -331,7 +331,7 @@ class CudaDevice:
     ) -> list[QueuedCopies | Future[bool]]:
         """Queue copies of slots of the ring into the arena."""
         self._check_alive()
-        use = ArenaUse(arena, locks, [payload for _, payload in placed], self._payload_bytes)
+        use = ArenaUse(arena, locks, [payload for _, payload in placed], self._raw_bytes)
         queued: list[QueuedCopies | Future[bool]] = []
         marked = list(zip(placed, use.locked, strict=True))
         bounced = [each for each, is_locked in marked if not is_locked]
@@ -367,7 +367,7 @@ class CudaDevice:
 
     def check_payload(self, arena: SharedMapping, payload: int) -> None:
         """Raise BlockError for a payload outside the arena."""
-        check_payload(arena, payload, self._payload_bytes)
+        check_payload(arena, payload, self._raw_bytes)
 
     def rest(self, *streams: Stream) -> None:
         """Wait until nothing that the device has queued runs; after an error, give it up.
@@ -530,11 +530,11 @@ class CudaDevice:
             return False
 
 
-def _most_memory(driver: Driver, blocks: int, payload_bytes: int) -> tuple[int, int]:
+def _most_memory(driver: Driver, blocks: int, raw_bytes: int) -> tuple[int, int]:
     """Return GPU memory for some blocks, and their number: fewer than asked for if it is short."""
     while True:
         try:
-            return driver.allocate(blocks * payload_bytes), blocks
+            return driver.allocate(blocks * raw_bytes), blocks
         except DriverError:
             if blocks == 1:
                 raise

@@ -133,7 +133,7 @@ class TorchDevice:
         if not moves:
             return LoadTransfer(None)
         memory = torch.frombuffer(arena.view, dtype=torch.uint8)
-        blocks = max(1, STAGE_BYTES // self.pages.payload_bytes)
+        blocks = max(1, STAGE_BYTES // self.pages.raw_bytes)
         use = self._use(arena, moves, locks)
         try:
             with torch.cuda.stream(self._load_stream):
@@ -160,7 +160,7 @@ class TorchDevice:
     ) -> Future[bool]:
         self._check_alive()
         check(self.pages, arena, moves)
-        nbytes = len(moves) * self.pages.payload_bytes
+        nbytes = len(moves) * self.pages.raw_bytes
         for move in moves:
             check_whole_block(self.pages, move.pages)
         if not moves:
@@ -251,13 +251,13 @@ class TorchDevice:
     def _use(
         self, arena: SharedMapping, moves: Sequence[Move], locks: LockedRanges | None
     ) -> ArenaUse:
-        return ArenaUse(arena, locks, [move.payload for move in moves], self.pages.payload_bytes)
+        return ArenaUse(arena, locks, [move.payload for move in moves], self.pages.raw_bytes)
 
     def _parts(
         self, memory: Any, move: Move, staged: Any, use: ArenaUse
     ) -> Iterator[tuple[Any, Any]]:
         """Yield parts of a payload in the arena and in its stage; each is in one lock's memory."""
-        for part in use.cut(ArenaCopy(0, move.payload, self.pages.payload_bytes)):
+        for part in use.cut(ArenaCopy(0, move.payload, self.pages.raw_bytes)):
             yield (
                 memory[part.offset : part.offset + part.nbytes],
                 staged[part.gpu : part.gpu + part.nbytes],
@@ -265,8 +265,8 @@ class TorchDevice:
 
     def _count(self, direction: str, use: ArenaUse) -> None:
         locked = sum(use.locked)
-        self._counted[direction][0] += locked * self.pages.payload_bytes
-        self._counted[direction][1] += (len(use.locked) - locked) * self.pages.payload_bytes
+        self._counted[direction][0] += locked * self.pages.raw_bytes
+        self._counted[direction][1] += (len(use.locked) - locked) * self.pages.raw_bytes
 
 
 class _Save(NamedTuple):
@@ -343,7 +343,7 @@ class TritonCopies:
         device = layers[0].device
         bases = torch.tensor(group.bases, dtype=torch.int64, device=device)
         table = PageTable(0, len(layers), group.stride_bytes, group.page_bytes, aligned)
-        self._work = PageCopy(table, 0, 0, 0, pages.payload_bytes, pages.pages_per_block, False)
+        self._work = PageCopy(table, 0, 0, 0, pages.raw_bytes, pages.pages_per_block, False)
         self._bases = bases
         self._keep = layers
         self._kernels = [

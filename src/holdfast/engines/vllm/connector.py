@@ -135,7 +135,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
                 node.address,
                 "exact" if form.portable is None else "portable",
                 layout.block_tokens,
-                layout.payload_bytes / 2**20,
+                layout.raw_bytes / 2**20,
                 handshake.fingerprint.hex(),
             )
 
@@ -285,7 +285,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             layout = named.representation
             return Handshake(
                 fingerprint=named.digest(),
-                raw_bytes=layout.payload_bytes,
+                raw_bytes=layout.raw_bytes,
                 block_tokens=layout.block_tokens,
                 page_tokens=page_tokens,
                 element_bytes=layout.element_bytes,

@@ -196,7 +196,7 @@ class Loader:
             return _LoadResult(Outcome.GONE)
         outcome = fetched.outcome if fetched.outcome != Outcome.OK else Outcome.GONE
         if landed:
-            nbytes = len(fetched.places) * self._device.pages.payload_bytes
+            nbytes = len(fetched.places) * self._device.pages.raw_bytes
             tokens = job.load.tokens * landed // len(job.load.pages)
             counts.add("fetch_seconds", number=time.monotonic() - start_s)
             counts.add("fetched_bytes", number=nbytes)

@@ -57,7 +57,7 @@ class BlockForm(NamedTuple):
 
     def _copy(self) -> SliceCopy:
         part = self.portable.part if self.portable is not None else None
-        return SliceCopy(self.fingerprint.representation.payload_bytes, part)
+        return SliceCopy(self.fingerprint.representation.raw_bytes, part)
 
 
 def block_form(

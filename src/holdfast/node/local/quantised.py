@@ -50,10 +50,10 @@ def offer_codec(store: Store, hello: Hello, namespace: Namespace) -> CodecOffer:
             raise RefusedError(
                 f"quantised blocks: {choice.why}; or restart the engine to go on exact"
             )
-        if layout.payload_bytes != hello.raw_bytes or layout.block_tokens != hello.block_tokens:
+        if layout.raw_bytes != hello.raw_bytes or layout.block_tokens != hello.block_tokens:
             raise RefusedError(
                 f"hello.raw_bytes is {hello.raw_bytes} and block_tokens {hello.block_tokens}; the "
-                f"layout in description has {layout.payload_bytes} and {layout.block_tokens}"
+                f"layout in description has {layout.raw_bytes} and {layout.block_tokens}"
             )
         store.quantise.enter(namespace, fingerprint)
         return CodecOffer()
