@@ -22,6 +22,7 @@ import holdfast
 from holdfast.blocks.payload_part import packed_part
 from holdfast.engines.vllm import HoldfastConnector
 from holdfast.engines.vllm.counters import COUNTERS, ConnectorCounts
+from holdfast.engines.vllm.kv_groups import PagedGroup
 from holdfast.engines.vllm.work import Handshake, StepWork, WorkerReport
 from holdfast.engines.vllm.worker import WorkerSide
 from holdfast.errors import ConfigError
@@ -60,7 +61,7 @@ def test_an_unknown_option_stops_the_engine_at_start():
 
 
 def test_an_option_that_contradicts_the_model_stops_the_engine_at_start(monkeypatch):
-    group = SimpleNamespace(layers=("layer",), page_tokens=32, spec=None)
+    group = PagedGroup(("layer",), 32, None)
     monkeypatch.setattr("holdfast.engines.vllm.connector.only_group", lambda *_: group)
     monkeypatch.setattr("holdfast.engines.vllm.connector.geometry_of", lambda *_: None)
     monkeypatch.setattr("vllm.distributed.parallel_state.get_tensor_model_parallel_rank", lambda: 0)

@@ -7,235 +7,53 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
-from vllm.v1 import kv_cache_interface as kv
+from described_engine import (
+    HEAD_SIZE,
+    HEADS,
+    PAGES,
+    SETTING,
+    TOKENS,
+    Configuration,
+    config_of,
+    groups_of,
+    spec_of,
+    tensors_of,
+)
 
 from holdfast.blocks.layout import Layout
 from holdfast.client import weights_digest
 from holdfast.client.weights_digest import NoDigestError
-from holdfast.engines import cached_models
-from holdfast.engines.cached_models import FLAG, Caching
 from holdfast.engines.vllm import describe
 from holdfast.engines.vllm.checkpoint import Checkpoint
 from holdfast.engines.vllm.describe import (
-    UnsupportedError,
     block_tokens_of,
     fingerprint_of,
-    geometry_of,
-    model_kind,
-    only_group,
     portable_fingerprint_of,
-    why_not_cached,
 )
-from holdfast.engines.vllm.options import ConnectorSettings
+from holdfast.engines.vllm.kv_groups import PagedGroup, UnsupportedError, geometry_of, only_group
 from holdfast.errors import ConfigError
-
-SETTING = ConnectorSettings("", "default", 0, "pinned", 0.05, 5.0, saves=True)
-PAGES, HEADS, TOKENS, HEAD_SIZE = 10, 4, 32, 32
-
-
-class FullAttentionSpec(SimpleNamespace):
-    pass
-
-
-class MambaSpec(SimpleNamespace):
-    pass
-
-
-class Configuration(SimpleNamespace):
-    def to_dict(self):
-        return dict(vars(self))
-
-
-def spec_of(**changes):
-    fields = {
-        "block_size": TOKENS,
-        "num_kv_heads": HEADS,
-        "head_size": HEAD_SIZE,
-        "dtype": torch.bfloat16,
-        "page_size_bytes": HEADS * TOKENS * 2 * HEAD_SIZE * 2,
-        "unpadded_page_size_bytes": HEADS * TOKENS * 2 * HEAD_SIZE * 2,
-        "kv_quant_mode": SimpleNamespace(name="NONE"),
-    }
-    return FullAttentionSpec(**(fields | changes))
-
-
-def config_of(**changes):
-    hf = Configuration(rope_theta=1e4, max_position_embeddings=4096, hidden_size=64)
-    fields = {
-        "parallel_config": SimpleNamespace(tensor_parallel_size=1),
-        "speculative_config": None,
-        "cache_config": SimpleNamespace(cache_dtype="auto"),
-        "device_config": SimpleNamespace(device_type="cpu"),
-        "load_config": SimpleNamespace(load_format="auto"),
-        "model_config": SimpleNamespace(
-            model="/models/m", revision=None, hf_config=hf, hf_text_config=hf,
-            dtype=torch.bfloat16, quantization=None, disable_sliding_window=False,
-        ),
-    }  # fmt: skip
-    return SimpleNamespace(**(fields | changes))
-
-
-def groups_of(*specs):
-    groups = [SimpleNamespace(layer_names=["a", "b"], kv_cache_spec=spec) for spec in specs]
-    return SimpleNamespace(kv_cache_groups=groups)
-
-
-def tensors_of(shape=(PAGES, HEADS, TOKENS, 2 * HEAD_SIZE), dtype=torch.bfloat16):
-    return {name: torch.zeros(shape, dtype=dtype) for name in ("a", "b")}
 
 
 @pytest.fixture
 def group():
-    return only_group(config_of(), groups_of(spec_of()))
+    return only_group(config_of(), groups_of(spec_of()), tensors_of())
 
 
-@pytest.mark.parametrize(
-    ("config", "groups", "named"),
-    [
-        (config_of(), groups_of(spec_of(), spec_of()), "2 KV cache groups.*one group only"),
-        (config_of(), groups_of(MambaSpec()), "2 of MambaSpec.*not cached yet: a recurrent state"),
-        (config_of(), groups_of(object()), "2 of object.*does not know these pages"),
-        (config_of(), groups_of(spec_of(non_causal=True)), "later tokens"),
-        (
-            config_of(parallel_config=SimpleNamespace(pipeline_parallel_size=2)),
-            groups_of(spec_of()),
-            "pipeline_parallel_size 2",
-        ),
-        (
-            config_of(speculative_config=SimpleNamespace(method="eagle")),
-            groups_of(spec_of()),
-            "'eagle'.*ngram",
-        ),
-        (
-            config_of(cache_config=SimpleNamespace(calculate_kv_scales=True)),
-            groups_of(spec_of()),
-            "calculate_kv_scales",
-        ),
-    ],
-)
-def test_an_unsupported_configuration_is_refused_with_its_name(config, groups, named):
-    with pytest.raises(UnsupportedError, match=named):
-        only_group(config, groups)
-
-
-def real_spec(kind, *, latent=False, heads=2, **changes):
-    fields = {"block_size": TOKENS, "num_kv_heads": 1 if latent else heads, "head_size": 64}
-    return kind(**fields, dtype=torch.bfloat16, **changes)
-
-
-FULL, WINDOW = real_spec(kv.FullAttentionSpec), real_spec(kv.SlidingWindowSpec, sliding_window=128)
-CHUNK = real_spec(kv.ChunkedLocalAttentionSpec, attention_chunk_size=128)
-LATENT = real_spec(kv.MLAAttentionSpec, latent=True)
-INDEX = LATENT.__class__(block_size=TOKENS, num_kv_heads=1, head_size=32, dtype=torch.bfloat16)
-STATE = kv.MambaSpec(block_size=TOKENS, shapes=((8,),), dtypes=(torch.float32,))
-
-
-def uniform(**specs):
-    spec = kv.UniformTypeKVCacheSpecs(block_size=TOKENS, kv_cache_specs=specs)
-    return [SimpleNamespace(layer_names=list(specs), kv_cache_spec=spec)]
-
-
-@pytest.mark.parametrize(
-    ("groups", "kind"),
-    [
-        (groups_of(FULL).kv_cache_groups, cached_models.FULL),
-        (groups_of(LATENT).kv_cache_groups, cached_models.FULL),
-        (groups_of(WINDOW, WINDOW, FULL).kv_cache_groups, cached_models.WINDOWS),
-        (groups_of(CHUNK, FULL).kv_cache_groups, cached_models.CHUNKS),
-        (groups_of(WINDOW).kv_cache_groups, cached_models.WINDOW_ONLY),
-        (groups_of(STATE, FULL).kv_cache_groups, cached_models.RECURRENT),
-        (groups_of(STATE, LATENT).kv_cache_groups, cached_models.RECURRENT),
-        (uniform(a=FULL, b=real_spec(kv.FullAttentionSpec, heads=4)), cached_models.SIZES),
-        (groups_of(WINDOW, real_spec(kv.FullAttentionSpec, heads=4)).kv_cache_groups,
-         cached_models.SIZES),
-        (uniform(a=LATENT, b=INDEX), cached_models.SPARSE),
-        (groups_of(kv.CrossAttentionSpec(block_size=TOKENS, num_kv_heads=2, head_size=64,
-                                         dtype=torch.bfloat16)).kv_cache_groups,
-         cached_models.OTHER),
-    ],
-)  # fmt: skip
-def test_the_kind_of_a_model_follows_from_its_kv_cache_groups(groups, kind):
-    assert model_kind(groups) is kind
-    if kind.caching is not Caching.YES:
-        text = why_not_cached(config_of(), groups)
-        assert kind.layers in text
-        assert kind.why in text
-        assert (FLAG in text) == (kind.caching is Caching.WITH_FLAG)
-        # Where the flag is set and did not help, nobody is told to set it.
-        flagged = config_of(scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=True))
-        assert FLAG not in why_not_cached(flagged, groups)
-
-
-def test_a_speculative_method_without_its_own_kv_is_supported():
-    config = config_of(speculative_config=SimpleNamespace(method="ngram"))
-    assert only_group(config, groups_of(spec_of())).layers == ("a", "b")
-
-
-def test_pages_are_rows_of_each_layer(group):
-    tensors = tensors_of()
-    geometry = geometry_of(group, tensors, PAGES)
-    assert geometry.bases == (tensors["a"].data_ptr(), tensors["b"].data_ptr())
-    assert geometry.page_bytes == geometry.stride_bytes == group.spec.page_size_bytes
-    assert geometry.pages == PAGES
-
-
-def test_pages_of_several_kernel_rows_are_one_run(group):
-    tensors = tensors_of((PAGES * 2, HEADS, TOKENS // 2, 2 * HEAD_SIZE))
-    geometry = geometry_of(group, tensors, PAGES)
-    assert geometry.page_bytes == geometry.stride_bytes == group.spec.page_size_bytes
-    assert geometry.order != geometry_of(group, tensors_of(), PAGES).order
-
-
-def test_pages_may_have_layers_or_padding_between_them(group):
-    whole = torch.zeros((PAGES, 2, HEADS, TOKENS, 2 * HEAD_SIZE), dtype=torch.bfloat16)
-    tensors = {"a": whole[:, 0], "b": whole[:, 1]}
-    geometry = geometry_of(group, tensors, PAGES)
-    assert geometry.stride_bytes == 2 * geometry.page_bytes
-    assert geometry.bases[1] - geometry.bases[0] == geometry.page_bytes
-
-
-def test_the_memory_order_inside_a_page_is_part_of_the_geometry(group):
-    swapped = tensors_of((PAGES, TOKENS, HEADS, 2 * HEAD_SIZE))
-    tensors = {name: tensor.transpose(1, 2) for name, tensor in swapped.items()}
-    assert tensors["a"].shape == tensors_of()["a"].shape
-    assert geometry_of(group, tensors, PAGES).order != geometry_of(group, tensors_of(), PAGES).order
-
-
-@pytest.mark.parametrize(
-    ("tensors", "named"),
-    [
-        ({"a": torch.zeros(1)}, "no KV cache for layer 'b'"),
-        (tensors_of() | {"b": torch.zeros(3, 4)}, "layers differ"),
-        (tensors_of((PAGES + 1, HEADS, TOKENS, 2 * HEAD_SIZE)), "not a multiple of 10"),
-        (tensors_of(dtype=torch.float32), "vLLM's configuration says"),
-        (
-            {name: tensor[:, :, :, ::2] for name, tensor in
-             tensors_of((PAGES, HEADS, TOKENS, 4 * HEAD_SIZE)).items()},
-            "not contiguous",
-        ),
-        (
-            {name: tensor.transpose(0, 1) for name, tensor in
-             tensors_of((HEADS, PAGES, TOKENS, 2 * HEAD_SIZE)).items()},
-            "not contiguous",
-        ),
-    ],
-)  # fmt: skip
-def test_tensors_that_do_not_hold_plain_pages_are_refused(group, tensors, named):
-    with pytest.raises(UnsupportedError, match=named):
-        geometry_of(group, tensors, PAGES)
+def pages_of(page_tokens):
+    return PagedGroup(("a",), page_tokens, None)
 
 
 @pytest.mark.parametrize(
     ("wish", "page", "tokens"),
-    [(0, 16, 128), (0, 128, 128), (0, 96, 192), (0, 544, 544), (64, 32, 64)],
+    [(0, 16, 128), (0, 128, 128), (0, 96, 192), (0, 544, 544), (64, 32, 64), (128, 1024, 1024)],
 )
 def test_a_block_is_whole_pages(wish, page, tokens):
-    assert block_tokens_of(SETTING._replace(block_tokens=wish), page) == tokens
+    assert block_tokens_of(SETTING._replace(block_tokens=wish), pages_of(page)) == tokens
 
 
 def test_a_block_size_not_a_multiple_of_the_page_or_too_large_is_refused(group):
     with pytest.raises(ConfigError, match=r"tokens: 100 is not a multiple.*32 tokens; write 128"):
-        block_tokens_of(SETTING._replace(block_tokens=100), 32)
+        block_tokens_of(SETTING._replace(block_tokens=100), pages_of(32))
     with pytest.raises(ConfigError, match=r"block_tokens: 1048576: .*limit is.*lower block_tokens"):
         fingerprint(group, setting=SETTING._replace(block_tokens=1 << 20))
 

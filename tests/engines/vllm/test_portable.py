@@ -15,7 +15,7 @@ from holdfast.blocks.layout import Layout
 from holdfast.blocks.payload_part import covers
 from holdfast.devices.page_format import cpu_format, plain_format
 from holdfast.engines.vllm import portable
-from holdfast.engines.vllm.describe import PagedGroup, geometry_of
+from holdfast.engines.vllm.kv_groups import PagedGroup, geometry_of
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.portable import block_form
 from holdfast.testing.packings import pack_hnd, pack_hnd_fused, pack_nhd_fused

@@ -28,11 +28,8 @@ from holdfast.client.timing_reporter import TimingReporter
 from holdfast.devices.base import LockingDevice
 from holdfast.devices.registry import DeviceOptions, open_device
 from holdfast.engines.vllm.counters import ConnectorCounts, ConnectorMetrics
-from holdfast.engines.vllm.describe import (
-    geometry_of,
-    only_group,
-    step_blocks_of,
-)
+from holdfast.engines.vllm.describe import step_blocks_of
+from holdfast.engines.vllm.kv_groups import geometry_of, only_group
 from holdfast.engines.vllm.options import ConnectorSettings, failure_policy_advice, read_options
 from holdfast.engines.vllm.portable import BlockForm, block_form
 from holdfast.engines.vllm.scheduler import SchedulerSide
@@ -110,7 +107,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.close()
             self._worker = None
         with self._passive_on_error():
-            group = only_group(self._vllm_config, self._kv_cache_config)
+            group = only_group(self._vllm_config, self._kv_cache_config, kv_caches)
             geometry = geometry_of(group, kv_caches, self._kv_cache_config.num_blocks)
             rank = get_tensor_model_parallel_rank()
             form = block_form(self._vllm_config, group, geometry, self._setting, rank)

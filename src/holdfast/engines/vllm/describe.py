@@ -1,4 +1,4 @@
-"""Derive the fingerprint, the layout and the device pages from vLLM's configuration and tensors.
+"""Derive the fingerprint and the layout of a KV group from vLLM's configuration.
 
 Everything that changes the bytes or the meaning of a page is part of the fingerprint. For a model
 or setting that this does not describe, UnsupportedError gives the reason, and the connector is
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.blocks.fingerprint import TOKENS, Fingerprint, KvGroup, Meaning
+from holdfast.blocks.fingerprint import TOKENS, Fingerprint, Meaning
 from holdfast.blocks.layout import ExactLayout, PortableLayout, RankSlice
 from holdfast.client.model_meaning import (
     POSITION_WORDS,
@@ -24,41 +23,14 @@ from holdfast.client.model_meaning import (
     positions_of,
 )
 from holdfast.client.weights_digest import check_unchanged, files_digest, process_start_ns
-from holdfast.devices.base import Pages
-from holdfast.engines.cached_models import (
-    FLAG,
-    FLAG_COST,
-    Caching,
-    LayerKind,
-    Mechanism,
-    ModelKind,
-    kind_of,
-)
 from holdfast.engines.vllm.checkpoint import CONFIG, checkpoint_of
+from holdfast.engines.vllm.kv_groups import CacheGeometry, PagedGroup, UnsupportedError
 from holdfast.engines.vllm.options import EXTRA_CONFIG, ConnectorSettings
-from holdfast.errors import BlockError, ConfigError, HoldfastError
+from holdfast.errors import BlockError, ConfigError
 from holdfast.limits import BLOCK_TOKENS
 
 ENGINE = "vllm"
 """The engine's name in a fingerprint."""
-
-SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
-"""KV cache specs whose pages depend only on the tokens up to their end."""
-
-FLAG_FIELD = "disable_hybrid_kv_cache_manager"
-"""The field of vLLM's scheduler configuration that `FLAG` sets."""
-
-_MECHANISMS: Mapping[str, Mechanism] = {
-    "FullAttentionSpec": "full",
-    "MLAAttentionSpec": "full",
-    "SlidingWindowSpec": "window",
-    "ChunkedLocalAttentionSpec": "chunk",
-    "MambaSpec": "recurrent",
-    "SlidingWindowMLASpec": "sparse",
-}
-
-DRAFTLESS = ("ngram", "ngram_gpu", "suffix")
-"""Speculative methods that keep no draft KV in the cache."""
 
 START_NS = 50_000_000
 """Added to the process start for comparisons with file times, because file system clocks tick.
@@ -69,149 +41,18 @@ A process takes longer than this until its first read of weights.
 _LONG_ROPE = "long_factor"
 
 
-class UnsupportedError(HoldfastError):
-    """The model or setting is not supported; the message states which and a remedy."""
+def block_tokens_of(setting: ConnectorSettings, group: PagedGroup) -> int:
+    """Return the tokens per block; raise ConfigError for an option that the page rules out.
 
-
-class PagedGroup(NamedTuple):
-    """The single KV cache group of a model: its layers in order, page size, and spec of vLLM."""
-
-    layers: tuple[str, ...]
-    page_tokens: int
-    spec: Any
-
-
-class CacheGeometry(NamedTuple):
-    """Addresses and sizes of the pages of every layer; `order`: element order inside a page.
-
-    `device`: where they are, as PyTorch names it.
+    A block of recurrent state is one page, and so is a block of a group whose page is a multiple of
+    the option: groups of one model may have pages of different sizes.
     """
-
-    bases: tuple[int, ...]
-    stride_bytes: int
-    page_bytes: int
-    pages: int
-    order: str
-    device: str = "cpu"
-
-    def pages_of(self, pages_per_block: int) -> Pages:
-        """Return the pages as a device needs them."""
-        sizes = (self.stride_bytes, self.page_bytes, self.pages, pages_per_block)
-        return Pages.uniform(self.bases, *sizes)
-
-
-def only_group(vllm_config: Any, kv_cache_config: Any) -> PagedGroup:
-    """Return the model's KV cache group; raise UnsupportedError for an unsupported model."""
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1 or type(groups[0].kv_cache_spec).__name__ not in SPECS:
-        raise UnsupportedError(why_not_cached(vllm_config, groups))
-    spec = groups[0].kv_cache_spec
-    if getattr(spec, "non_causal", False):
-        raise UnsupportedError(
-            "the model attends to later tokens, so the KV of a prefix is not its own"
-        )
-    parallel = vllm_config.parallel_config
-    for name in (
-        "pipeline_parallel_size",
-        "decode_context_parallel_size",
-        "prefill_context_parallel_size",
-    ):
-        if getattr(parallel, name, 1) > 1:
-            raise UnsupportedError(f"{name} {getattr(parallel, name)} is not supported, only 1")
-    speculative = vllm_config.speculative_config
-    if speculative is not None and speculative.method not in DRAFTLESS:
-        raise UnsupportedError(
-            f"speculative method {speculative.method!r} keeps KV that depends on later tokens; "
-            f"supported are {', '.join(DRAFTLESS)}"
-        )
-    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
-        raise UnsupportedError("calculate_kv_scales computes scales that differ between runs")
-    return PagedGroup(tuple(groups[0].layer_names), spec.block_size, spec)
-
-
-def model_kind(groups: Sequence[Any]) -> ModelKind:
-    """Return the kind of a model from vLLM's KV cache groups."""
-    layers: list[LayerKind] = []
-    latent_sizes: set[float] = set()
-    for spec in _specs_of(groups):
-        name = type(spec).__name__
-        mechanism = _MECHANISMS.get(name, "other")
-        size = 0.0
-        if mechanism not in ("recurrent", "other"):
-            size = spec.unpadded_page_size_bytes / spec.block_size
-        if name == "MLAAttentionSpec":
-            latent_sizes.add(size)
-        layers.append(LayerKind(mechanism, size))
-    if len(latent_sizes) > 1:  # the latent of each token, and the keys of an index
-        layers.append(LayerKind("sparse", 0.0))
-    return kind_of(layers)
-
-
-def why_not_cached(vllm_config: Any, groups: Sequence[Any]) -> str:
-    """Return why the connector does not cache a model, and what helps, if anything does."""
-    kind = model_kind(groups)
-    names = Counter(type(spec).__name__ for spec in _specs_of(groups))
-    listed = ", ".join(f"{count} of {name}" for name, count in names.items())
-    text = f"the model has {kind.layers} ({len(groups)} KV cache groups; layers: {listed}), and "
-    if kind.caching is Caching.YES:
-        return f"{text}the connector saves the pages of one group only"
-    settings = getattr(vllm_config, "scheduler_config", None)
-    if kind.caching is Caching.NOT_YET or getattr(settings, FLAG_FIELD, False):
-        return f"{text}such a model is not cached yet: {kind.why}"
-    return f"{text}{kind.why}; start vLLM with {FLAG} to cache it: {FLAG_COST}"
-
-
-def _specs_of(groups: Sequence[Any]) -> Iterator[Any]:
-    """Yield the specification of each layer."""
-    for group in groups:
-        spec = group.kv_cache_spec
-        each = getattr(spec, "kv_cache_specs", None)
-        yield from (
-            [each[name] for name in group.layer_names]
-            if each
-            else ([spec] * len(group.layer_names))
-        )
-
-
-def geometry_of(group: PagedGroup, tensors: Mapping[str, Any], pages: int) -> CacheGeometry:
-    """Measure the tensors that vLLM registered; raise UnsupportedError if a page has gaps."""
-    missing = [name for name in group.layers if name not in tensors]
-    if missing:
-        raise UnsupportedError(f"vLLM registered no KV cache for layer {missing[0]!r}")
-    layers = [tensors[name] for name in group.layers]
-    shapes = {(tuple(t.shape), tuple(t.stride()), t.element_size(), str(t.device)) for t in layers}
-    if len(shapes) != 1:
-        raise UnsupportedError(f"layers differ in shape, stride, dtype or device: {sorted(shapes)}")
-    (shape, strides, itemsize, device), *_ = shapes
-    if shape[0] % pages:
-        raise UnsupportedError(
-            f"the KV cache has {shape[0]} rows, which is not a multiple of {pages} pages"
-        )
-    kernel_rows = shape[0] // pages
-    inner = sorted(zip(strides[1:], shape[1:], range(1, len(shape)), strict=True), reverse=True)
-    dense = 1
-    for stride, length, _ in reversed(inner):
-        if stride != dense and length > 1:
-            raise UnsupportedError(f"a page is not contiguous: shape {shape}, strides {strides}")
-        dense *= length
-    if kernel_rows > 1 and strides[0] != dense:
-        raise UnsupportedError(f"a page is {kernel_rows} rows with gaps: strides {strides}")
-    page_bytes = kernel_rows * dense * itemsize
-    spec_bytes = group.spec.page_size_bytes
-    if page_bytes not in (spec_bytes, getattr(group.spec, "real_page_size_bytes", spec_bytes)):
-        raise UnsupportedError(
-            f"a page has {page_bytes} bytes, vLLM's configuration says {spec_bytes}"
-        )
-    lengths = ".".join(str(length) for length in shape[1:])
-    order = f"{kernel_rows}x{lengths}:{''.join(str(axis) for *_, axis in inner)}"
-    bases = tuple(layer.data_ptr() for layer in layers)
-    stride_bytes = kernel_rows * strides[0] * itemsize
-    return CacheGeometry(bases, stride_bytes, page_bytes, pages, order, device)
-
-
-def block_tokens_of(setting: ConnectorSettings, page_tokens: int) -> int:
-    """Return the tokens per block; raise ConfigError for an option that the page rules out."""
+    page_tokens = group.page_tokens
+    if group.attention == "recurrent":
+        return page_tokens
     block_tokens = setting.block_tokens or -(-BLOCK_TOKENS // page_tokens) * page_tokens
+    if page_tokens % block_tokens == 0:
+        return page_tokens
     if block_tokens % page_tokens:
         raise ConfigError(
             f"{EXTRA_CONFIG}.block_tokens: {block_tokens} is not a multiple of vLLM's page of "
@@ -235,19 +76,20 @@ def fingerprint_of(
 ) -> Fingerprint:
     """Return the fingerprint of exact blocks, the pages of one tensor-parallel rank."""
     model, spec = vllm_config.model_config, group.spec
-    block_tokens = block_tokens_of(setting, group.page_tokens)
+    block_tokens = block_tokens_of(setting, group)
     kernels = _kernels(vllm_config, group)
     names = hashlib.blake2b("\0".join(group.layers).encode(), digest_size=8).hexdigest()
+    order = geometry.order if geometry.tables == 1 else f"{geometry.order}x{geometry.tables}"
     with _naming_the_option(setting, block_tokens):
         layout = ExactLayout(
-            dtype=str(spec.dtype).removeprefix("torch."),
+            dtype=dtype_of(spec),
             block_tokens=block_tokens,
             layers=len(group.layers),
-            kv_heads=spec.num_kv_heads,
-            head_size=spec.head_size,
+            kv_heads=getattr(spec, "num_kv_heads", 1),
+            head_size=getattr(spec, "head_size", geometry.page_bytes),
             page_tokens=group.page_tokens,
             page_bytes=geometry.page_bytes,
-            packing=f"{kernels.packing}:{type(spec).__name__}:{geometry.order}:{names}",
+            packing=f"{kernels.packing}:{type(spec).__name__}:{order}:{names}",
             engine=ENGINE,
             engine_version=kernels.version,
             backend=kernels.backend,
@@ -300,8 +142,14 @@ def _meaning(
         kv_scales="weights" if quantised else "none",  # `only_group` refuses computed scales
         naming=TOKENS,
         block_tokens=block_tokens,
-        kv_group=KvGroup.all_layers(len(group.layers)),
+        kv_group=group.kv_group,
     )
+
+
+def dtype_of(spec: Any) -> str:
+    """Return the data type of a KV cache spec; a recurrent state has one for each of its parts."""
+    types = getattr(spec, "dtypes", None) or (spec.dtype,)
+    return "+".join(str(each).removeprefix("torch.") for each in types)
 
 
 def quantisation_mode(spec: Any) -> str:
@@ -333,6 +181,8 @@ def _kernels(vllm_config: Any, group: PagedGroup) -> _Kernels:
     import vllm
 
     spec = group.spec
+    if group.attention == "recurrent":
+        return _state_kernels(vllm_config, spec, vllm.__version__)
     if vllm_config.device_config.device_type == "cpu":
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
@@ -347,6 +197,18 @@ def _kernels(vllm_config: Any, group: PagedGroup) -> _Kernels:
     runner = "v2" if vllm_config.use_v2_model_runner else "v1"
     device, backend = current_platform.get_device_name(), "+".join(sorted(named))
     return _Kernels(vllm.__version__, device, backend, runner)
+
+
+def _state_kernels(vllm_config: Any, spec: Any, version: str) -> _Kernels:
+    """Return what arranges a recurrent state: its kind, and the shapes of its parts."""
+    shapes = ",".join("x".join(map(str, shape)) for shape in spec.shapes)
+    backend = str(getattr(spec.mamba_type, "name", spec.mamba_type))
+    device = vllm_config.device_config.device_type
+    if device != "cpu":
+        from vllm.platforms import current_platform
+
+        device = current_platform.get_device_name()
+    return _Kernels(version, device, backend, f"state:{spec.mamba_cache_mode}:{shapes}")
 
 
 def backends_of(vllm_config: Any, group: PagedGroup) -> set[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from holdfast.devices.page_format import Order, PageFormat, plain_format
-from holdfast.engines.vllm.describe import UnsupportedError
+from holdfast.engines.vllm.kv_groups import UnsupportedError
 from holdfast.engines.vllm.page_check import check_page
 
 BACKENDS = ("FLASH_ATTN", "TRITON_ATTN")

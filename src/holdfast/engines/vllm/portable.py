@@ -19,15 +19,13 @@ from holdfast.devices.arrange import PortablePages
 from holdfast.devices.page_format import PageFormat, cpu_format, latent_format
 from holdfast.engines.vllm.cpu_pages import check_kernel
 from holdfast.engines.vllm.describe import (
-    CacheGeometry,
-    PagedGroup,
-    UnsupportedError,
     backends_of,
     block_tokens_of,
     fingerprint_of,
     portable_fingerprint_of,
     quantisation_mode,
 )
+from holdfast.engines.vllm.kv_groups import CacheGeometry, PagedGroup, UnsupportedError
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.errors import BlockError
 
@@ -73,7 +71,7 @@ def block_form(
     """
     if setting.layout == "portable":
         try:
-            block_tokens = block_tokens_of(setting, group.page_tokens)
+            block_tokens = block_tokens_of(setting, group)
             pages = portable_pages(vllm_config, group, geometry, block_tokens, rank)
             layout = pages.part.layout
             return BlockForm(portable_fingerprint_of(vllm_config, group, layout, setting), pages)
@@ -93,6 +91,11 @@ def portable_pages(
     Raises UnsupportedError for a model, device, setting or version whose pages are not converted.
     """
     spec, device = group.spec, vllm_config.device_config.device_type
+    if group.attention != "full" or len(group.tables) != 1:
+        raise UnsupportedError(
+            f"the pages of {group.attention} attention in {len(group.tables)} of vLLM's KV cache "
+            "groups are not converted, only full attention in one"
+        )
     if device not in ("cpu", "cuda"):
         raise UnsupportedError(f"pages on {device} are not converted, only on CPUs and GPUs")
     cache = vllm_config.cache_config.cache_dtype
