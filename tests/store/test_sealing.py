@@ -14,7 +14,7 @@ from holdfast.store import domains, save
 from holdfast.store.options import StoreOptions
 from holdfast.store.remote_lookups import FAILED_S
 from holdfast.store.store import Store
-from holdfast.store.tier_writer import LOCAL_SEAL, SHARED_SEAL
+from holdfast.store.write_batches import LOCAL_SEAL, SHARED_SEAL
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.testing.payloads import payload_of
 from holdfast.testing.store_control import write_all_through

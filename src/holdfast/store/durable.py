@@ -46,7 +46,7 @@ def sync(store: StoreParts, namespace: Namespace, keys: Sequence[bytes], deadlin
         here = [row for row in rows if table.is_on(row, HOST)]
         table.queues.write_through(here, skipped=others)
     try:
-        store.mover.wake()
+        store.mover.hurry()
         while True:
             with table.lock:
                 kept, expected = _leading(table, namespace, keys, number)

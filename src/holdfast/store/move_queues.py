@@ -84,6 +84,10 @@ class MoveQueues:
         """Return how many moves to a tier are queued of blocks that need not be in memory."""
         return len(self._below[tier - 1])
 
+    def oldest(self, tier: int) -> int | None:
+        """Return the row of the oldest move to a tier of a block in memory; None if none waits."""
+        return next(iter(self._queues[tier - 1]), None)
+
     def is_queued(self, row: int) -> bool:
         """Return whether a block in memory is queued for some tier."""
         return any(row in queue for queue in self._queues)

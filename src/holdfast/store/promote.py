@@ -222,6 +222,11 @@ class BlockMover:
         for writer in self._writers:
             writer.wake()
 
+    def hurry(self) -> None:
+        """Make the writer threads write what is queued, without a wait for more blocks."""
+        for writer in self._writers:
+            writer.hurry()
+
     def close(self, write_s: float) -> None:
         """Write queued blocks for at most `write_s`, then stop the threads."""
         until = time.monotonic() + write_s

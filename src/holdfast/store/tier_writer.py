@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 import time
 from collections import Counter
@@ -37,6 +36,7 @@ from holdfast.store.record_encoder import RecordEncoder
 from holdfast.store.rewrite import defer_queued
 from holdfast.store.sealing import UNKNOWN_EPOCH
 from holdfast.store.verify import is_damaged_in_memory
+from holdfast.store.write_batches import LOCAL_SEAL, SHARED_SEAL, BatchWait, batch_limits
 from holdfast.tiers.base import (
     NOWHERE,
     LocalTier,
@@ -51,42 +51,12 @@ from holdfast.tiers.base import (
 from holdfast.tiers.checked import CheckedLocalTier
 from holdfast.workers import submit_or_run, workers
 
-BATCH_BLOCKS = 32
-"""Maximum number of blocks in one batch."""
-
-
-class ParallelSeal(NamedTuple):
-    """Limits for sealing a batch in groups: `groups` threads, of which `sealed_at_once` seal.
-
-    The other threads write. The group size gives each thread two groups, within the bounds.
-    """
-
-    groups: int
-    sealed_at_once: int
-    group_bytes_min: int
-    group_bytes_max: int
-
-    def group_bytes(self, batch_bytes: int) -> int:
-        """Return the minimum size of a group, for a batch of this size."""
-        halves = batch_bytes // (2 * self.groups)
-        return min(max(halves, self.group_bytes_min), self.group_bytes_max)
-
-
-LOCAL_SEAL = ParallelSeal(8, max(1, len(os.sched_getaffinity(0)) // 2), MIB, 4 * MIB)
-"""Limits for local tiers: small groups, so that writing starts early and overlaps sealing."""
-
-SHARED_SEAL = ParallelSeal(2, 2, 16 * MIB, 16 * MIB)
-"""Limits for shared tiers: large groups, because every message costs a round trip."""
-
 ENCODED_GROUP_BYTES = 8 * MIB
 """Raw bytes of a group that is encoded while the previous one is written. A shared tier's groups
 are as long as those that are sealed, if that is longer."""
 
 _ENCODED_BATCH_BYTES = 16 * ENCODED_GROUP_BYTES
 """Raw bytes of a batch to be encoded: many groups, because nothing is written beside the first."""
-
-_STAGED_BYTES = 32 * MIB
-"""Raw bytes of the blocks of a batch that are read from other lower tiers."""
 
 _LOOK_AGAIN_S = 0.5
 """Interval in seconds at which an idle writer checks its queue."""
@@ -151,6 +121,14 @@ class TierWriter:
         name = f"holdfast-to-{self._tier.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._parallel = SHARED_SEAL if isinstance(self._tier, SharedTier) else LOCAL_SEAL
+        hosts = [*table.hosts.values(), *filter(None, [table.foreign])]
+        self._batch = batch_limits(tier, hosts)
+        self._batch_wait = BatchWait(self._batch, table.clock)
+        self._hurries = False
+        """Whether what is queued is written without a wait for more."""
+        if self._batch.preferred_bytes:
+            size = self._batch.preferred_bytes
+            self._parallel = self._parallel._replace(group_bytes_min=size, group_bytes_max=size)
         self._encoder = RecordEncoder(table, table.codecs[number - 1])
         self._encoding: ThreadPoolExecutor | None = None
         self._sealers: ThreadPoolExecutor | None = None
@@ -165,6 +143,12 @@ class TierWriter:
     def wake(self) -> None:
         """Wake the writer, because a block is queued."""
         with self._work:
+            self._work.notify()
+
+    def hurry(self) -> None:
+        """Write what is queued now, without a wait for more blocks."""
+        with self._work:
+            self._hurries = True
             self._work.notify()
 
     def end_by(self, until: float) -> None:
@@ -185,12 +169,16 @@ class TierWriter:
     def _run(self) -> None:
         queues, number = self._table.queues, self._number
         while True:
+            waits = self._waits_for_more()  # takes the store's lock, so not below
             with self._work:
                 if not self._has_moves():
                     if self._closing:
                         return
+                    self._hurries = False
                     self._work.wait(_LOOK_AGAIN_S)
-            while self._has_moves():
+                elif waits and not (self._hurries or self._closing):
+                    self._work.wait(_LOOK_AGAIN_S)
+            while self._has_moves() and not self._waits_for_more():
                 if time.monotonic() > self._until:  # the engine can recompute what is dropped
                     with self._table.lock:
                         blocks = len(queues.clear(number))
@@ -215,11 +203,29 @@ class TierWriter:
         waiting, from_below = queues.length(number), queues.from_below(number)
         return waiting > from_below or (from_below > 0 and self._may_move_from_below())
 
+    def _waits_for_more(self) -> bool:
+        """Return whether to wait for a batch of the size that the tier prefers.
+
+        Blocks that a faster tier may evict soon do not wait.
+        """
+        if not self._batch.wait_s or self._hurries or self._closing:
+            return False
+        table, number = self._table, self._number
+        with table.lock:
+            queues = table.queues
+            row, waiting = queues.oldest(number), queues.length(number)
+            if row is None or queues.from_below(number):
+                return False
+            # Most blocks of a node have one size.
+            nbytes = waiting * table.index.namespace(row).slot_bytes
+        return self._batch_wait.goes_on(nbytes)
+
     def _may_move_from_below(self) -> bool:
         return self._table.clock.now() >= self._from_below_at
 
     def _write(self) -> None:
         table, number = self._table, self._number
+        self._batch_wait.end()
         self._candidates.look()
         with table.lock:
             picked = self._pick()
@@ -418,12 +424,13 @@ class TierWriter:
     def _pick(self) -> list[_Load]:
         """Dequeue a batch, without places on a local tier. Call under the lock."""
         table, number = self._table, self._number
-        batch, to_encode, staged = list[_Load](), 0, 0
+        batch, nbytes, to_encode, staged = list[_Load](), 0, 0, 0
         from_below = self._may_move_from_below()
         while (
-            len(batch) < BATCH_BLOCKS
+            len(batch) < self._batch.blocks
+            and nbytes < self._batch.nbytes
             and to_encode < _ENCODED_BATCH_BYTES
-            and staged < _STAGED_BYTES
+            and staged < self._batch.staged_bytes
             and (move := table.queues.pop(number, from_below=from_below, turn=self.batches_begun))
         ):
             row = move.row
@@ -433,6 +440,7 @@ class TierWriter:
                 if (load := self._from_below(move)) is not None:
                     batch.append(load)
                     staged += table.index.namespace(row).slot_bytes
+                    nbytes += table.index.namespace(row).slot_bytes
                 continue
             try:
                 header, _ = read_header(record := self._record(row))
@@ -446,6 +454,7 @@ class TierWriter:
             load = _Load(row, slot, put, namespace.domain, generation, encodes)
             batch.append(load._replace(reason=move.reason))
             to_encode += len(record) if encodes else 0
+            nbytes += len(record)
         return batch
 
     def _from_below(self, move: BlockMove) -> _Load | None:

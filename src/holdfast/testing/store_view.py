@@ -258,7 +258,7 @@ class StoreView:
         """Wait until no write to a tier is queued or running; by default to any tier."""
 
         def is_written() -> bool:
-            self._store.mover.wake()
+            self._store.mover.hurry()
             return not self.writing(tier)
 
         self.wait_until(is_written, "all queued blocks are written")

@@ -214,6 +214,18 @@ class Erasable(LocalTier, Protocol):
 
 
 @runtime_checkable
+class PrefersBatches(Tier, Protocol):
+    """A tier that writes the records of a batch together, best about `batch_bytes` of them.
+
+    0 bytes: no preference. `batch_wait_s`: time in seconds for which a store may keep a smaller
+    batch back, so that more blocks join it; 0: none. Both stay as they are.
+    """
+
+    batch_bytes: int
+    batch_wait_s: float
+
+
+@runtime_checkable
 class StopsWrites(LocalTier, Protocol):
     """A tier that stops to take records after its medium failed, and tries again by itself."""
 

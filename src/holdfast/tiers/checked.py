@@ -45,6 +45,7 @@ from holdfast.tiers.base import (
     NamesCandidates,
     Permitted,
     Place,
+    PrefersBatches,
     Queryable,
     Reachable,
     Rebalancing,
@@ -88,6 +89,9 @@ STALL_S = 10.0
 LOG_S = 60.0
 """Shortest time between two log lines about faults of one tier, in seconds."""
 
+BATCH_WAIT_S_MAX = 600.0
+"""Longest wait of a store for a batch that a tier prefers, in seconds; no wait for more."""
+
 _READ = frozenset(Outcome) - {Outcome.FULL, Outcome.UNSENT}
 _WRITTEN = frozenset(Outcome) - {Outcome.MISS}
 _OPTIONS = BreakerOptions(stall_s=STALL_S)
@@ -130,6 +134,17 @@ def checked(tier: Tier, clock: Clock) -> Tier:
     )
 
 
+def _preferred_batch(tier: Tier) -> tuple[int, float]:
+    """Return the batch that a tier prefers, and how long to wait for it; 0 if it prefers none."""
+    if not isinstance(tier, PrefersBatches):
+        return 0, 0.0
+    nbytes, wait_s = tier.batch_bytes, tier.batch_wait_s
+    if type(nbytes) is not int or not isinstance(wait_s, int | float):
+        return 0, 0.0
+    wait_s = float(wait_s) if 0 <= wait_s <= BATCH_WAIT_S_MAX else 0.0
+    return max(0, nbytes), wait_s
+
+
 class _TierThread:
     """One thread on which calls of a tier run in order, each waited for at most a while."""
 
@@ -165,6 +180,7 @@ class CheckedTier:
     def __init__(self, tier: Tier, clock: Clock) -> None:
         self.name = tier.name if type(tier.name) is str and tier.name else type(tier).__name__
         self._tier: Any = tier
+        self.batch_bytes, self.batch_wait_s = _preferred_batch(tier)
         self._clock = clock
         self._mutex = threading.Lock()
         self._breaker = CircuitBreaker(clock, _OPTIONS, random.Random())  # noqa: S311 - jitter

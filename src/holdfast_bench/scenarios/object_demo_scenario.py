@@ -56,11 +56,12 @@ def walk(setting: DemoSettings) -> Generator[DemoStep]:
         server.start()
         key = setting.folder / "domain.key"
         replace_file(key, secrets.token_bytes(_KEY_BYTES))
-        bucket = {
+        bucket: dict[str, object] = {
             "kind": "object",
             "url": f"s3://{BUCKET}/demo",
             "endpoint": server.endpoint,
             "credentials_file": str(server.write_credentials(setting.folder / "credentials")),
+            "gather_s": 1,
         }
         domains = {"default": {"key_file": str(key)}}
         node = stack.enter_context(_start(setting, "node-a", bucket, domains))
@@ -103,7 +104,10 @@ def walk(setting: DemoSettings) -> Generator[DemoStep]:
 
 
 def _start(
-    setting: DemoSettings, name: str, bucket: dict[str, str], domains: dict[str, dict[str, str]]
+    setting: DemoSettings,
+    name: str,
+    bucket: dict[str, object],
+    domains: dict[str, dict[str, str]],
 ) -> NodeUnderTest:
     """Start a node with memory, a disk and the bucket."""
     folder: Path = setting.folder / name

@@ -31,6 +31,7 @@ def config(side, tmp_path):
         file = tmp_path / f"{name}.yaml"
         bucket = {"kind": "object", "url": side.options().url, "endpoint": side.endpoint}
         bucket |= {"credentials_file": str(side.credentials), "ask_s": 20.0, "deadline_s": 20.0}
+        bucket["gather_s"] = 0
         disk = {"kind": "disk", "path": str(tmp_path / f"{name}-disk"), "capacity": "64 MiB"}
         tiers = [{"kind": "host", "capacity": "32 MiB"}, disk, bucket]
         domains = {"default": {"key_file": str(key)}}

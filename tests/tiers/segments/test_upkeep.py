@@ -1,14 +1,17 @@
 """What writers of one medium learn from each other, retire and delete."""
 
+import threading
 import time
 from contextlib import closing
 
 import pytest
 
+from holdfast.clock import ManualClock
 from holdfast.errors import Outcome
 from holdfast.limits import MIB
 from holdfast.testing.chained import ChainedBlocks
 from holdfast.testing.memory_medium import MemoryMedium, MemoryObjects
+from holdfast.tiers.segments.format import SegmentName
 from holdfast.tiers.segments.index_log import MERGE_COUNT
 from holdfast.tiers.segments.tier import SegmentTier, SegmentTierLimits
 from holdfast.tiers.segments.writer import SegmentWriter
@@ -259,6 +262,45 @@ def test_a_medium_that_permits_reads_only_is_read(objects):
         assert blocks.load(tier, range(4)) == [Outcome.OK] * 4
         assert (tier.may_write(), tier.limits()) == (False, "reads only")
         assert blocks.save(tier, range(4)) == [Outcome.GONE] * 4
+
+
+def test_a_segment_whose_writer_died_before_it_listed_it_is_deleted(objects):
+    clock, blocks = ManualClock(), ChainedBlocks(65_000)
+    with closing(open_tier(objects)) as tier:
+        blocks.save(tier, range(2))
+    [kept] = segments(objects)
+    old_ms, new_ms = int(1e3 * (time.time() - 7_200)), int(1e3 * time.time())
+    orphan, young = (
+        SegmentName("7d", "00112233445566aa", f"{at_ms << 16:016x}").path
+        for at_ms in (old_ms, new_ms)
+    )
+    objects.objects[orphan] = objects.objects[young] = b"not listed"
+    limits = SegmentTierLimits(ask_s=5.0, poll_s=0.05)
+    writer = SegmentWriter("7d", clock)
+    with closing(SegmentTier(MemoryMedium(objects), writer, limits, "segments")) as tier:
+        assert tier.held(blocks.namespace, blocks.keys(2), 0) == 2
+        clock.advance(3_700.0)
+        await_that(lambda: sorted(segments(objects)) == sorted([kept, young]))
+        assert tier.held(blocks.namespace, blocks.keys(2), 0) == 2
+
+
+def test_a_tier_that_closes_during_its_first_listing_reports_no_failure(objects, caplog):
+    listing, closed = threading.Event(), threading.Event()
+
+    class SlowMedium(MemoryMedium):
+        def list(self, prefix, deadline):
+            listing.set()
+            assert closed.wait(WITHIN_S)
+            return super().list(prefix, deadline)
+
+        def close(self):
+            super().close()
+            closed.set()
+
+    tier = SegmentTier(SlowMedium(objects), SegmentWriter("7d"), SegmentTierLimits(), "segments")
+    assert listing.wait(WITHIN_S)
+    tier.close()
+    assert caplog.messages == []
 
 
 def test_a_medium_that_is_refused_is_not_used(objects):

@@ -30,8 +30,11 @@ from holdfast.prepared import prepared
 
 FORMAT = 1
 
-SEGMENT_BYTES_MAX = 66 * MIB
-"""Most bytes of a segment object of several records: 64 MiB of payloads, envelopes and the head."""
+SEGMENT_BYTES = 64 * MIB
+"""Bytes of records for which a segment object is best."""
+
+SEGMENT_BYTES_MAX = 72 * MIB
+"""Most bytes of a segment object of several records: the last one may exceed `SEGMENT_BYTES`."""
 
 SEGMENT_BYTES_MIN = 8 * MIB
 """A smaller object costs more than it saves: the packer waits a moment for more records."""

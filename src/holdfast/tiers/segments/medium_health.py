@@ -33,6 +33,11 @@ class MediumHealth:
         self._rng = random.Random()  # noqa: S311  # for jitter of pauses, not for secrets
         self._breaker = CircuitBreaker(clock, _OPTIONS, self._rng)
         self._trouble = ""
+        self._closing = False
+
+    def close(self) -> None:
+        """Log no more failures: calls in progress fail because the medium is closed."""
+        self._closing = True
 
     def call(self, work: Callable[[], MediumAnswer]) -> MediumAnswer:
         """Return the answer of `work`; GONE without calling it if the breaker is open."""
@@ -51,6 +56,8 @@ class MediumHealth:
                 breaker.end(ticket, ending)
                 before = self._trouble
                 self._trouble = "" if ending is CallEnding.OK else why
+        if self._closing:
+            return answer
         if ending is not CallEnding.OK and not before:
             _log.warning("%s fails: %s", self._name, why)
         elif ending is CallEnding.OK and before:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CAPACITY_MIN = 256 * MIB
 WRITE_S_MAX = 600.0
 POLL_S_MIN, POLL_S_MAX = 1.0, 3_600.0
+GATHER_S_MAX = 600.0
 EXAMINE_S = 20.0
 """Maximum duration of the probe when a tier is examined, in seconds."""
 
@@ -27,14 +28,16 @@ class SegmentTierSection(RecordTierSection, frozen=True, kw_only=True):
 
     `keep`: how long a segment is kept after its write. `deadline_s` bounds one read, `write_s` one
     write, `ask_s` a lookup before the first listing. `poll_s`: interval between listings of what
-    other nodes have written.
+    other nodes have written. `gather_s`: how long a block waits at most for others to fill a
+    segment with it.
     """
 
     keep: Literal["1d", "7d", "30d"] = "7d"
     deadline_s: float = 2.0
-    write_s: float = 20.0
+    write_s: float = 60.0
     ask_s: float = 0.25
     poll_s: float = 60.0
+    gather_s: float = 10.0
 
 
 def check_times(options: SegmentTierSection, at: str, each_listing: str) -> None:
@@ -43,6 +46,11 @@ def check_times(options: SegmentTierSection, at: str, each_listing: str) -> None
     check_above_zero(f"{at}.ask_s", options.ask_s, DEADLINE_S_MAX)
     check_above_zero(f"{at}.write_s", options.write_s, WRITE_S_MAX)
     check_above_zero(f"{at}.poll_s", options.poll_s, POLL_S_MAX)
+    if not 0 <= options.gather_s <= GATHER_S_MAX:
+        raise ConfigError(
+            f"{at}.gather_s: {options.gather_s:g} s is not from 0 to {GATHER_S_MAX:g}; lower it, "
+            "because blocks wait in memory"
+        )
     if options.poll_s < POLL_S_MIN:
         raise ConfigError(
             f"{at}.poll_s: {options.poll_s:g} s is less than {POLL_S_MIN:g} s; raise it, because "
@@ -70,6 +78,7 @@ def open_segment_tier(
         writes=writes,
         poll_s=options.poll_s,
         capacity_bytes=capacity_bytes,
+        gather_s=options.gather_s,
     )
     return SegmentTier(medium, SegmentWriter(options.keep), limits, name)
 

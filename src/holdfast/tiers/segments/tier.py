@@ -20,7 +20,13 @@ from holdfast.status import MemberStatus
 from holdfast.tiers.base import AnsweringTier, HeldAnswer, TierGet, TierPut, TierUsage
 from holdfast.tiers.gate import MediumGate
 from holdfast.tiers.segments.bounds import SpaceLimits, is_near_end
-from holdfast.tiers.segments.format import IndexedSegment, IndexObject, RemovedBlocks, SegmentName
+from holdfast.tiers.segments.format import (
+    SEGMENT_BYTES,
+    IndexedSegment,
+    IndexObject,
+    RemovedBlocks,
+    SegmentName,
+)
 from holdfast.tiers.segments.index import RecordPosition, SegmentIndex
 from holdfast.tiers.segments.index_log import IndexPublisher
 from holdfast.tiers.segments.medium import MediumAnswer, SegmentMedium
@@ -43,6 +49,7 @@ class SegmentTierLimits(NamedTuple):
     `read_s` and `write_s` bound one read and one write, `ask_s` the wait of a lookup for the first
     listing. `reads` and `writes`: most ranges and most puts at a time. `poll_s`: interval between
     listings of index objects. `capacity_bytes` bounds all segments on the medium; 0: no bound.
+    `gather_s`: how long a store may wait for more blocks, before it writes a smaller segment.
     """
 
     read_s: float = 2.0
@@ -52,6 +59,7 @@ class SegmentTierLimits(NamedTuple):
     writes: int = 4
     poll_s: float = 60.0
     capacity_bytes: int = 0
+    gather_s: float = 0.0
 
 
 class SegmentTier(AnsweringTier):
@@ -64,6 +72,7 @@ class SegmentTier(AnsweringTier):
         self, medium: SegmentMedium, writer: SegmentWriter, limits: SegmentTierLimits, name: str
     ) -> None:
         self.name = name
+        self.batch_bytes, self.batch_wait_s = SEGMENT_BYTES, limits.gather_s
         self._medium = medium
         self._writer = writer
         self._limits = limits
@@ -360,6 +369,8 @@ class SegmentTier(AnsweringTier):
 
         The store closes its tiers after its last write, so a put under way here came too late.
         """
+        self._reads.close()
+        self._writes.close()
         self._medium.close()
         if not self._gate.shut():
             return

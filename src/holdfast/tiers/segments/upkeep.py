@@ -42,6 +42,9 @@ DEAD_S = 3 * HEARTBEAT_S
 SWEEP_S = 6 * 3600.0
 """Interval at which objects that no index object lists are looked for, in seconds."""
 
+SWEEP_FIRST_S = 3600.0
+"""Time from the start to the first sweep: a node that restarts every day sweeps, too."""
+
 SWEEP_AGE_S = 3600.0
 """Such an object is deleted only if it is older than this, in seconds."""
 
@@ -97,7 +100,7 @@ class SegmentUpkeep:
         """Segments that this writer has retired, and when it deletes them."""
         self._unlisted: dict[str, float] = {}
         """Objects that no index object lists any more, and when they are deleted."""
-        self._swept_s = writer.clock.now()
+        self._swept_s = writer.clock.now() - SWEEP_S + SWEEP_FIRST_S
         self.deleted = 0
         """Segments deleted since start."""
 

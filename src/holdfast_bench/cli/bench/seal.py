@@ -35,7 +35,7 @@ from holdfast.report import Row, at_least, not_measured, share
 from holdfast.store.options import StoreOptions
 from holdfast.store.sealing import Sealing
 from holdfast.store.store import Store
-from holdfast.store.tier_writer import LOCAL_SEAL
+from holdfast.store.write_batches import LOCAL_SEAL
 from holdfast.testing.payloads import header_of
 from holdfast.tiers.base import Tier
 from holdfast.tiers.disk.file import DiskConfig

@@ -1,0 +1,96 @@
+"""A tier that prefers large batches gets them: small ones wait a while for more blocks."""
+
+import pytest
+
+from holdfast.testing.memory import SharedMemoryTier
+from holdfast.testing.memory_medium import MemoryMedium, MemoryObjects
+from holdfast.tiers.base import PrefersBatches
+from holdfast.tiers.segments.tier import SegmentTier, SegmentTierLimits
+from holdfast.tiers.segments.writer import SegmentWriter
+
+MIB = 1 << 20
+WAIT_S = 5.0
+
+
+class BatchTier(SharedMemoryTier):
+    """Notes how many records each write had."""
+
+    batch_bytes = MIB
+    batch_wait_s = WAIT_S
+
+    def __init__(self):
+        super().__init__({})
+        self.batches = []
+
+    def write(self, batch):
+        self.batches.append(len(batch))
+        return super().write(batch)
+
+
+@pytest.fixture
+def tier():
+    tier = BatchTier()
+    assert isinstance(tier, PrefersBatches)
+    return tier
+
+
+def written(one):
+    one.view.wait_until(lambda: not one.view.writing(), "all queued blocks are written")
+
+
+def test_small_saves_share_a_batch_when_the_first_has_waited(harness, tier) -> None:
+    one = harness(32 * MIB, tier)
+    for seed in range(3):
+        one.save(one.chain(seed, 4))
+    one.view.wait_until(lambda: one.view.writing() == 12, "all blocks wait")
+    assert tier.batches == []
+
+    def is_written():
+        one.clock.advance(WAIT_S + 1)  # the writer may look at the clock later than this
+        return not one.view.writing()
+
+    one.view.wait_until(is_written, "all queued blocks are written")
+    assert tier.batches == [12]
+
+
+def test_a_batch_of_the_preferred_size_is_written_at_once_and_whole(harness, tier) -> None:
+    one = harness(32 * MIB, tier)
+    one.save(one.chain(1, 60))
+    written(one)
+    assert sum(tier.batches) == 60
+    assert max(tier.batches) > 32
+
+
+def test_a_sync_writes_without_the_wait(harness) -> None:
+    limits = SegmentTierLimits(ask_s=30.0, gather_s=3_600.0)
+    medium = MemoryMedium(MemoryObjects())
+    one = harness(32 * MIB, SegmentTier(medium, SegmentWriter("7d"), limits, "segments"))
+    chain = one.chain(1, 4)
+    one.save(chain)
+    assert one.store.sync(one.namespace, chain.keys, 30.0) == 4
+
+
+def test_what_waits_is_written_when_the_store_closes(harness, tier) -> None:
+    one = harness(32 * MIB, tier)
+    one.save(one.chain(1, 4))
+    one.store.close(write_s=30.0)
+    assert sum(tier.batches) == 4
+
+
+def test_a_batch_takes_a_small_part_of_memory(harness, tier) -> None:
+    tier.batch_bytes = 64 * MIB
+    one = harness(8 * MIB, tier)
+    one.save(one.chain(1, 60))
+    written(one)
+    assert sum(tier.batches) == 60
+
+
+@pytest.mark.parametrize(("nbytes", "wait_s"), [("many", 5.0), (-1, 5.0), (MIB, "long"), (MIB, -1)])
+def test_a_tier_with_an_impossible_preference_is_written_without_a_wait(
+    harness, tier, nbytes, wait_s
+) -> None:
+    tier.batch_bytes, tier.batch_wait_s = nbytes, wait_s
+    one = harness(32 * MIB, tier)
+    one.save(one.chain(1, 4))
+    written(one)
+    assert sum(tier.batches) == 4
