@@ -12,7 +12,8 @@ from holdfast.blocks.namespace import namespace_of
 from holdfast.codec.seal import Sealer
 from holdfast.keys.keyring import KeyRing
 from holdfast.store import tier_writer
-from holdfast.store.write_batches import ParallelSeal, _Load
+from holdfast.store.tier_writer import _Load
+from holdfast.store.write_batches import ParallelSeal
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.testing.store_control import leave, leave_all, write_through
 from holdfast.tiers.base import Place, Queryable, SharedTier, TierPut
