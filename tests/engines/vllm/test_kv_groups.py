@@ -221,7 +221,7 @@ def test_layers_that_are_alike_are_one_group_however_vllm_divides_them():
     assert geometry.bases == (tensors["model.layers.0.attn"].data_ptr(),)
     pages = geometry.pages_of(4)
     assert pages.pages_per_block == 8  # four of each table
-    assert pages.payload_bytes == 2 * 4 * geometry.page_bytes
+    assert pages.raw_bytes == 2 * 4 * geometry.page_bytes
 
 
 @pytest.mark.usefixtures("_all_kinds_cached")
