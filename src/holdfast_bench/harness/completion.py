@@ -21,6 +21,7 @@ TOP_LOGPROBS = 5
 
 BY_SOURCE = "prompt_tokens_by_source"
 CACHED_BY_TIER = "prompt_tokens_cached_by_source"
+EXTERNAL = "external_kv_transfer"
 TIERS = {"p2p": "pool"}
 """Names of tiers in the engine's metrics, if they differ from Holdfast's."""
 
@@ -89,6 +90,11 @@ def ask(
     before = _prompt_counts(engine.metrics())
     answer = complete(engine, prompt, max_tokens, hint)
     return MeasuredCompletion(answer, _token_sources(_wait_counted(engine, before, len(prompt))))
+
+
+def fetched_tokens(engine: VllmServer) -> int:
+    """Return the prompt tokens that the engine has got from its connector since its start."""
+    return _prompt_counts(engine.metrics())[BY_SOURCE, EXTERNAL]
 
 
 def wait_fetching(engine: VllmServer, probe: Sequence[int]) -> None:
@@ -210,7 +216,7 @@ def _wait_counted(engine: VllmServer, before: Counts, prompt_tokens: int) -> Cou
 
 
 def _token_sources(grown: Counts) -> TokenSources:
-    external = grown[BY_SOURCE, "external_kv_transfer"]
+    external = grown[BY_SOURCE, EXTERNAL]
     fetched = {
         TIERS.get(tier, tier): count
         for (name, tier), count in grown.items()
