@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.blocks.key import Chain, unpack_keys
+from holdfast.blocks.key import Chain, named_key, unpack_keys
 from holdfast.errors import BlockError
 
 DOMAIN_KEY = bytes(range(32))
@@ -261,3 +261,14 @@ def test_a_slice_of_bytes_is_not_read_as_words():
 def test_half_a_key_is_refused():
     with pytest.raises(BlockError, match="17 bytes"):
         unpack_keys(bytes(17))
+
+
+def test_the_key_of_an_engines_name_matches_the_golden_vector():
+    key = named_key(DOMAIN_KEY, FINGERPRINT, b"name of 16 bytes")
+    assert key.hex() == "f27d77b288062efff4c273c431cbab23"
+
+
+@pytest.mark.parametrize("length", [0, 8, 15, 257])
+def test_a_name_that_may_collide_or_is_too_long_is_refused(length):
+    with pytest.raises(BlockError, match=f"{length} bytes, not from 16 to 256"):
+        named_key(DOMAIN_KEY, FINGERPRINT, bytes(length))

@@ -2,9 +2,10 @@
 
 It has two parts. The *meaning* says which numbers a block holds: model, positions, adapter,
 quantisation, block size and KV group. The *representation* says how its bytes are arranged:
-portable, which any engine reads; portable as a lossy codec left it; or exact pages of one build of
-one engine. For every field there is a public incident in which wrong KV was served without it
-(docs/reference/format.md lists them). No field has a default, so a missing field is an error.
+portable, which any engine reads; portable as a lossy codec left it; exact pages of one build of
+one engine; or opaque, what one build of one engine hands over as one piece. For every field there
+is a public incident in which wrong KV was served without it (docs/reference/format.md lists them).
+No field has a default, so a missing field is an error.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Literal, TypeAlias, get_args
 import msgspec
 
 from holdfast.blocks.key import KEY_BYTES
-from holdfast.blocks.layout import ExactLayout, PortableLayout, QuantisedLayout
+from holdfast.blocks.layout import ExactLayout, OpaqueLayout, PortableLayout, QuantisedLayout
 from holdfast.errors import BlockError
 from holdfast.limits import LAYERS_MAX
 from holdfast.prepared import prepared
@@ -27,7 +28,7 @@ _PERSON = b"holdfast-fprint2"
 
 Attention: TypeAlias = Literal["full", "window", "chunk", "recurrent"]
 
-Representation: TypeAlias = PortableLayout | QuantisedLayout | ExactLayout
+Representation: TypeAlias = PortableLayout | QuantisedLayout | ExactLayout | OpaqueLayout
 
 
 @prepared
@@ -81,7 +82,8 @@ class Meaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overrides, as canonical JSON. `adapter`: digest of the LoRA adapter. `kv_quantisation`: scheme
     that turned keys and values into the stored data type. `kv_scales`: digest of its scales, or
     `weights` if they are among the weights. `naming`: the input of the keys: `tokens`, unless an
-    engine provides no tokens. A text is `none` if the model has no such thing.
+    engine provides no tokens; then the engine's hash algorithm, its seed and the tokens per hash. A
+    text is `none` if the model has no such thing.
     """
 
     model: str

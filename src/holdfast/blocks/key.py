@@ -4,6 +4,8 @@
 with the fingerprint as the parent of the first block. The exact bytes are in
 docs/reference/format.md. Engines' own hashes are not used as keys: some have 64 bits, some depend
 on the process, and none is keyed.
+
+Where an engine provides no tokens, `named_key` hashes the engine's own name of a block.
 """
 
 from __future__ import annotations
@@ -26,6 +28,11 @@ KEY_BYTES = 16
 SEGMENT_BYTES = 8
 DOMAIN_KEY_BYTES = 32
 
+NAME_BYTES_MIN = 16
+"""Shortest name of a block: shorter hashes can be made to collide."""
+
+NAME_BYTES_MAX = 256
+
 Tokens: TypeAlias = "Sequence[int] | npt.NDArray[np.integer]"
 
 TOKEN_ID_MAX = 0xFFFF_FFFF
@@ -34,6 +41,7 @@ _REMEDY = "pass a sequence of integers, or a one-dimensional numpy array of inte
 _INTEGER_CODES = "bBhHiIlLqQ"
 _WORD_BYTES = 4
 _UINT32 = "I" if array("I").itemsize == 4 else "L"  # noqa: PLR2004  # four bytes a token
+_NAMED_PERSON = b"holdfast-named"
 _NO_EXTRAS = (0).to_bytes(4, "little")
 
 
@@ -111,6 +119,22 @@ class Chain:
     def segment(self, index: int) -> bytes:
         """Return the id of block `index`'s segment: the first 8 bytes of its first block's key."""
         return self.keys[index - index % self.segment_blocks][:SEGMENT_BYTES]
+
+
+def named_key(domain_key: bytes, fingerprint: bytes, name: bytes) -> bytes:
+    """Return the key of a block that an engine names by a collision-safe hash of its own.
+
+    `BLAKE2b-128(domain key, person "holdfast-named"; fingerprint, name)`. Raises BlockError for a
+    name that is too short to be collision-safe, or too long.
+    """
+    if not NAME_BYTES_MIN <= len(name) <= NAME_BYTES_MAX:
+        raise BlockError(
+            f"a block's name has {len(name)} bytes, not from {NAME_BYTES_MIN} to {NAME_BYTES_MAX}; "
+            "name blocks by hashes of at least 128 bits, because shorter ones collide"
+        )
+    return hashlib.blake2b(
+        fingerprint + name, key=domain_key, digest_size=KEY_BYTES, person=_NAMED_PERSON
+    ).digest()
 
 
 def unpack_keys(packed: bytes) -> list[bytes]:

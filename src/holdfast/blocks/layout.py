@@ -1,9 +1,10 @@
-"""The layout of a block's payload: `portable`, or `exact` pages of one engine.
+"""The layout of a block's payload: `portable`, `exact` pages of one engine, or `opaque` bytes.
 
 A portable payload is head-major: per layer `[k|v][head][token][dim]`, keys after rotation, without
 gaps. So the heads of one tensor-parallel rank are one range per layer and state, which a
 `LayoutSlice` describes. An exact payload consists of whole pages of one engine, copied and never
-interpreted. Offsets and lengths are in bytes from the start of the payload.
+interpreted. An opaque payload is what an engine hands over as one piece of memory. Offsets and
+lengths are in bytes from the start of the payload.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ LayerState: TypeAlias = HeadState | LatentState
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
     """The arrangement of one block's payload; every field is part of the fingerprint.
 
-    A layout is a `PortableLayout`, a `QuantisedLayout` or an `ExactLayout`.
+    A layout is a `PortableLayout`, a `QuantisedLayout`, an `ExactLayout` or an `OpaqueLayout`.
     """
 
     dtype: str
@@ -349,6 +350,37 @@ class ExactLayout(Layout, frozen=True, forbid_unknown_fields=True, tag="exact"):
     @property
     def raw_bytes(self) -> int:
         return self.layers * self.pages_per_block * self.page_bytes
+
+
+@prepared
+class OpaqueLayout(Layout, frozen=True, forbid_unknown_fields=True, tag="opaque"):
+    """The bytes that one build of one engine hands over as one piece of memory.
+
+    `nbytes` is its length. `arrangement` is the engine's own description of what the bytes are:
+    layers and their groups, heads, page sizes, packing, parallel sizes and rank, as canonical JSON.
+    `layers` counts the layers of the model that keep KV state; a block may hold those of one KV
+    group only, which its name then says.
+    """
+
+    layers: int
+    nbytes: int
+    arrangement: str
+    engine: str
+    engine_version: str
+
+    def __post_init__(self) -> None:
+        for field in ("dtype", "arrangement", "engine", "engine_version"):
+            value = getattr(self, field)
+            if not isinstance(value, str) or not value:
+                raise BlockError(f"layout.{field} is {value!r}; it must be a text, and not empty")
+        _check_count("layout.block_tokens", self.block_tokens)
+        _check_count("layout.nbytes", self.nbytes)
+        _check_layers(self.layers)
+        _check_payload(self.nbytes)
+
+    @property
+    def raw_bytes(self) -> int:
+        return self.nbytes
 
 
 def _rank_heads(layer: int, count: int, tp_rank: int, tp_size: int) -> tuple[range, range]:

@@ -23,6 +23,7 @@ from holdfast.blocks.layout import LayoutSlice
 from holdfast.blocks.namespace import Namespace, domain_id
 from holdfast.blocks.payload_part import SliceCopy
 from holdfast.buffers import SharedMapping
+from holdfast.client.named_blocks import open_named_session
 from holdfast.codec.pack import payload
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import (
@@ -33,6 +34,7 @@ from holdfast.errors import (
     StoreClosedError,
 )
 from holdfast.limits import RESERVE_BLOCKS_MAX
+from holdfast.named_blocks import NamedSession
 from holdfast.policy.retention import Retention
 from holdfast.session import (
     LOOK_S,
@@ -108,6 +110,15 @@ class NodeStore:
         with self._lock:
             self._sessions.add(session)
         return Session(session)
+
+    def named_session(self, fingerprint: Fingerprint, domain: str | None = None) -> NamedSession:
+        """Return the blocks of a fingerprint in a domain that an engine names by its own hashes.
+
+        They have a connection of their own, which `NamedSession.close` ends.
+        """
+        self._node.check_open()
+        name = self.domain if domain is None else domain
+        return open_named_session(self.address, fingerprint, name)
 
     def status(self) -> NodeStatus:
         """Return the node's status, which `holdfast inspect --json` shows."""

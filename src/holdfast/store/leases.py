@@ -22,7 +22,7 @@ class Reservation(NamedTuple):
 
     `generation` is the namespace's at the start; if it has changed since, nothing is published.
     `part`: the ranges of each payload that the writer fills; empty: all of it. A reservation with a
-    part does not own the slots, see `PartialBlocks`.
+    part does not own the slots, see `PartialBlocks`. `alone`: see `save.ChainRun`.
     """
 
     namespace: Namespace
@@ -33,6 +33,7 @@ class Reservation(NamedTuple):
     places: list[Place]
     generation: Generation
     part: bytes = b""
+    alone: bool = False
 
     @property
     def slots(self) -> list[Place]:

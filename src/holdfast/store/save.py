@@ -54,13 +54,16 @@ class SaveSlots(NamedTuple):
 class ChainRun(NamedTuple):
     """Consecutive blocks of a chain, the first at `depth` behind `parent`.
 
-    `segment` names the segment of the first block, for placement in a pool.
+    `segment` names the segment of the first block, for placement in a pool. `alone`: readers look
+    up each block by itself, so on other tiers each is the first of a chain of its own. Its place in
+    this run only orders eviction.
     """
 
     keys: Sequence[bytes]
     parent: bytes
     depth: int
     segment: bytes = b""
+    alone: bool = False
 
 
 def reserve(
@@ -94,7 +97,9 @@ def reserve(
             if block is not None and wanted and not there[i]:
                 places[i] = block.place
         reservation = Reservation(
-            namespace, list(keys), run.parent, run.depth, run.segment, places, generation, part
+            *(namespace, list(keys), run.parent, run.depth, run.segment, places, generation),
+            part=part,
+            alone=run.alone,
         )
         table.usage.add_reserved(namespace.domain, len(slots) * size)
         number = table.leases.reserve(reservation)
@@ -141,15 +146,19 @@ def commit(store: StoreParts, number: int, retention: Retention = Retention.SESS
     named = list(zip(reservation.keys, reservation.places, strict=True))
     for i, (key, place) in enumerate(named):
         if place != NOWHERE:
-            # The first block of the segment may be in the same reservation.
-            head = i - (reservation.depth + i) % table.segment_blocks
-            segment = reservation.keys[head] if head >= 0 else reservation.segment
+            if reservation.alone:
+                parent, depth, segment = namespace.fingerprint, 0, key
+            else:
+                parent, depth = parents[i], reservation.depth + i
+                # The first block of the segment may be in the same reservation.
+                head = i - depth % table.segment_blocks
+                segment = reservation.keys[head] if head >= 0 else reservation.segment
             header = Header(
                 key=key,
-                parent=parents[i],
+                parent=parent,
                 fingerprint=namespace.fingerprint,
                 domain=namespace.domain,
-                depth=reservation.depth + i,
+                depth=depth,
                 tokens=namespace.block_tokens,
                 payload_bytes=namespace.raw_bytes,
                 raw_bytes=namespace.raw_bytes,

@@ -26,6 +26,7 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.blocks.payload_part import WHOLE
 from holdfast.errors import NotFollowed, Outcome, StoreClosedError
 from holdfast.fairness.fair_queue import Priority, WorkItem
+from holdfast.named_blocks import NamedSession
 from holdfast.policy.retention import Retention
 from holdfast.session import Session, check_session
 from holdfast.status import MemoryStatus, NodeStatus, PlansStatus
@@ -40,6 +41,7 @@ from holdfast.store import (
     reported_records,
 )
 from holdfast.store import fetch as fetch_path
+from holdfast.store import find as finding
 from holdfast.store import inspect as inspection
 from holdfast.store import receive as receiving
 from holdfast.store import save as save_path
@@ -51,6 +53,7 @@ from holdfast.store.core import StoreParts
 from holdfast.store.estimates import EngineId, EngineStep
 from holdfast.store.estimates_file import EstimatesFile
 from holdfast.store.fetch import FetchResult
+from holdfast.store.named_blocks import EmbeddedNamedSession
 from holdfast.store.options import StoreOptions
 from holdfast.store.plan_log import PlanEnding
 from holdfast.store.prefault import ArenaPrefault
@@ -153,7 +156,13 @@ class Store(StoreParts):
         check_session(fingerprint, domain, layout_slice)
         return Session(EmbeddedSession(self, fingerprint, domain, layout_slice))
 
+    def named_session(self, fingerprint: Fingerprint, domain: str = "default") -> NamedSession:
+        """Return the blocks of a fingerprint in a domain that an engine names by its own hashes."""
+        self._check_open()
+        return NamedSession(EmbeddedNamedSession(self, fingerprint, domain), fingerprint)
+
     cover = _while_open(lookup.cover)
+    find = _while_open(finding.find)
     look = _while_open(lookup.look)
     asks = _while_open(lookup.asks)
     plan_fetch = _while_open(lookup.plan_fetch)

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,6 +37,7 @@ from holdfast.limits import (
 from holdfast.node.local.page_locks import SessionLocks
 from holdfast.node.local.quantised import offer_codec
 from holdfast.node.local.recorder import RequestRecorder, recorded
+from holdfast.node.local.reports import report
 from holdfast.node.local.threads import OPERATOR, NodeThreads, run_fair
 from holdfast.node.local.users import PermittedUsers
 from holdfast.node.recent import RecentRequests
@@ -52,7 +53,6 @@ from holdfast.node.validation import (
     check_within,
     prompt_counts,
     prompt_tokens,
-    scrub_request,
     unpack_chain,
     why_not_followed,
 )
@@ -65,7 +65,6 @@ from holdfast.store.lookup import PromptTokens
 from holdfast.store.plan_log import PLANS_KEPT, PlanEnding
 from holdfast.store.save import ChainRun
 from holdfast.store.store import Store
-from holdfast.tier_totals import capacities
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.peer_check import ConnectedPeer
 
@@ -147,7 +146,7 @@ class NodeSession:
         self._ended = False
         self._locks: SessionLocks | None = None
         self._namespace: Namespace | None = None
-        self._part = WHOLE
+        self._part, self._named = WHOLE, False
         engine = printable(hello.peer.partition(" ")[0], ENGINE_CHARS_MAX)
         self._engine = EngineId(engine, hello.fingerprint.hex())
         self.arena_fd: int | None = None
@@ -203,7 +202,7 @@ class NodeSession:
         if offer.why:
             self._context.exact.report(f"domain {hello.domain}", offer.why, offer.why)
         self._namespace = namespace
-        self._part = hello.part
+        self._part, self._named = hello.part, hello.named
         store.note_element_bytes(namespace, hello.element_bytes)
         self._engine = self._engine._replace(domain=domain.hex())
         self.arena_fd = arena.fd
@@ -233,6 +232,8 @@ class NodeSession:
                 if traces is None:
                     return self._look_up(request)
                 return self._look_up_traced(request, traces)
+            case m.Find():
+                return self._find(request)
             case m.Fetch() | m.Commit() | m.ListKeys():
                 return self._answer_in_thread(request)
             case m.Prestage() | m.Pin() | m.Sync() | m.Returns() | m.Closed():
@@ -293,6 +294,20 @@ class NodeSession:
         if len(keys) > MAX_INLINE_BLOCKS or self._store.asks(namespace, keys):
             return self._ask_shared(namespace, keys, prompt, request.deadline_s)
         return self._plan(namespace, keys, prompt, {})
+
+    def _find(self, request: m.Find) -> m.Reply | Awaitable[m.Reply]:
+        """Answer which blocks are held; in a thread if they are many, or on shared tiers."""
+        namespace, keys = self._entered(), unpack_chain(request.keys)
+        check_seconds("find.deadline_s", request.deadline_s, DEADLINE_S_MAX)
+        within_s = request.deadline_s or LOOK_S
+        look = partial(self._find_now, namespace, keys, within_s)
+        if len(keys) > MAX_INLINE_BLOCKS or self._store.shared_tiers:
+            return run_fair(self._context.threads.lookup, self._work_item(len(keys)), look)
+        return look()
+
+    def _find_now(self, namespace: Namespace, keys: list[bytes], within_s: float) -> m.Found:
+        found = self._store.find(namespace, keys, within_s)
+        return m.Found(found.held, {tier: str(why) for tier, why in found.unanswered.items()})
 
     async def _look_up_traced(self, request: m.Cover, traces: RequestTraces) -> m.Reply:
         began_ns = time.time_ns()
@@ -459,7 +474,7 @@ class NodeSession:
                 f"included; the limits are {RESERVATIONS_MAX} and {RESERVED_BLOCKS_MAX}; commit or "
                 "abort some first"
             )
-        run = ChainRun(keys, request.parent, request.depth, request.segment)
+        run = ChainRun(keys, request.parent, request.depth, request.segment, self._named)
         reserved = self._store.reserve_part(namespace, run, self._part)
         self._reservations[reserved.ticket] = len(keys)
         return m.Reserved(reserved.ticket, reserved.places, str(reserved.outcome))
@@ -542,51 +557,6 @@ class NodeSession:
         threads = self._context.threads
         # An erasure must not wait for a long report.
         pool = threads.lookup if isinstance(request, m.Domains) else threads.reporting
-        report = partial(_report, self._context, request)
-        return m.ReportReply(await run_fair(pool, WorkItem(OPERATOR), report))
-
-
-def _report(context: NodeContext, request: m.Request) -> dict[str, Any]:
-    store = context.store
-    match request:
-        case m.List():
-            return {"blocks": store.listing()}
-        case m.Members():
-            return store.shared()
-        case m.Verify():
-            return store.verify(scrub_request(request))
-        case m.Drop():
-            drop = store.would_drop if request.step else store.drop
-            return drop(request.fingerprint)
-        case m.Domains():
-            return _domains(store, request)
-        case m.ReplaceMedium():
-            if request.step == "preview":
-                return store.would_lose(request.tier)
-            if request.action == "detach":
-                return store.detach_medium(request.tier)
-            return store.replace_medium(request.tier, request.path)
-        case m.Curve():
-            recent = context.recent or RecentRequests()
-            found: dict[str, Any] = msgspec.to_builtins(recent.curve(capacities(store.status())))
-            return found
-        case _:
-            read_status = context.status or store.status
-            status: dict[str, Any] = msgspec.to_builtins(read_status())
-            return status
-
-
-def _domains(store: Store, request: m.Domains) -> dict[str, Any]:
-    match request.action, request.step:
-        case "rotate", _:
-            return store.rotate(request.name)
-        case "retire", "preview":
-            return store.would_retire(request.name)
-        case "retire", step:
-            return store.retire(request.name, allow_loss=step == "confirmed")
-        case "erase", "preview":
-            return store.would_erase(request.name)
-        case "erase", _:
-            return store.erase(request.name)
-        case _:
-            return store.domains()
+        context = self._context
+        make = partial(report, context.store, request, context.recent, context.status)
+        return m.ReportReply(await run_fair(pool, WorkItem(OPERATOR), make))

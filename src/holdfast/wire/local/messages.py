@@ -56,6 +56,8 @@ class Hello(_Message, frozen=True, tag="hello"):
     """The secret that permits writes in the public domain."""
     element_bytes: Integer = 1
     """Width of one number in a payload in bytes; 1 if it is unknown."""
+    named: bool = False
+    """Whether an engine names the blocks one by one: each is placed and found by itself."""
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
@@ -141,6 +143,26 @@ class Covered(_Message, frozen=True, tag="covered"):
     expected_s: float = 0.0
     recompute_s: float = 0.0
     reason: Text = ""
+    unanswered: ByTier[Text] = {}
+
+
+class Find(_Message, frozen=True, tag="find"):
+    """Ask which of these blocks are held, each by itself, on whatever tier.
+
+    Shared tiers are asked for at most `deadline_s` (0: the node's default).
+    """
+
+    keys: PackedBytes
+    deadline_s: float = 0.0
+
+
+class Found(_Message, frozen=True, tag="found"):
+    """One byte for each key, 1 if the block is held.
+
+    `unanswered`: shared tiers that may hold more of them, with the outcome `late` or `gone`.
+    """
+
+    held: PackedBytes
     unanswered: ByTier[Text] = {}
 
 
@@ -430,6 +452,7 @@ class ReportReply(_Message, frozen=True, tag="report"):
 Request: TypeAlias = (
     Hello
     | Cover
+    | Find
     | Fetch
     | Release
     | Reserve
@@ -459,6 +482,7 @@ Reply: TypeAlias = (
     Welcome
     | Refused
     | Covered
+    | Found
     | Fetched
     | Released
     | Reserved
