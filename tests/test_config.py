@@ -199,6 +199,10 @@ def test_plain_data_of_a_config_is_the_same_config():
         ),
         (data({**HOST, "capacity": 5}), r"tiers\.0\.capacity: 5 B is less than 16 MiB; raise it"),
         (data(HOST, {**DISK, "capacity": 5}), r"tiers\.1\.capacity: 5 B is less than 16 MiB"),
+        (
+            data(HOST, {**DISK, "move_limit": 0}),
+            r"tiers\.1\.move_limit: 0 B is less than 1 MiB; raise",
+        ),
         (data(HOST, DISK, DISK), r"tiers\.2\.path: '/data/blocks' is also the folder of tiers\.1"),
         (
             data(domains={"A/b": {"key_file": "x"}}),

@@ -1,5 +1,8 @@
 """A simulation, a replay and a real store on a manual clock agree, request by request."""
 
+from collections import Counter
+from typing import NamedTuple
+
 import pytest
 
 from holdfast.blocks.envelope import HEADER_BYTES, TAG_BYTES
@@ -19,7 +22,7 @@ from holdfast.sim.run import Simulation, SimulationSettings
 from holdfast.sim.tier_order import FifoOrder, LruOrder
 from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
-from holdfast.testing.memory import MemoryTier
+from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.testing.store_view import StoreView
 from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.cxl.tier import CxlTier
@@ -39,17 +42,13 @@ def housekeeping(monkeypatch):
     monkeypatch.setattr("holdfast.store.store._HOUSEKEEPING_S", 3_600.0)
 
 
-AS_SIMULATED = {n: TierRules(intake=Intake(evicted="never", fetched="never")) for n in (1, 2, 3)}
-"""A simulated tier takes what others evict only with `write: on_eviction`, and none that is fetched
-from below unless it is volatile."""
-
-
 class ReplayedStore:
     """A store with a host tier of so many blocks, through which a trace is replayed."""
 
-    def __init__(self, blocks, policy, lower=()):
+    def __init__(self, blocks, policy, lower=(), intakes=()):
         self.clock = ManualClock()
-        options = StoreOptions(clock=self.clock, make_eviction=policy, rules=AS_SIMULATED)
+        rules = {n: TierRules(intake=intake) for n, intake in enumerate(intakes, start=1)}
+        options = StoreOptions(clock=self.clock, make_eviction=policy, rules=rules)
         self.store = Store(blocks * RECORD_BYTES, list(lower), {"default": SECRET}, options)
         self.view = StoreView(self.store)
         _, domain = self.store.domain("default")
@@ -115,38 +114,65 @@ def test_a_replay_has_the_hits_of_a_real_store(shipped, policy, blocks):
     assert less.hit_blocks < found.hit_blocks, "the trace does not tell stores of other sizes"
 
 
-@pytest.mark.parametrize("policy", ["leaf_lru", "cost_aware"])
-@pytest.mark.parametrize(
-    ("name", "requests", "host", "lower"),
-    [
-        (SYNTHETIC, 300, 500, {"disk": 3_000}),
-        (SYNTHETIC, 400, 500, {"cxl": 2_000, "disk": 5_000}),
-        (CONVERSATION, 400, 400, {"cxl": 3_000, "disk": 8_000}),
-    ],
-)
-def test_a_simulation_fetches_the_same_blocks_per_tier_as_a_real_store(
-    shipped, policy, name, requests, host, lower
-):
-    """Promotion, demotion and eviction of three tiers, whose own orders are FIFO and LRU."""
-    trace = first(shipped(name), requests)
-    tiers = []
-    if "cxl" in lower:
-        tiers.append(CxlTier(CxlOptions(capacity=lower["cxl"] * RECORD_BYTES)))
-    tiers.append(MemoryTier(lower["disk"] * RECORD_BYTES, name="disk"))
-    one = ReplayedStore(host, POLICIES[policy], tiers)
-    stored = served_by_a_store(trace, one)
-    evicted = one.view.evictions
+class LowerTier(NamedTuple):
+    """A tier below memory: kind and size in blocks, and what it takes, in store and simulator."""
 
-    names, size = ["host", *lower], trace.block_tokens
+    kind: str
+    blocks: int
+    intake: Intake = Intake(evicted="never", fetched="never")
+
+    def open(self, number):
+        """The tier of the store; its records are not counted beside its blocks."""
+        nbytes = self.blocks * RECORD_BYTES
+        if self.kind == "cxl":
+            return CxlTier(CxlOptions(capacity=nbytes))
+        if self.kind == "object":
+            return SharedMemoryTier({}, name=f"tier{number}")
+        return MemoryTier(nbytes, name=f"tier{number}")
+
+    def model(self, block_tokens, blocks):
+        """The tier of the ladder, of the size that the store's tier turned out to have."""
+        intake = self.intake
+        size = {} if self.kind == "object" else {"capacity_tokens": block_tokens * blocks}
+        return {
+            "kind": self.kind,
+            "write": "behind" if intake.saves else "on_eviction",
+            "admit_evicted": intake.evicted,
+            "admit_fetched": intake.fetched,
+            **size,
+        }
+
+
+class Replayed(NamedTuple):
+    """What a store, and the simulator of its ladder, did with a trace."""
+
+    stored: list
+    """For each request, the blocks fetched from each tier that gave any, by number."""
+    simulated: list
+    store_evictions: dict
+    evictions: dict
+    """Copies that left each tier of the simulator."""
+    moved: dict
+    """Copies that the store made of what tiers below memory evict, by target."""
+    demoted: dict
+    """The same of the simulator."""
+
+
+def replayed(trace, policy, host, lower):
+    """Replay a trace through a store and through the simulator of the same ladder."""
+    tiers = [tier.open(number) for number, tier in enumerate(lower, start=1)]
+    one = ReplayedStore(host, POLICIES[policy], tiers, [tier.intake for tier in lower])
+    fetched = served_by_a_store(trace, one)
+    names = one.store.tier_names()
+    stored = [{names.index(n): blocks for n, blocks in each.items() if blocks} for each in fetched]
+    held, size = one.held(), trace.block_tokens
+    models = [tier.model(size, blocks) for tier, blocks in zip(lower, held[1:], strict=True)]
     ladder = {
-        "tiers": [
-            {"kind": kind, "capacity_tokens": size * blocks}
-            for kind, blocks in zip(names, one.held(), strict=True)
-        ],
+        "tiers": [{"kind": "host", "capacity_tokens": size * held[0]}, *models],
         "engine": {"prefill": {}},
         "token_bytes": 100,
     }
-    orders = {"host": POLICIES[policy], "disk": FifoOrder, "cxl": LruOrder}
+    orders = {"host": POLICIES[policy], "disk": FifoOrder, "cxl": LruOrder, "object": FifoOrder}
     fleet = Fleet(
         resolve(parse_ladder(ladder), profile(), size),
         1,
@@ -155,13 +181,101 @@ def test_a_simulation_fetches_the_same_blocks_per_tier_as_a_real_store(
         ),
     )
     setting = SimulationSettings(FetchHeld(), ROUTERS["round_robin"], longest_run=1)
-    served = Simulation(trace, fleet, setting).run()
+    rows = Simulation(trace, fleet, setting).run().fetched.tolist()
+    simulated = [{n: blocks for n, blocks in enumerate(row) if blocks} for row in rows]
+    states = [fleet.tier_states(number)[0] for number in range(len(names))]
+    return Replayed(
+        stored,
+        simulated,
+        one.view.evictions,
+        {n: tier.written - tier.held for n, tier in enumerate(states) if tier.written > tier.held},
+        one.view.demoted,
+        {n: tier.demoted for n, tier in enumerate(states) if tier.demoted},
+    )
 
-    found = [
-        {tier: int(blocks) for tier, blocks in zip(names, row, strict=True) if blocks}
-        for row in served.fetched
-    ]
-    assert found == [{tier: n for tier, n in sources.items() if n} for sources in stored]
-    assert all(served.fetched.sum(axis=0)), "the trace does not fetch from every tier"
-    simulated = [fleet.tier_states(number)[0] for number in range(len(names))]
-    assert {n: tier.written - tier.held for n, tier in enumerate(simulated)} == evicted
+
+def fetched_by_tier(requests):
+    """The blocks that all requests fetch from each tier."""
+    return sum(map(Counter, requests), Counter())
+
+
+@pytest.mark.parametrize("policy", ["leaf_lru", "cost_aware"])
+@pytest.mark.parametrize(
+    ("name", "requests", "host", "lower"),
+    [
+        (SYNTHETIC, 300, 500, [LowerTier("disk", 3_000)]),
+        (SYNTHETIC, 400, 500, [LowerTier("cxl", 2_000), LowerTier("disk", 5_000)]),
+        (CONVERSATION, 400, 400, [LowerTier("cxl", 3_000), LowerTier("disk", 8_000)]),
+    ],
+)
+def test_a_simulation_fetches_the_same_blocks_per_tier_as_a_real_store(
+    shipped, policy, name, requests, host, lower
+):
+    """Promotion and eviction of three tiers, whose own orders are FIFO and LRU."""
+    found = replayed(first(shipped(name), requests), policy, host, lower)
+    assert found.simulated == found.stored
+    assert len(fetched_by_tier(found.stored)) == len(lower) + 1, "it does not fetch from every tier"
+    assert found.evictions == found.store_evictions
+
+
+AHEAD_SHARE = 0.25
+"""Share of a tier whose records a store moves before they are evicted. It is more than one request
+writes, so that no eviction overtakes a move."""
+ALL_DOWN = Intake(saves=False, evicted="always", fetched="never")
+"""Gets all that faster tiers evict, and nothing else."""
+FOUR_TIERS = {
+    "all": [
+        LowerTier("cxl", 600, Intake(evicted="never")),
+        LowerTier("disk", 1_500, Intake(evicted="never", fetched="always")),
+        LowerTier("object", 0, ALL_DOWN),
+    ],
+    "used twice": [
+        LowerTier("cxl", 600, Intake(evicted="never")),
+        LowerTier("disk", 1_000, Intake(evicted="never", fetched="reused")),
+        LowerTier("object", 0, Intake(saves=False, evicted="reused")),
+    ],
+    "never up": [
+        LowerTier("disk", 800),
+        LowerTier("disk", 1_500, ALL_DOWN),
+        LowerTier("object", 0, ALL_DOWN),
+    ],
+}
+
+
+@pytest.fixture
+def moves_ahead(monkeypatch):
+    """Move records ahead of their eviction as far as a node with larger tiers does."""
+    monkeypatch.setattr("holdfast.store.candidates.AHEAD_BYTES_MIN", 0)
+    monkeypatch.setattr("holdfast.store.candidates.AHEAD_SHARE", AHEAD_SHARE)
+
+
+@pytest.mark.usefixtures("moves_ahead")
+@pytest.mark.parametrize("rules", FOUR_TIERS)
+def test_a_simulation_moves_the_same_blocks_between_four_tiers_as_a_real_store(shipped, rules):
+    """A store also has moved what its tiers evict next, which makes slower tiers evict more."""
+    tiers = FOUR_TIERS[rules]
+    found = replayed(first(shipped(SYNTHETIC), 400), "cost_aware", 300, tiers)
+    assert found.simulated == found.stored
+    assert len(fetched_by_tier(found.stored)) == 4, "it does not fetch from every tier"
+    for simulated, stored in (
+        (found.evictions, found.store_evictions),
+        (found.demoted, found.moved),
+    ):
+        assert simulated.keys() == stored.keys()
+        for tier, blocks in simulated.items():
+            ahead = sum(AHEAD_SHARE * above.blocks for above in tiers[: max(0, tier - 1)])
+            assert blocks <= stored[tier] <= blocks + ahead
+
+
+@pytest.mark.usefixtures("moves_ahead")
+def test_a_simulation_of_full_tiers_that_give_each_other_everything_agrees_with_a_store(shipped):
+    """A store moves blocks before they are evicted, so full tiers evict in another order."""
+    every = Intake(saves=False, evicted="always", fetched="always")
+    lower = [LowerTier("disk", 1_000, Intake(fetched="always"))]
+    lower += [LowerTier("disk", 2_000, every), LowerTier("disk", 4_000, every)]
+    found = replayed(first(shipped(SYNTHETIC), 500), "leaf_lru", 500, lower)
+    stored, simulated = fetched_by_tier(found.stored), fetched_by_tier(found.simulated)
+    assert len(stored) == 4, "it does not fetch from every tier"
+    assert all(found.store_evictions[tier] for tier in range(4))
+    assert simulated.total() == pytest.approx(stored.total(), rel=0.02)
+    assert all(abs(simulated[tier] - stored[tier]) < 0.02 * stored.total() for tier in range(4))

@@ -10,7 +10,16 @@ SHARED = {
     ("holdfast.plan.prestage", "begin_in_s"): ("holdfast.store.hints", "holdfast.sim.run"),
     ("holdfast.policy.movement", "promotion_targets"): (
         "holdfast.store.movement",
-        "holdfast.sim.memory",
+        "holdfast.sim.movement",
+    ),
+    ("holdfast.policy.movement", "demotion_targets"): (
+        "holdfast.store.movement",
+        "holdfast.sim.movement",
+    ),
+    ("holdfast.policy.movement", "takes"): ("holdfast.store.movement", "holdfast.sim.movement"),
+    ("holdfast.policy.movement", "takes_fetched"): (
+        "holdfast.store.movement",
+        "holdfast.sim.movement",
     ),
     ("holdfast.policy.choice", "POLICIES"): ("holdfast.assemble", "holdfast.sim.rules"),
     ("holdfast.index.residency", "Residency"): (

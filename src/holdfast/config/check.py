@@ -22,10 +22,13 @@ from holdfast.probe import memory
 from holdfast.tiers.chunks import HostBudget
 from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.disk.kind import DiskOptions
+from holdfast.tiers.kind import LowerTierSection
 from holdfast.tiers.option_checks import DEADLINE_S_MAX, check_above_zero, check_at_least
 from holdfast.tiers.pool.kind import PoolOptions
 
 HOST_BYTES_MIN = 16 * MIB
+MOVE_LIMIT_MIN = MIB
+"""Least bytes a second that may be moved to a tier: a block must not take hours."""
 LEASE_S_MAX = 3600.0
 DRAIN_S_MAX = 3600.0
 SCRUB_S_MAX = 365 * 86_400.0
@@ -358,6 +361,8 @@ def _check_tiers(config: Config) -> None:
             continue
         kind = tier_kind(tier)
         kind.check(tier, at)
+        if isinstance(tier, LowerTierSection) and tier.move_limit is not None:
+            check_at_least(tier.move_limit, MOVE_LIMIT_MIN, f"{at}.move_limit")
         if isinstance(tier, CxlOptions):
             _check_cxl_place(config, tier, number)
         if kind.shared and "default" not in config.domains:

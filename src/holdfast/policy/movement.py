@@ -37,6 +37,16 @@ def takes(take: Take, uses: int, *, is_durable: bool = False) -> bool:
     return take == "always" or (take == "reused" and (is_durable or uses >= REUSED))
 
 
+def takes_fetched(
+    intake: Intake, uses: int, *, is_volatile: bool, is_durable: bool = False
+) -> bool:
+    """Return whether a tier takes a block that is fetched from another one and that it lacks.
+
+    `is_volatile`: the tier or the source is, so that the block was not saved there for good.
+    """
+    return is_volatile or takes(intake.fetched, uses, is_durable=is_durable)
+
+
 def counts_uses(intakes: Mapping[int, Intake]) -> bool:
     """Return whether a tier's intake depends on uses: the first and only one evicts to none."""
     takers = [(n, intake) for n, intake in intakes.items()]
@@ -59,10 +69,11 @@ def promotion_targets(
     """Return the tiers below memory that are offered a block read from tier `source`.
 
     They are offered it only if they lack it. The tiers above `source` take what is fetched. A block
-    that a volatile tier had is offered to every tier, because a persistent tier may have dropped
-    it, or may admit it now.
+    that a volatile tier had is also offered to the tiers below that get saves, because these may
+    have dropped it, or may admit it now.
     """
+    tiers = [tier for tier in sorted(intakes) if tier != source]
     if source in volatile:
-        return tuple(tier for tier in sorted(intakes) if tier != source)
-    above = (tier for tier in sorted(intakes) if tier < source)
+        return tuple(tier for tier in tiers if tier < source or intakes[tier].saves)
+    above = (tier for tier in tiers if tier < source)
     return tuple(t for t in above if t in volatile or intakes[t].fetched != "never")

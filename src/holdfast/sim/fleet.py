@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 from holdfast.plan.cost import TierEstimate
 from holdfast.plan.planner import AT_ONCE
+from holdfast.policy.movement import Intake
 from holdfast.sim.hardware import SimulatedHardware, TierSpec
-from holdfast.sim.ladder import EngineModel
+from holdfast.sim.ladder import EngineModel, TierModel
 from holdfast.sim.link import SharedLink, Writer
-from holdfast.sim.memory import SimulatedEntry, SimulatedMemory, SimulatedRules, SimulatedTier
+from holdfast.sim.memory import SimulatedMemory, SimulatedRules, SimulatedTier
+from holdfast.sim.movement import SimulatedEntry, SimulatedRole
 
 
 class SimulatedEngine:
@@ -179,19 +181,13 @@ class Fleet:
     def _tier_states(self, tier_specs: Sequence[TierSpec]) -> list[SimulatedTier]:
         tier_states = []
         for number, tier_spec in enumerate(tier_specs):
+            tier = tier_spec.model
             above = {other.kind for other in tier_specs[:number]}
-            entry = SimulatedEntry.BEHIND
-            if tier_spec.kind == "device":
-                entry = SimulatedEntry.ENGINE
-            elif tier_spec.model.write == "on_eviction":
-                entry = SimulatedEntry.ON_EVICTION
-            elif not tier_spec.model.shared and above <= {"device"}:
-                entry = SimulatedEntry.HOST
-            elif tier_spec.kind == "cxl":
-                entry = SimulatedEntry.VOLATILE
-            writer = Writer(tier_spec.write_bytes_per_s, tier_spec.model.write_wait_s)
+            writer = Writer(tier_spec.write_bytes_per_s, tier.write_wait_s)
+            mover = Writer(float(tier.move_limit), tier.write_wait_s) if tier.move_limit else None
+            entry = _entry(tier, is_first=not tier.shared and above <= {"device"})
             tier_states.append(
-                SimulatedTier(tier_spec.blocks, entry, self._rules(tier_spec), writer)
+                SimulatedTier(tier_spec.blocks, entry, self._rules(tier_spec), writer, mover)
             )
         return tier_states
 
@@ -206,3 +202,17 @@ class Fleet:
             return []
         self.links.append(link)
         return [len(self.links) - 1]
+
+
+def _entry(tier: TierModel, *, is_first: bool) -> SimulatedEntry:
+    """Return how blocks get to a tier; `is_first`: it is a worker's first one below the engine."""
+    if tier.kind == "device":
+        return SimulatedEntry(SimulatedRole.ENGINE)
+    if is_first and tier.write == "behind":
+        return SimulatedEntry(SimulatedRole.HOST)
+    intake = Intake(
+        saves=tier.write == "behind",
+        evicted=tier.admit_evicted or Intake().evicted,
+        fetched=tier.admit_fetched or Intake().fetched,
+    )
+    return SimulatedEntry(SimulatedRole.LOWER, intake, is_volatile=tier.kind == "cxl")

@@ -17,6 +17,7 @@ from holdfast.byte_size import Size
 from holdfast.codec.codec import CodecMode
 from holdfast.config.sections import FileSection, convert
 from holdfast.errors import ConfigError
+from holdfast.policy.movement import Take
 from holdfast.prepared import prepared
 from holdfast.tiers.kind import Admit
 from holdfast.yaml_file import read_mapping
@@ -25,6 +26,9 @@ Kind: TypeAlias = Literal["device", "host", "cxl", "disk", "pool", "object"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SHARED: tuple[Kind, ...] = ("pool", "object")
+
+_BELOW_MEMORY = ("admit_evicted", "admit_fetched", "move_limit")
+"""Keys of tiers below memory only."""
 
 SECONDS_MAX = 1e6
 """Maximum latency and maximum coefficient of a prefill cost; a larger one is a mistake."""
@@ -43,7 +47,8 @@ class TierModel(FileSection, frozen=True):
     `medium` and `units` select hardware of the profile; other fields override its figures. Running
     transfers share the bandwidth fairly; `request_bytes_per_s` limits one request's part of it,
     `worker_bytes_per_s` one worker's part of a shared tier. Writes that would wait longer than
-    `write_wait_s` are refused.
+    `write_wait_s` are refused. `write`, `admit_evicted`, `admit_fetched` and `move_limit` are those
+    of a node's tier below memory.
     """
 
     kind: Kind
@@ -57,6 +62,10 @@ class TierModel(FileSection, frozen=True):
     request_bytes_per_s: _Positive = math.inf
     worker_bytes_per_s: _Positive = math.inf
     write: Literal["behind", "on_eviction"] = "behind"
+    admit_evicted: Take | None = None
+    admit_fetched: Take | None = None
+    """None: a node's default, `reused`, as for `admit_evicted`."""
+    move_limit: Size | None = None
     write_wait_s: _Positive = 10.0
     codec: CodecMode = "auto"
     """As of a node's tier; `auto` encodes if a model with a bf16 KV state is named."""
@@ -148,5 +157,10 @@ def _faults(ladder: LadderModel) -> Iterator[str]:
         if tier.capacity_tokens is not None and not math.isfinite(tier.capacity_tokens):
             shown = f"{tier.capacity_tokens:g} is not a number of tokens"
             yield f"{at}.capacity_tokens: {shown}; correct it"
+        if tier.move_limit is not None and tier.move_limit < 1:
+            yield f"{at}.move_limit: {tier.move_limit} moves nothing; raise it, or remove it"
+        for key in _BELOW_MEMORY if tier.kind in ("device", "host") else ():
+            if (given := getattr(tier, key)) is not None:
+                yield f"{at}.{key}: {given!r}: {tier.kind} memory gets all blocks; remove it"
         if tier.worker_bytes_per_s < math.inf and not tier.shared:
             yield f"{at}.worker_bytes_per_s: a {tier.kind} belongs to one worker; remove it"

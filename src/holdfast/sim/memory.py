@@ -1,6 +1,6 @@
 """Simulated tiers behind one index: which blocks each tier holds, and eviction.
 
-The index, the policies and the rules of promotion are those of the store (`index.Residency`,
+The index, the policies and the rules of movement are those of the store (`index.Residency`,
 `policy`), without the bytes. A row is a run of blocks (`sim.runs`); its place on a tier is the
 number of its leading blocks held there. Each worker has a memory of its own tiers, and one more
 memory holds the shared tiers. A row belongs to its run until the simulation ends.
@@ -8,7 +8,6 @@ memory holds the shared tiers. A row belongs to its run until the simulation end
 
 from __future__ import annotations
 
-import enum
 from array import array
 from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
@@ -17,25 +16,10 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.index.residency import NOT_HERE, Residency
 from holdfast.policy.admit import USES_MAX, Admission, AdmissionCandidate
 from holdfast.policy.base import EvictionPolicy
-from holdfast.policy.movement import Intake, promotion_targets
 from holdfast.sim.link import Writer
+from holdfast.sim.movement import SimulatedEntry, SimulatedMovement
 
 _MARKS = [bytes([tier]) for tier in range(256)]
-
-
-class SimulatedEntry(enum.Enum):
-    """Which blocks are written to a tier."""
-
-    ENGINE = "engine"
-    """The engine's own memory: computed and fetched blocks."""
-    HOST = "host"
-    """The store's first tier: saved blocks, and blocks fetched from lower tiers."""
-    VOLATILE = "volatile"
-    """CXL memory: saved blocks, and blocks fetched from the tiers below it."""
-    BEHIND = "behind"
-    """Saved blocks."""
-    ON_EVICTION = "on_eviction"
-    """Blocks that the tier above evicts and no lower tier holds."""
 
 
 class SimulatedRules(NamedTuple):
@@ -50,10 +34,19 @@ class SimulatedRules(NamedTuple):
 
 
 class SimulatedTier:
-    """One simulated tier: `capacity` in blocks, its eviction and admission, and counters."""
+    """One simulated tier: `capacity` in blocks, its eviction and admission, and counters.
+
+    `writer` limits everything that is written to it. `mover` also limits what it gets of the blocks
+    that other tiers below memory evict.
+    """
 
     def __init__(
-        self, capacity: int, entry: SimulatedEntry, rules: SimulatedRules, writer: Writer
+        self,
+        capacity: int,
+        entry: SimulatedEntry,
+        rules: SimulatedRules,
+        writer: Writer,
+        mover: Writer | None = None,
     ) -> None:
         self.capacity = capacity
         self.entry = entry
@@ -61,9 +54,12 @@ class SimulatedTier:
         self.evicts_by_itself = rules.evicts_by_itself
         self.admission = rules.admission
         self.writer = writer
+        self.mover = mover
         self.held = 0
         self.peak = 0
         self.written = 0
+        self.demoted = 0
+        """Blocks written because a faster tier evicted them."""
         self.refused = 0
         """Blocks not written because too many writes were queued."""
         self.declined = 0
@@ -98,12 +94,8 @@ class SimulatedMemory:
         self._namespace = namespace
         self._block_bytes = namespace.slot_bytes
         self._below = below
-        entries = [tier_state.entry for tier_state in tier_states]
-        below_entries = [tier_state.entry for tier_state in below.tier_states] if below else []
-        self._promoted_from = _promoted_from([*entries, *below_entries])[: len(entries)]
-        """For each tier, the tiers of the ladder whose fetched blocks are written to it."""
-        self._demotion_targets = _demotion_targets([*entries, *below_entries])[: len(entries)]
-        """For each tier, the tiers that are offered its evicted blocks; shared ones come after."""
+        ladder = [*tier_states, *(below.tier_states if below else ())]
+        self._movement = SimulatedMovement([tier_state.entry for tier_state in ladder])
         self._saving: frozenset[int] = frozenset()
         self._parents: list[int] = []
         self._lengths: list[int] = []
@@ -113,6 +105,7 @@ class SimulatedMemory:
             for n, tier_state in enumerate(tier_states)
             if tier_state.admission
         ]
+        self._counts_uses = bool(self._rules) or self._movement.counts_uses
 
     def cover(self, keys: Sequence[bytes]) -> HeldRuns:
         """Return which leading blocks of this chain of runs are held, and on which tiers."""
@@ -183,13 +176,15 @@ class SimulatedMemory:
         Run `i` came from tier `sources[i]`; runs after those were computed. This counts as a use on
         every tier that holds them, and writes them to the tiers that admit them.
         """
-        lengths = self._lengths
+        lengths, movement = self._lengths, self._movement
         chain = [(row, lengths[row]) for row in rows]
         computed = chain[len(sources) :]
         self._saving = frozenset(rows)
-        if self._rules:
+        if self._counts_uses:
             for row in rows:
                 self._uses[row] = min(self._uses[row] + 1, USES_MAX)
+        if self._rules:
+            for row in rows:
                 block = self._candidate(row, lengths[row])
                 found = self.index.fastest(row)
                 for number, rule in self._rules:
@@ -200,12 +195,14 @@ class SimulatedMemory:
                 if tier_state.evicts_by_itself:
                     used = [row for row, source in zip(rows, sources) if source == number]  # noqa: B905  # sources may be fewer
                 tier_state.eviction.touch(used, now_s)
-            if tier_state.entry is SimulatedEntry.ON_EVICTION:
-                continue
-            wanted = computed
-            if sources and (promoted := self._promoted_from[number]):
+            wanted = computed if movement.gets_saves[number] else []
+            if sources and movement.promotes(number):
                 fetched = zip(chain, sources)  # noqa: B905  # sources may be fewer
-                wanted = [each for each, source in fetched if source in promoted] + computed
+                wanted = [
+                    each
+                    for each, source in fetched
+                    if movement.takes_fetched(number, source, self._uses[each[0]])
+                ] + wanted
             if wanted:
                 self._put(now_s, number, wanted)
         self._saving = frozenset()
@@ -227,8 +224,13 @@ class SimulatedMemory:
         number: int,
         upper: SimulatedMemory,
         evicted: Sequence[tuple[int, int]],
-    ) -> None:
-        """Write (row, number of blocks) that a tier of `upper` evicted to tier `number`."""
+        *,
+        is_move: bool,
+    ) -> list[tuple[int, int]]:
+        """Write (row, number of blocks) that a tier of `upper` evicted to tier `number`.
+
+        Returns what its admission rule rejects. `is_move`: they come from below host memory.
+        """
         mine: list[tuple[int, int]] = []
         for row, blocks in evicted:
             # Find this memory's row; create it and its missing ancestors.
@@ -245,7 +247,8 @@ class SimulatedMemory:
                 lengths = [upper._lengths[each] for each in new]
                 found = self._create(keys, found, upper.index.depths[new[0]], lengths)[-1]
             mine.append((found, blocks))
-        self._put_pinned(now_s, number, mine)
+        rejected = set(self._put_pinned(now_s, number, mine, is_move=is_move))
+        return [each for each, here in zip(evicted, mine, strict=True) if here in rejected]
 
     def holds(self, key: bytes, blocks: int) -> bool:
         """Return whether any tier holds the first `blocks` blocks of a run."""
@@ -264,9 +267,15 @@ class SimulatedMemory:
         self._uses += [0] * len(rows)
         return rows
 
-    def _put(self, now_s: float, number: int, wanted: Sequence[tuple[int, int]]) -> None:
-        """Put pinned (row, number of blocks), parents first, on a tier, as far as they fit."""
+    def _put(
+        self, now_s: float, number: int, wanted: Sequence[tuple[int, int]], *, is_move: bool = False
+    ) -> list[tuple[int, int]]:
+        """Put pinned (row, number of blocks), parents first, on a tier, as far as they fit.
+
+        Returns what its admission rule rejects. `is_move`: a tier below host memory evicted them.
+        """
         tier_state, column = self.tier_states[number], self.index.places[number]
+        rejected: list[tuple[int, int]] = []
         if tier_state.admission:
             admitted = []
             for row, upto in wanted:
@@ -277,6 +286,7 @@ class SimulatedMemory:
                     admitted.append((row, upto))
                 else:
                     tier_state.declined += blocks
+                    rejected.append((row, upto))
             wanted = admitted
         missing: list[tuple[int, int]] = []
         new: list[int] = []
@@ -292,7 +302,11 @@ class SimulatedMemory:
                 else:
                     needed += upto - held
         fit, size, writer = needed, self._block_bytes, tier_state.writer
-        if needed * size > (free_bytes := writer.free_bytes(now_s)):
+        mover = tier_state.mover if is_move else None
+        free_bytes = writer.free_bytes(now_s)
+        if mover:
+            free_bytes = min(free_bytes, mover.free_bytes(now_s))
+        if needed * size > free_bytes:
             fit = int(free_bytes / size)
             tier_state.refused += needed - fit
         if fit > tier_state.capacity - tier_state.held:
@@ -316,9 +330,13 @@ class SimulatedMemory:
             names = map(self.index.keys.__getitem__, new)
             tier_state.eviction.insert(new, list(parent_runs), list(names), now_s)
         writer.write(now_s, fit * size)
+        if mover:
+            mover.write(now_s, fit * size)
         tier_state.written += fit
+        tier_state.demoted += fit if is_move else 0
         held = tier_state.held = tier_state.held + fit
         tier_state.peak = held if held > tier_state.peak else tier_state.peak  # noqa: FURB136  # a call takes longer
+        return rejected
 
     def _candidate(self, row: int, blocks: int) -> AdmissionCandidate:
         nbytes, uses = blocks * self._block_bytes, self._uses[row]
@@ -335,16 +353,19 @@ class SimulatedMemory:
         tier_state, column = self.tier_states[number], self.index.places[number]
         leases, by_itself = self.index.leases, tier_state.evicts_by_itself
         kept: Container[int] = {row for row, _ in incoming} if by_itself else self._saving
-        remove, demotes = tier_state.eviction.remove, bool(self._demotion_targets[number])
+        remove, movement = tier_state.eviction.remove, self._movement
+        demotes = bool(movement.demotion_targets[number])
         lower = self.index.places[number + 1 :]
         admission, short = tier_state.admission, blocks - (tier_state.capacity - tier_state.held)
-        left, demoted = short, []
+        left, demoted = short, list[tuple[int, int]]()
+        gone = list[int]()
         for row in tier_state.eviction.victims(now_s):
             if row in kept or (not by_itself and leases[row]):
                 continue
             held = column[row]
             demote = (
                 demotes
+                and movement.any_takes_evicted(number, self._uses[row])
                 and all(places[row] < held for places in lower)
                 and not (self._below and self._below.holds(self._key(row), held))
             )
@@ -357,62 +378,58 @@ class SimulatedMemory:
             if admission:
                 admission.gave_up(self._key(row), now_s)
             left -= held
+            gone.append(row)
             if demote:
                 demoted.append((row, held))
             if left <= 0:
                 break
         tier_state.held -= short - left
-        if demoted:  # offer them to lower tiers, parents first
-            demoted.reverse()
-            own = len(self.tier_states)
-            for target in self._demotion_targets[number]:
-                if target < own:
-                    self._put_pinned(now_s, target, demoted)
-                elif self._below:
-                    self._below.receive(now_s, target - own, self, demoted)
+        if demoted:
+            self._demote(now_s, number, demoted)
+        if self._counts_uses:
+            for row in gone:
+                self._forget_uses(row)
         return blocks - left if left > 0 else blocks
 
-    def _put_pinned(self, now_s: float, number: int, wanted: Sequence[tuple[int, int]]) -> None:
+    def _demote(self, now_s: float, source: int, evicted: list[tuple[int, int]]) -> None:
+        """Offer (row, number of blocks) that a tier evicts to slower tiers, parents first."""
+        movement, own, depths = self._movement, len(self.tier_states), self.index.depths
+        is_move = movement.is_below_memory(source)
+        if is_move:
+            evicted.sort(key=lambda each: depths[each[0]])
+        else:
+            evicted.reverse()
+        for target in movement.demotion_targets[source]:
+            wanted = [
+                each
+                for each in evicted
+                if movement.takes_evicted(target, source, self._uses[each[0]])
+            ]
+            if not wanted:
+                continue
+            if target < own:
+                rejected = self._put_pinned(now_s, target, wanted, is_move=is_move)
+            elif self._below:
+                rejected = self._below.receive(now_s, target - own, self, wanted, is_move=is_move)
+            if is_move:  # the first tier that takes a block is the only one
+                taken = set(wanted).difference(rejected)
+                evicted = [each for each in evicted if each not in taken]
+
+    def _forget_uses(self, row: int) -> None:
+        """Forget how often a row was used if no tier holds it any more, as a store does."""
+        if self.index.fastest(row) < 0 and not (
+            self._below and self._below.holds(self._key(row), 1)
+        ):
+            self._uses[row] = 0
+
+    def _put_pinned(
+        self, now_s: float, number: int, wanted: Sequence[tuple[int, int]], *, is_move: bool = False
+    ) -> list[tuple[int, int]]:
         rows = [row for row, _ in wanted]
         self.pin(rows)
-        self._put(now_s, number, wanted)
+        rejected = self._put(now_s, number, wanted, is_move=is_move)
         self.unpin(rows)
+        return rejected
 
     def _key(self, row: int) -> bytes:
         return self.index.keys[row] or b""
-
-
-def _promoted_from(entries: Sequence[SimulatedEntry]) -> list[frozenset[int]]:
-    """Return, for each tier, the tiers whose fetched blocks are written to it.
-
-    The engine has every block that it fetched, and the store's host memory every block that it
-    read from a lower tier. The rule of the store decides for the tiers below it.
-    """
-    tiers = range(len(entries))
-    promoted: list[set[int]] = [set() for _ in tiers]
-    host = next((n for n in tiers if entries[n] is SimulatedEntry.HOST), len(entries))
-    volatile = {n for n in tiers if entries[n] is SimulatedEntry.VOLATILE}
-    lower = range(host + 1, len(entries))
-    for number, entry in enumerate(entries[: host + 1]):
-        if entry in (SimulatedEntry.ENGINE, SimulatedEntry.HOST):
-            promoted[number].update(tiers[number + 1 :])
-    intakes = {number: Intake(fetched="never") for number in lower}
-    for source in lower:
-        for target in promotion_targets(source, intakes, volatile):
-            promoted[target].add(source)
-    return [frozenset(sources) for sources in promoted]
-
-
-def _demotion_targets(entries: Sequence[SimulatedEntry]) -> list[list[int]]:
-    """Return, for each tier, the tiers that are offered the blocks that it evicts.
-
-    A block that leaves the store's host memory unsaved is offered to every lower tier. Other tiers
-    offer theirs only to a tier right below them that takes blocks on eviction.
-    """
-    targets = []
-    for number, entry in enumerate(entries):
-        lower = range(number + 1, len(entries))
-        every = [n for n in lower if entries[n] is not SimulatedEntry.ON_EVICTION]
-        next_one = [n for n in lower[:1] if entries[n] is SimulatedEntry.ON_EVICTION]
-        targets.append([*next_one, *every] if entry is SimulatedEntry.HOST else next_one)
-    return targets

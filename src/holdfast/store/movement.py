@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from holdfast.policy.movement import Intake, demotion_targets, promotion_targets, takes
+from holdfast.policy.movement import (
+    Intake,
+    demotion_targets,
+    promotion_targets,
+    takes,
+    takes_fetched,
+)
 from holdfast.store.admission_rules import AdmissionRules
 from holdfast.store.copies import CopyTable
 from holdfast.store.copy_events import CopyState
@@ -60,9 +66,11 @@ class Movement:
             number
             for number in self._promotion_targets[source]
             if not self._copies.is_on(row, number)
-            and (
-                not self._volatile.isdisjoint((number, source))
-                or takes(self._intakes[number].fetched, uses, is_durable=is_durable)
+            and takes_fetched(
+                self._intakes[number],
+                uses,
+                is_volatile=not self._volatile.isdisjoint((number, source)),
+                is_durable=is_durable,
             )
         ]
         return bool(missing) and self._queues.enqueue(row, missing, MoveReason.PROMOTION)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.store.block_table import HOST, CopyFault
+from holdfast.store.move_queues import MoveReason
 from holdfast.store.store import Store
 from holdfast.tiers.base import NOWHERE, Tier
 
@@ -177,6 +179,16 @@ class StoreView:
         """Copies that left each tier for others, since the start."""
         with self._table.lock:
             return dict(self._table.evictions)
+
+    @property
+    def demoted(self) -> dict[int, int]:
+        """Copies made of blocks that a faster tier evicts, by the tier that got them."""
+        demoted = Counter[int]()
+        with self._table.lock:
+            for (_, target, reason), blocks in self._table.movement.moved.items():
+                if reason is MoveReason.DEMOTION:
+                    demoted[target] += blocks
+        return dict(demoted)
 
     # Leases and memory
 
