@@ -22,7 +22,6 @@ from holdfast.probe import memory
 from holdfast.tiers.chunks import HostBudget
 from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.disk.kind import DiskOptions
-from holdfast.tiers.kind import LowerTierSection
 from holdfast.tiers.option_checks import DEADLINE_S_MAX, check_above_zero, check_at_least
 from holdfast.tiers.pool.kind import PoolOptions
 
@@ -361,8 +360,9 @@ def _check_tiers(config: Config) -> None:
             continue
         kind = tier_kind(tier)
         kind.check(tier, at)
-        if isinstance(tier, LowerTierSection) and tier.move_limit is not None:
-            check_at_least(tier.move_limit, MOVE_LIMIT_MIN, f"{at}.move_limit")
+        move_limit = getattr(tier, "move_limit", None)  # an installed kind may have none
+        if move_limit is not None:
+            check_at_least(move_limit, MOVE_LIMIT_MIN, f"{at}.move_limit")
         if isinstance(tier, CxlOptions):
             _check_cxl_place(config, tier, number)
         if kind.shared and "default" not in config.domains:
