@@ -115,7 +115,7 @@ def look(
         elif left_s <= 0:
             unanswered[tier.name] = Outcome.LATE
         else:
-            outcome = _ask(store.table, number, namespace, keys, covered.blocks, left_s)
+            outcome = ask_tier(store.table, number, namespace, keys, covered.blocks, left_s)
             covered = cover(store, namespace, keys)
             if outcome is not Outcome.OK:
                 unanswered[tier.name] = outcome
@@ -173,7 +173,7 @@ def ask_first(
     return asked, max(late_at - store.clock.now(), (1 - LOOKUP_SHARE) * deadline_s)
 
 
-def _ask(
+def ask_tier(
     table: BlockTable,
     number: int,
     namespace: Namespace,
@@ -183,8 +183,9 @@ def _ask(
 ) -> Outcome:
     """Ask one shared tier about the blocks from `start` on, unless another caller does or just did.
 
-    Returns OK if the tier answered. Another caller's question is about that caller's chain, which
-    may end or branch off before this one does: then the tier is asked again about the rest.
+    Blocks before `start` need not be held. Returns OK if the tier answered. Another caller's
+    question is about that caller's chain, which may end or branch off before this one does: then
+    the tier is asked again about the rest.
     """
     answer = HeldAnswer(0, Outcome.GONE)
     until = time.monotonic() + within_s
@@ -211,7 +212,11 @@ def _ask(
         if other.result() is not Outcome.OK or not start < covered < len(keys):
             return other.result()
         left_s = until - time.monotonic()
-        return _ask(table, number, namespace, keys, covered, left_s) if left_s > 0 else Outcome.LATE
+        return (
+            ask_tier(table, number, namespace, keys, covered, left_s)
+            if left_s > 0
+            else Outcome.LATE
+        )
     try:
         tier, asked = table.shared[number], keys[:readable]
         try:
@@ -263,7 +268,7 @@ def plan_fetch(
         tiers=coverage.tiers,
         block_bytes=namespace.slot_bytes,
         block_tokens=namespace.block_tokens,
-        estimates=_with_queue(store, namespace, prompt),
+        estimates=with_queue(store, namespace, prompt),
         names=table.tier_names(),
         limit_s=prompt.limit_s,
         queued_s=cost.queue_s(prompt.queued) if cost is not None else 0.0,
@@ -306,9 +311,7 @@ def plan_fetch(
     )
 
 
-def _with_queue(
-    store: StoreParts, namespace: Namespace, prompt: PromptTokens
-) -> list[TierEstimate]:
+def with_queue(store: StoreParts, namespace: Namespace, prompt: PromptTokens) -> list[TierEstimate]:
     """Return the estimates of the tiers, with what the engine is about to fetch in their queues."""
     found = store.estimates.estimates(namespace.domain)
     for tier, name in enumerate(store.table.tier_names() if prompt.to_load else ()):

@@ -33,6 +33,7 @@ from holdfast.status import MemoryStatus, NodeStatus, PlansStatus
 from holdfast.store import domains as domain_keys
 from holdfast.store import (
     durable,
+    group_lookup,
     hints,
     lookup,
     media,
@@ -166,6 +167,8 @@ class Store(StoreParts):
     look = _while_open(lookup.look)
     asks = _while_open(lookup.asks)
     plan_fetch = _while_open(lookup.plan_fetch)
+    look_groups = _while_open(group_lookup.look_groups)
+    plan_groups = _while_open(group_lookup.plan_groups)
 
     @_while_open
     def learn(
