@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.buffers import Registrar
+from holdfast.client.connection import StoreClient
 from holdfast.wire.local.client import Client
 from holdfast.wire.local.locked_memory import LockedMemory
 
@@ -32,7 +33,7 @@ class EngineLocks:
             self._present = client, LockedMemory(client, self._registrar)
         return self._present[1]
 
-    def present(self, client: Client) -> LockedMemory | None:
+    def present(self, client: StoreClient) -> LockedMemory | None:
         """Return the locked memory of a client if the engine's steps use it, else None."""
         present = self._present
         return present[1] if present is not None and present[0] is client else None

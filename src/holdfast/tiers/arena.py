@@ -58,18 +58,19 @@ class Arena(ArenaMemory):
         os.ftruncate(self.fd, nbytes)
         # A process that shrank the file would crash every process that maps it.
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
-        self._memory = SharedMapping(self.fd, nbytes)
-        keep_from_dumps(self._memory)
-        prefer_huge_pages(self._memory)
-        self.view = self._memory.view
+        self.mapping = SharedMapping(self.fd, nbytes)
+        """The memory, for devices, which copy by address."""
+        keep_from_dumps(self.mapping)
+        prefer_huge_pages(self.mapping)
+        self.view = self.mapping.view
 
     def populate(self, offset: int, nbytes: int) -> None:
         """Fault pages in, as huge pages if possible."""
-        populate(self._memory, offset, nbytes)
+        populate(self.mapping, offset, nbytes)
 
     def give_back(self, offset: int, nbytes: int) -> None:
         """Return pages to the kernel; they read as zeros afterwards."""
-        self._memory.madvise(mmap.MADV_REMOVE, offset, nbytes)
+        self.mapping.madvise(mmap.MADV_REMOVE, offset, nbytes)
 
     def resident_bytes(self) -> int:
         """Return the bytes that the kernel holds for the file, faulted in by any process."""
@@ -82,7 +83,7 @@ class Arena(ArenaMemory):
     def give_up_copy(self) -> None:
         """Replace the mapping by private memory in a forked child, so that it shares no byte."""
         os.close(self.fd)
-        self._memory.give_up_copy()
+        self.mapping.give_up_copy()
 
 
 class PrivateArena(ArenaMemory):

@@ -6,11 +6,11 @@ import pytest
 pytest.importorskip("vllm")
 
 from holdfast.blocks.envelope import HEADER_BYTES, stored_bytes
+from holdfast.client import loader as loader_module
 from holdfast.devices.base import Pages
 from holdfast.devices.cuda import device as device_module
 from holdfast.devices.cuda.device import CudaDevice
 from holdfast.devices.registry import DeviceOptions
-from holdfast.engines.vllm import loader as loader_module
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.saves import COPY_BEFORE_S
 from holdfast.engines.vllm.work import LoadTask, SaveTask, StepWork

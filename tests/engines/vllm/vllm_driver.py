@@ -132,7 +132,7 @@ class Driver:
 
     def shift(self, by):
         """Let loads read so many bytes too far: what a test must be able to see."""
-        from holdfast.engines.vllm import loader
+        from holdfast.client import loader
 
         original = getattr(loader, "original_moves_of", loader.moves_of)
         loader.original_moves_of = original

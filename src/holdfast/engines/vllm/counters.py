@@ -14,9 +14,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 
 from holdfast.client.prompt_ledger import CountedPrompt
 
-REFUSED = "refused"
-"""Outcome of a call that the node refuses, or for which it refuses the session."""
-
 COUNTERS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "prompts": ((), "Prompts that were computed or loaded, each once."),
     "prompt_tokens": ((), "Tokens of these prompts; of aborted ones those that have KV."),

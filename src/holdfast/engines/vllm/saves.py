@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import NamedTuple, Protocol
 
 from holdfast.blocks.envelope import HEADER_BYTES
+from holdfast.client.loader import REFUSED
 from holdfast.client.timeouts import Backoff
 from holdfast.devices.base import (
     DeviceError,
@@ -25,7 +26,7 @@ from holdfast.devices.base import (
     StagingDevice,
     Transfer,
 )
-from holdfast.engines.vllm.counters import REFUSED, ConnectorCounts
+from holdfast.engines.vllm.counters import ConnectorCounts
 from holdfast.engines.vllm.work import SaveTask
 from holdfast.errors import BlockError, NodeGoneError, Outcome, ProtocolError, RefusedError
 from holdfast.limits import RECLAIM_S

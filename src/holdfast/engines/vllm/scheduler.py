@@ -17,6 +17,7 @@ from typing import Any
 from holdfast.blocks.key import Chain
 from holdfast.client.answer_wait import AnswerWait
 from holdfast.client.engine_queue import EngineQueue, queue_ahead
+from holdfast.client.loader import REFUSED
 from holdfast.client.prompt_ledger import PromptLedger, by_tier
 from holdfast.client.queued_requests import QueuedRequests
 from holdfast.client.request_hints import NO_HINT, at_end, hint_of
@@ -25,7 +26,7 @@ from holdfast.client.timeouts import Backoff, EngineClocks
 from holdfast.client.timing_reporter import TimingReporter
 from holdfast.client.tracked_request import PendingLoad, PlanRequest, TrackedRequest
 from holdfast.client.transfer_params import is_asked, transfer_params
-from holdfast.engines.vllm.counters import REFUSED, ConnectorCounts
+from holdfast.engines.vllm.counters import ConnectorCounts
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.work import Handshake, LoadTask, SaveTask, StepWork
 from holdfast.errors import NodeGoneError, NotFollowed, Outcome, ProtocolError, RefusedError

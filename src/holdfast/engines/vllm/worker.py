@@ -7,7 +7,9 @@ import logging
 import time
 from collections.abc import Callable
 
+from holdfast.client.connection import StoreClient
 from holdfast.client.engine_locks import EngineLocks
+from holdfast.client.loader import GroupLoad, Loader, LoadJob, LoadResult, RunningLoad
 from holdfast.devices.base import (
     CopiedBytes,
     DeviceError,
@@ -17,11 +19,10 @@ from holdfast.devices.base import (
     StagingDevice,
 )
 from holdfast.engines.vllm.counters import ConnectorCounts
-from holdfast.engines.vllm.loader import EndedLoad, Loader, LoadJob
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.saves import POLL_S, DirectSaves, SaveRequests, Saves, StagedSaves
-from holdfast.engines.vllm.work import StepWork, WorkerReport
-from holdfast.wire.local.client import Client
+from holdfast.engines.vllm.work import LoadTask, StepWork, WorkerReport
+from holdfast.errors import Outcome
 from holdfast.wire.local.locked_memory import LockedMemory
 from holdfast.wire.local.reconnecting_client import ReconnectingClient
 
@@ -54,7 +55,8 @@ class WorkerSide:
         self._deadline_max_s = setting.fetch_deadline_s
         self._saving = setting.saves
         self._locks = EngineLocks(None)
-        self._loader = Loader(device, connection, self._locks_of)
+        self._loader = Loader(connection, self._locks_of)
+        self._loading: list[tuple[LoadTask, RunningLoad]] = []
         self._requests = SaveRequests(connection, rank, self.counts, now)
         self._saves: Saves
         self._locking = device if isinstance(device, LockingDevice) else None
@@ -106,7 +108,10 @@ class WorkerSide:
                 deadline_s = self._deadline_max_s
                 if load.deadline_s:
                     deadline_s = min(max(load.deadline_s, DEADLINE_MIN_S), deadline_s)
-                self._loader.put(LoadJob(load, load.keys[self._rank], deadline_s, after))
+                keys = load.keys[self._rank]
+                blocks = GroupLoad(0, keys, self._device, load.pages, load.first)
+                job = LoadJob((blocks,), deadline_s, load.plan, after)
+                self._loading.append((load, self._loader.put(job)))
 
     def save(self, work: StepWork) -> None:
         """After the forward: copy full blocks out of their pages."""
@@ -120,11 +125,16 @@ class WorkerSide:
 
     def ended(self) -> set[str]:
         """Return the requests whose loads ended; `failed_pages` returns the pages that failed."""
-        ended: list[EndedLoad] = self._loader.take(self.counts)
-        for each in ended:
-            self._failed.update(each.failed)
-            self._landed[each.request] = dict(each.landed)
-        return {each.request for each in ended}
+        ended, loading = set[str](), self._loading
+        for load, running in loading:
+            if (result := running.poll()) is not None:
+                ended.add(load.request)
+                self._failed.update(load.pages[result.pages :])
+                self._landed[load.request] = dict(result.sources)
+                self._count_load(load, result)
+        if ended:
+            self._loading = [each for each in loading if each[1].poll() is None]
+        return ended
 
     def failed_pages(self) -> set[int]:
         """Return the pages of ended loads that must be computed, each once."""
@@ -171,6 +181,15 @@ class WorkerSide:
             _log.exception("blocks not saved")
         self._connection.close()
 
+    def _count_load(self, load: LoadTask, result: LoadResult) -> None:
+        """Count a load that has ended."""
+        failed = result.pages < len(load.pages)
+        self.counts.add("calls", "fetch", result.outcome if failed else Outcome.OK)
+        self.counts.add("fetch_seconds", number=result.seconds)
+        self.counts.add("fetched_bytes", number=result.nbytes)
+        tokens = load.tokens * result.pages // len(load.pages)
+        self.counts.add("fetched_tokens", number=tokens)
+
     def _count_copies(self, device: LockingDevice) -> None:
         """Count what the device has copied since the last call."""
         before, self._copied = self._copied, device.copied_bytes()
@@ -188,6 +207,6 @@ class WorkerSide:
         client = self._connection.client()
         return None if client is None else self._locks.of(client)
 
-    def _locks_of(self, client: Client) -> LockedRanges | None:
+    def _locks_of(self, client: StoreClient) -> LockedRanges | None:
         """Return what of a session's arena is page-locked; any thread may ask."""
         return self._locks.present(client)

@@ -167,11 +167,15 @@ class Found(_Message, frozen=True, tag="found"):
 
 
 class Fetch(_Message, frozen=True, tag="fetch"):
-    """Read the leading run of these blocks into the arena and lease it, to carry out `plan`."""
+    """Read the leading run of these blocks into the arena and lease it, to carry out `plan`.
+
+    `group`: number of the KV group of the session.
+    """
 
     keys: PackedBytes
     deadline_s: float
     plan: Integer = 0
+    group: Integer = 0
 
 
 class Fetched(_Message, frozen=True, tag="fetched"):

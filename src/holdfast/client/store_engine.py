@@ -1,0 +1,515 @@
+"""The engine client over a store: embedded in this process, or a node's.
+
+Both are sessions that take the same messages (`client.connection`), so this is one implementation.
+Loads run on the threads of `client.loader`; saves, and writes to the durable tier, on a few others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, Generic, NamedTuple, Self, TypeVar
+
+import msgspec
+
+from holdfast.blocks.envelope import HEADER_BYTES
+from holdfast.blocks.group_rules import unit_tokens
+from holdfast.blocks.key import Chain, Tokens
+from holdfast.blocks.payload_part import SliceCopy
+from holdfast.client.connection import Connection, StoreClient
+from holdfast.client.embedded_client import EmbeddedClient
+from holdfast.client.engine import (
+    BlockRun,
+    ContextKeys,
+    EngineGroup,
+    GroupPages,
+    Loaded,
+    LookupOptions,
+    Pending,
+    Saved,
+    Ticket,
+)
+from holdfast.client.loader import GroupLoad, Loader, LoadJob, RunningLoad
+from holdfast.client.session import NodeStore
+from holdfast.devices.base import DirectDevice, Move
+from holdfast.errors import (
+    BlockError,
+    HoldfastError,
+    NodeGoneError,
+    Outcome,
+    ProtocolError,
+    RefusedError,
+)
+from holdfast.limits import CHAIN_BLOCKS_MAX, RESERVE_BLOCKS_MAX
+from holdfast.policy.retention import Retention
+from holdfast.store.store import Store
+from holdfast.version import __version__
+from holdfast.wire.local import messages as m
+from holdfast.wire.local.reconnecting_client import ReconnectingClient
+
+T = TypeVar("T")
+
+ANSWER_S = 30.0
+"""Timeout of a store's answer to a save."""
+
+CONNECT_S = 5.0
+"""Timeout of the first session with a node."""
+
+SAVE_THREADS = 2
+
+_SHORTEST_DEADLINE_S = 0.001
+"""Smallest deadline of a lookup that is sent; 0 selects the store's default."""
+
+_OUTCOMES = {str(outcome): outcome for outcome in Outcome}
+_log = logging.getLogger(__name__)
+
+
+def open_engine(
+    store: Store | NodeStore,
+    groups: Sequence[EngineGroup],
+    domain: str | None = None,
+    peer: str = f"python {__version__}",
+) -> StoreEngine:
+    """Return the engine client of a store that `holdfast.open` returned.
+
+    `groups`: all KV groups of the model. `peer`: the engine's name, then its version. Close it, or
+    use it in a `with` block. Raises NodeGoneError if the node does not answer, and RefusedError or
+    BlockError for a group that the store does not take.
+    """
+    if not groups:
+        raise BlockError("open_engine: no KV group given; pass those of the model")
+    if isinstance(store, Store):
+        name = domain or "default"
+        groups = [_quantised(store, name, group) for group in groups]
+        client = EmbeddedClient(store, _hello(groups, name, peer), groups[0].fingerprint)
+        return StoreEngine(client, client, groups)
+    name = store.domain if domain is None else domain
+    hello = _hello(groups, name, peer)
+    connection = ReconnectingClient(store.address, hello, CONNECT_S)
+    node_client = connection.wait(CONNECT_S)
+    if node_client is None:
+        connection.close()
+        error = RefusedError if connection.refused else NodeGoneError
+        raise error(connection.failure)
+    return StoreEngine(connection, node_client, groups)
+
+
+class StoreEngine:
+    """See `EngineClient`; `first`: the client of the session that `connection` began with."""
+
+    def __init__(
+        self, connection: Connection, first: StoreClient, groups: Sequence[EngineGroup]
+    ) -> None:
+        self.groups = tuple(groups)
+        self._rules = [group.rule for group in self.groups]
+        self.unit_tokens = unit_tokens(self._rules)
+        self._digests = [group.fingerprint.digest() for group in self.groups]
+        self._welcome = first.welcome
+        self._connection = connection
+        self._loader = Loader(connection)
+        self._savers = ThreadPoolExecutor(SAVE_THREADS, "holdfast-save-context")
+
+    def context(
+        self, tokens: Tokens, extras: Mapping[int, Sequence[bytes]] | None = None
+    ) -> ContextKeys:
+        """Return the keys of a context in every group."""
+        chains = []
+        for rule, digest in zip(self._rules, self._digests, strict=True):
+            by_block: dict[int, list[bytes]] = {}
+            for token, found in sorted((extras or {}).items()):
+                by_block.setdefault(token // rule.block_tokens, []).extend(found)
+            segment_blocks = self._welcome.segment_blocks
+            key, size = self._welcome.domain_key, rule.block_tokens
+            chains.append(Chain(key, digest, size, by_block, segment_blocks))
+        context = ContextKeys(tuple(chains))
+        context.extend(tokens)
+        return context
+
+    def lookup(
+        self,
+        context: ContextKeys,
+        options: LookupOptions = LookupOptions(),  # noqa: B008  # immutable
+    ) -> Pending[Ticket]:
+        """Ask how many leading tokens of a context to load, and what they consist of."""
+        have = options.have
+        client = self._connection.client()
+        if client is None:
+            return Answered(Ticket(have, have, outcome=Outcome.GONE, reason=self._why_away()))
+        chain = context.chains[0]
+        blocks = min(len(chain), CHAIN_BLOCKS_MAX)
+        cover = m.Cover(
+            chain.packed(0, blocks),
+            tokens=options.tokens or blocks * chain.block_tokens,
+            have=have,
+            limit_s=options.limit_s,
+            session=options.session,
+            deadline_s=max(options.deadline_s, _SHORTEST_DEADLINE_S),
+        )
+        try:
+            request_id = client.send(cover)
+        except NodeGoneError as error:
+            return Answered(Ticket(have, have, outcome=Outcome.GONE, reason=str(error)))
+        return _PendingTicket(client, request_id, partial(self._ticket, context, options), have)
+
+    def load(
+        self, ticket: Ticket, pages: Sequence[GroupPages | None], after: Any = None
+    ) -> Pending[Loaded]:
+        """Load what a ticket names into pages; see `EngineClient`."""
+        if ticket.is_empty:
+            return Answered(Loaded(ticket.have, {}, ticket.outcome, ticket.reason))
+        _check_groups(len(pages), len(self.groups))
+        loads = []
+        for group, (run, given) in enumerate(zip(ticket.runs, pages, strict=True)):
+            if not run.keys:
+                continue
+            if given is None:
+                raise BlockError(f"load: no pages for group {group}, whose blocks are needed")
+            loads.append(GroupLoad(group, run.keys, given.device, list(given.pages), given.first))
+        running = self._loader.put(LoadJob(tuple(loads), ticket.deadline_s, ticket.plan, after))
+        start, page_tokens = ticket.have, 0
+        if len(self.groups) == 1:
+            size = self._rules[0].block_tokens
+            page_tokens = size // loads[0].device.pages.pages_per_block
+            start = ticket.runs[0].first * size + loads[0].first * page_tokens
+        return _PendingLoad(running, ticket, start, page_tokens)
+
+    def save(
+        self,
+        context: ContextKeys,
+        blocks: Sequence[range],
+        pages: Sequence[GroupPages | None],
+        retention: Retention = Retention.SESSION,
+    ) -> PendingContextSave:
+        """Save blocks of each group, which are full in these pages now; see `EngineClient`."""
+        _check_groups(len(pages), len(self.groups))
+        _check_groups(len(blocks), len(self.groups))
+        runs: list[_SaveRun] = []
+        for group, (chosen, given) in enumerate(zip(blocks, pages, strict=True)):
+            if chosen and given is not None:
+                chain, per_block = context.chains[group], given.device.pages.pages_per_block
+                if chosen.step != 1 or chosen.stop > len(chain):
+                    raise BlockError(
+                        f"save: blocks {chosen} of group {group}, whose context has {len(chain)}"
+                    )
+                if len(given.pages) != len(chosen) * per_block:
+                    raise BlockError(
+                        f"save: {len(given.pages)} pages of group {group} given for "
+                        f"{len(chosen)} blocks of {per_block} pages"
+                    )
+                runs += _save_runs(group, chain, chosen, given)
+        work = partial(self._save, runs, retention)
+        return PendingContextSave(self, self._submit(work), context, blocks)
+
+    def sync(self, keys: bytes, deadline_s: float) -> int:
+        """Write the held blocks of group 0's chain to the durable tier; return how many it keeps.
+
+        Blocks the caller for up to `deadline_s`.
+        """
+        client = self._client()
+        return client.call(m.Sync(keys, deadline_s), m.Hinted, deadline_s + ANSWER_S).blocks
+
+    def run_later(self, work: Callable[[], T]) -> Pending[T | None]:
+        """Run work on a thread for saves; the answer is None if the store went away."""
+        return Running(self._submit(work))
+
+    def close(self) -> None:
+        """End loads and saves, and then the session."""
+        self._savers.shutdown(wait=True, cancel_futures=True)
+        self._loader.close()
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _client(self) -> StoreClient:
+        client = self._connection.client()
+        if client is None:
+            raise NodeGoneError(self._why_away())
+        return client
+
+    def _why_away(self) -> str:
+        return f"{self._connection.address}: no session with the store"
+
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        try:
+            return self._savers.submit(work)
+        except RuntimeError as error:
+            raise NodeGoneError("this engine client was closed; open another") from error
+
+    def _ticket(self, context: ContextKeys, options: LookupOptions, covered: m.Covered) -> Ticket:
+        """Return the ticket that a store's answer means."""
+        unit, have = self.unit_tokens, options.have
+        held = covered.blocks * unit
+        tokens = covered.worth * unit
+        if options.tokens:
+            step = self._rules[0].step_tokens if len(self._rules) == 1 else unit
+            tokens = min(tokens, (options.tokens - 1) // step * step)
+        tokens = max(tokens, have)
+        runs = []
+        for rule, chain in zip(self._rules, context.chains, strict=True):
+            blocks = rule.needed(tokens, have) if tokens > have else range(0)
+            runs.append(BlockRun(blocks.start, chain.packed(blocks.start, blocks.stop)))
+        unanswered = list(covered.unanswered.values())
+        outcome = Outcome.OK if held else Outcome.MISS
+        if not held and unanswered:
+            outcome = Outcome.LATE if str(Outcome.LATE) in unanswered else Outcome.GONE
+        return Ticket(
+            tokens=tokens,
+            have=have,
+            held=held,
+            pending=held,
+            runs=tuple(runs),
+            sources={tier: blocks * unit for tier, blocks in covered.sources.items()},
+            expected_s=covered.expected_s,
+            recompute_s=covered.recompute_s,
+            deadline_s=covered.deadline_s or options.limit_s,
+            plan=covered.plan,
+            outcome=outcome,
+            reason=covered.reason,
+        )
+
+    def _save(self, runs: Sequence[_SaveRun], retention: Retention) -> Saved:
+        """Save runs of blocks one after the other; return what became of all."""
+        saved, outcome = 0, Outcome.OK
+        try:
+            client = self._client()
+            for run in runs:
+                blocks, found = _save_run(client, run, retention)
+                saved += blocks
+                outcome = found if outcome is Outcome.OK else outcome
+        except HoldfastError as error:
+            _log.warning("blocks not saved: %s", error)
+            return Saved(saved, Outcome.GONE, str(error))
+        return Saved(saved, outcome, "" if outcome is Outcome.OK else "no room for some blocks")
+
+
+class Answered(Generic[T]):
+    """An answer that is there at once."""
+
+    def __init__(self, answer: T) -> None:
+        self._answer = answer
+
+    def poll(self) -> T | None:
+        """Return the answer."""
+        return self._answer
+
+    def wait(self, timeout_s: float) -> T | None:
+        """Return the answer."""
+        del timeout_s
+        return self._answer
+
+    def cancel(self) -> None:
+        """Do nothing."""
+
+
+class Running(Generic[T]):
+    """An answer that a thread computes; None also if the store went away."""
+
+    def __init__(self, future: Future[T]) -> None:
+        self._future = future
+
+    def poll(self) -> T | None:
+        """Return the answer if it is there, else None."""
+        return self.wait(0.0) if self._future.done() else None
+
+    def wait(self, timeout_s: float) -> T | None:
+        """Return the answer if it comes within this time, else None."""
+        try:
+            return self._future.result(timeout_s)
+        except (TimeoutError, HoldfastError):
+            return None
+
+    def cancel(self) -> None:
+        """Do not begin the work, if it has not begun."""
+        self._future.cancel()
+
+
+class _PendingTicket:
+    """A lookup that the store answers."""
+
+    def __init__(
+        self,
+        client: StoreClient,
+        request_id: int,
+        ticket_of: Callable[[m.Covered], Ticket],
+        have: int,
+    ) -> None:
+        self._client = client
+        self._request_id = request_id
+        self._ticket_of = ticket_of
+        self._have = have
+        self._ticket: Ticket | None = None
+
+    def poll(self) -> Ticket | None:
+        """Return the ticket if the answer is there, else None."""
+        return self._read(lambda: self._client.poll(self._request_id))
+
+    def wait(self, timeout_s: float) -> Ticket | None:
+        """Return the ticket if the answer comes within this time, else None."""
+        return self._read(lambda: self._client.expect(self._request_id, timeout_s))
+
+    def cancel(self) -> None:
+        """Do without the answer."""
+        if self._ticket is None:
+            self._client.forget(self._request_id)
+
+    def _read(self, read: Callable[[], m.Reply | None]) -> Ticket | None:
+        if self._ticket is None:
+            try:
+                reply = read()
+                if reply is None:
+                    return None
+                if not isinstance(reply, m.Covered):
+                    raise ProtocolError(f"Cover was answered with {type(reply).__name__}")
+                self._ticket = self._ticket_of(reply)
+            except (NodeGoneError, RefusedError, ProtocolError) as error:
+                have = self._have
+                self._ticket = Ticket(have, have, outcome=Outcome.GONE, reason=str(error))
+        return self._ticket
+
+
+class _PendingLoad:
+    """A load that runs; `start` and `page_tokens`: where the pages of the only group begin."""
+
+    def __init__(self, load: RunningLoad, ticket: Ticket, start: int, page_tokens: int) -> None:
+        self._load = load
+        self._ticket = ticket
+        self._start = start
+        self._page_tokens = page_tokens
+
+    def poll(self) -> Loaded | None:
+        """Return the result if the load has ended, else None."""
+        return self._result() if self._load.poll() is not None else None
+
+    def wait(self, timeout_s: float) -> Loaded | None:
+        """Return the result if the load ends within this time, else None."""
+        return self._result() if self._load.wait(timeout_s) is not None else None
+
+    def cancel(self) -> None:
+        """Do nothing: the pages belong to the load until it has ended."""
+
+    def _result(self) -> Loaded | None:
+        result, ticket = self._load.poll(), self._ticket
+        if result is None:
+            return None
+        tokens = ticket.tokens
+        if self._page_tokens:
+            tokens = min(self._start + result.pages * self._page_tokens, tokens)
+        tokens = max(tokens, ticket.have) if result.pages else ticket.have
+        outcome = _OUTCOMES.get(result.outcome, Outcome.GONE)
+        return Loaded(tokens, result.sources, outcome, result.reason)
+
+
+class PendingContextSave:
+    """See `PendingSave`."""
+
+    def __init__(
+        self,
+        engine: StoreEngine,
+        future: Future[Saved],
+        context: ContextKeys,
+        blocks: Sequence[range],
+    ) -> None:
+        self._engine = engine
+        self._running = Running(future)
+        self._context = context
+        self._blocks = blocks
+
+    def poll(self) -> Saved | None:
+        """Return the result if the save has ended, else None."""
+        return self._running.poll()
+
+    def wait(self, timeout_s: float) -> Saved | None:
+        """Return the result if the save ends within this time, else None."""
+        return self._running.wait(timeout_s)
+
+    def cancel(self) -> None:
+        """Do not begin the save, if it has not begun."""
+        self._running.cancel()
+
+    def durable(self, deadline_s: float) -> Pending[int | None]:
+        """Have the blocks written to the durable tier; the answer is how many it has flushed."""
+        chosen = self._blocks[0]
+        keys = self._context.chains[0].packed(chosen.start, chosen.stop)
+        return self._engine.run_later(partial(self._engine.sync, keys, deadline_s))
+
+
+class _SaveRun(NamedTuple):
+    """One reservation of a save: its request, and the device and pages of its blocks."""
+
+    reserve: m.Reserve
+    device: DirectDevice
+    pages: Sequence[int]
+
+
+def _save_runs(group: int, chain: Chain, blocks: range, given: GroupPages) -> Iterator[_SaveRun]:
+    """Yield the reservations of a group's blocks."""
+    del group
+    per_block = given.device.pages.pages_per_block
+    for first in range(blocks.start, blocks.stop, RESERVE_BLOCKS_MAX):
+        stop = min(first + RESERVE_BLOCKS_MAX, blocks.stop)
+        reserve = m.Reserve(
+            chain.packed(first, stop), chain.parent(first), first, chain.segment(first)
+        )
+        at = (first - blocks.start) * per_block
+        pages = given.pages[at : at + (stop - first) * per_block]
+        yield _SaveRun(reserve, given.device, pages)
+
+
+def _save_run(client: StoreClient, run: _SaveRun, retention: Retention) -> tuple[int, Outcome]:
+    """Reserve slots, copy blocks into them, and commit; return new blocks, and OK or FULL."""
+    reserved = client.call(run.reserve, m.Reserved, ANSWER_S)
+    per_block = run.device.pages.pages_per_block
+    moves = [
+        Move(place + HEADER_BYTES, run.pages[at * per_block : (at + 1) * per_block])
+        for at, place in enumerate(reserved.places)
+        if place >= 0
+    ]
+    try:
+        if client.arena is None:
+            raise NodeGoneError("the session has no arena")
+        copied = not moves or run.device.gather(client.arena, moves).result()
+    except BaseException:
+        client.forget(client.send(m.Abort(reserved.ticket)))
+        raise
+    if not copied:
+        client.forget(client.send(m.Abort(reserved.ticket)))
+        return 0, Outcome.GONE
+    commit = m.Commit(reserved.ticket, str(retention))
+    blocks = client.call(commit, m.Committed, ANSWER_S).blocks
+    return blocks, _OUTCOMES.get(reserved.outcome, Outcome.GONE)
+
+
+def _check_groups(given: int, groups: int) -> None:
+    if given != groups:
+        raise BlockError(f"{given} entries given, the model has {groups} KV groups")
+
+
+def _quantised(store: Store, domain: str, group: EngineGroup) -> EngineGroup:
+    """Return the group as the store keeps it: quantised, if its domain asks for that."""
+    choice = store.quantise.choose(domain, group.fingerprint)
+    if choice.why:
+        _log.warning("%s", choice.why)
+    return group._replace(fingerprint=choice.fingerprint)
+
+
+def _hello(groups: Sequence[EngineGroup], domain: str, peer: str) -> m.Hello:
+    """Return the greeting that names the groups."""
+    fingerprint, layout_slice = groups[0]
+    layout = fingerprint.representation
+    return m.Hello(
+        protocol=m.PROTOCOL,
+        peer=peer,
+        fingerprint=fingerprint.digest(),
+        raw_bytes=layout.payload_bytes,
+        block_tokens=layout.block_tokens,
+        domain=domain,
+        description=msgspec.json.encode(fingerprint).decode(),
+        part=SliceCopy(layout.payload_bytes, layout_slice).part,
+        element_bytes=layout.element_bytes,
+    )

@@ -1,0 +1,156 @@
+"""The engine client: embedded and through a node it gives equal answers to the same trace."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast.client.engine import EngineGroup, GroupPages, LookupOptions
+from holdfast.client.store_engine import open_engine
+from holdfast.errors import BlockError, Outcome
+from holdfast.testing.embedded import BLOCKS, FINGERPRINT, LAYOUT, blocks_for, tokens_for
+from holdfast.testing.row_pages import RowPages
+
+SIZE = LAYOUT.block_tokens
+ANSWER_S = 20.0
+
+
+class Engine:
+    """A small engine with pages of one block each, which waits for every answer."""
+
+    def __init__(self, store):
+        self.client = open_engine(store, [EngineGroup(FINGERPRINT)])
+        self.memory = RowPages(16, LAYOUT.payload_bytes)
+
+    def close(self):
+        self.client.close()
+        self.memory.close()
+
+    def pages(self, *numbers):
+        return [GroupPages(self.memory.device, numbers)]
+
+    def lookup(self, seed, count=BLOCKS, **options):
+        context = self.client.context(tokens_for(seed, count))
+        return self.client.lookup(context, LookupOptions(**options)).wait(ANSWER_S)
+
+    def load(self, ticket, *numbers):
+        self.memory.rows[:] = 0
+        return self.client.load(ticket, self.pages(*numbers)).wait(ANSWER_S)
+
+    def save(self, seed, blocks=None, count=BLOCKS):
+        blocks = range(count) if blocks is None else blocks
+        context = self.client.context(tokens_for(seed, count))
+        rows = blocks_for(seed, count).view(np.uint8)
+        self.memory.rows[: len(blocks)] = rows[blocks.start : blocks.stop]
+        pages = self.pages(*range(len(blocks)))
+        return self.client.save(context, [blocks], pages).wait(ANSWER_S)
+
+    def holds(self, page, seed, block, count=BLOCKS):
+        return (self.memory.rows[page] == blocks_for(seed, count).view(np.uint8)[block]).all()
+
+
+@pytest.fixture
+def engine(store):
+    with contextlib.closing(Engine(store)) as one:
+        yield one
+
+
+def told(ticket):
+    """What two stores must agree on: not keys, plan numbers and measured times."""
+    blocks = [run.blocks for run in ticket.runs]
+    return ticket.tokens, ticket.have, ticket.held, blocks, ticket.sources, ticket.outcome
+
+
+def test_a_saved_context_is_looked_up_and_loaded(engine):
+    assert engine.lookup(1).outcome is Outcome.MISS
+    assert engine.save(1).blocks == BLOCKS
+    ticket = engine.lookup(1)
+    assert (ticket.tokens, ticket.held) == (BLOCKS * SIZE, BLOCKS * SIZE)
+    loaded = engine.load(ticket, 4, 2, 9)
+    assert (loaded.tokens, loaded.outcome) == (BLOCKS * SIZE, Outcome.OK)
+    assert all(engine.holds(page, 1, block) for block, page in enumerate((4, 2, 9)))
+
+
+def test_only_the_blocks_behind_those_of_the_engine_are_loaded(engine):
+    engine.save(1)
+    ticket = engine.lookup(1, have=SIZE)
+    assert list(ticket.runs[0].blocks) == [1, 2]
+    loaded = engine.load(ticket, 5, 6)
+    assert loaded.tokens == BLOCKS * SIZE
+    assert engine.holds(5, 1, 1)
+    assert engine.holds(6, 1, 2)
+
+
+def test_the_last_token_of_a_prompt_is_left_to_compute(engine):
+    engine.save(1)
+    assert engine.lookup(1, tokens=BLOCKS * SIZE).tokens == (BLOCKS - 1) * SIZE
+    assert engine.lookup(1, tokens=BLOCKS * SIZE + 1).tokens == BLOCKS * SIZE
+
+
+def test_extras_of_a_token_separate_the_contexts_from_its_block_on(engine):
+    client, tokens = engine.client, tokens_for(1)
+    plain, image = client.context(tokens), client.context(tokens, {SIZE + 3: [b"image"]})
+    assert plain.chains[0].keys[0] == image.chains[0].keys[0]
+    assert plain.chains[0].keys[1] != image.chains[0].keys[1]
+    engine.save(1)
+    assert client.lookup(image).wait(ANSWER_S).held == SIZE
+
+
+def test_a_load_with_nothing_to_load_answers_at_once(engine):
+    loaded = engine.client.load(engine.lookup(7), [None]).poll()
+    assert (loaded.tokens, loaded.outcome) == (0, Outcome.MISS)
+
+
+def test_pages_that_do_not_fit_the_blocks_are_refused(engine):
+    context = engine.client.context(tokens_for(1))
+    with pytest.raises(BlockError, match="2 pages of group 0 given for 3 blocks of 1 pages"):
+        engine.client.save(context, [range(3)], engine.pages(0, 1))
+    with pytest.raises(BlockError, match="whose context has 3"):
+        engine.client.save(context, [range(4)], engine.pages(0, 1, 2, 3))
+    with pytest.raises(BlockError, match="2 entries given, the model has 1 KV groups"):
+        engine.client.save(context, [range(3)] * 2, engine.pages(0, 1, 2) * 2)
+
+
+def test_a_saved_context_can_be_made_durable(engine):
+    context = engine.client.context(tokens_for(3))
+    saving = engine.client.save(context, [range(BLOCKS)], engine.pages(0, 1, 2))
+    assert saving.wait(ANSWER_S).blocks == BLOCKS
+    assert saving.durable(ANSWER_S).wait(2 * ANSWER_S) == BLOCKS
+
+
+def test_embedded_and_node_give_equal_answers_to_one_trace(tmp_path, lasting_node):
+    rng = np.random.default_rng(5)
+    with contextlib.ExitStack() as stack:
+        stores = [
+            stack.enter_context(holdfast.open(host="64 MiB", disk="64 MiB", path=str(tmp_path))),
+            stack.enter_context(holdfast.open(lasting_node.address, domain="default")),
+        ]
+        engines = [stack.enter_context(contextlib.closing(Engine(store))) for store in stores]
+        for _ in range(60):
+            seed, count = 100 + int(rng.integers(6)), int(rng.integers(1, 9))
+            have = int(rng.integers(count + 1)) * SIZE
+            if rng.random() < 0.4:
+                saved = [one.save(seed, count=count) for one in engines]
+                assert saved[0] == saved[1]
+                continue
+            asked = {"have": have, "tokens": count * SIZE + int(rng.integers(2))}
+            tickets = [one.lookup(seed, count, **asked) for one in engines]
+            assert told(tickets[0]) == told(tickets[1])
+            numbers = rng.permutation(16)[: len(tickets[0].runs[0].blocks)].tolist()
+            loaded = [
+                one.load(ticket, *numbers) for one, ticket in zip(engines, tickets, strict=True)
+            ]
+            assert loaded[0][:3] == loaded[1][:3]
+            assert (engines[0].memory.rows == engines[1].memory.rows).all()
+
+
+def test_a_store_that_went_away_is_an_outcome_and_no_error(store):
+    with contextlib.closing(Engine(store)) as engine:
+        ticket = engine.lookup(1)
+        engine.save(1)
+        ticket = engine.lookup(1)
+        engine.client.close()
+        gone = engine.lookup(1)
+        assert (gone.tokens, gone.outcome) == (0, Outcome.GONE)
+        assert engine.client.load(ticket, engine.pages(0, 1, 2)).wait(ANSWER_S).tokens == 0
