@@ -21,7 +21,7 @@ class Engine:
 
     def __init__(self, store):
         self.client = open_engine(store, [EngineGroup(FINGERPRINT)])
-        self.memory = RowPages(16, LAYOUT.payload_bytes)
+        self.memory = RowPages(16, LAYOUT.raw_bytes)
 
     def close(self):
         self.client.close()

@@ -57,7 +57,7 @@ class GroupLoad(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of the blocks."""
-        return len(self.keys) // KEY_BYTES * self.device.pages.payload_bytes
+        return len(self.keys) // KEY_BYTES * self.device.pages.raw_bytes
 
 
 class LoadJob(NamedTuple):
@@ -260,7 +260,7 @@ class Loader:
         for reply in replies:
             sources.update(reply.sources)
         nbytes = sum(
-            len(reply.places) * load.device.pages.payload_bytes
+            len(reply.places) * load.device.pages.raw_bytes
             for load, reply in zip(job.loads, replies, strict=True)
         )
         seconds = time.monotonic() - start_s

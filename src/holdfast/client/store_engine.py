@@ -506,10 +506,10 @@ def _hello(groups: Sequence[EngineGroup], domain: str, peer: str) -> m.Hello:
         protocol=m.PROTOCOL,
         peer=peer,
         fingerprint=fingerprint.digest(),
-        raw_bytes=layout.payload_bytes,
+        raw_bytes=layout.raw_bytes,
         block_tokens=layout.block_tokens,
         domain=domain,
         description=msgspec.json.encode(fingerprint).decode(),
-        part=SliceCopy(layout.payload_bytes, layout_slice).part,
+        part=SliceCopy(layout.raw_bytes, layout_slice).part,
         element_bytes=layout.element_bytes,
     )
