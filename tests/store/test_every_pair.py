@@ -10,6 +10,7 @@ import itertools
 
 import numpy as np
 import pytest
+from obstore.store import MemoryStore
 
 from holdfast.blocks.key import Chain
 from holdfast.blocks.namespace import Namespace
@@ -31,7 +32,13 @@ from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.cxl.tier import CxlTier
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.tier import DiskTier
+from holdfast.tiers.files.kind import KIND as FILES
+from holdfast.tiers.files.kind import FilesOptions
+from holdfast.tiers.kind import TierContext
+from holdfast.tiers.object.kind import ObjectOptions
+from holdfast.tiers.object.medium import ObjectMedium
 from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
+from holdfast.tiers.segments.options import CAPACITY_MIN, open_segment_tier
 from holdfast.tiers.valkey.kind import ValkeyOptions
 from holdfast.tiers.valkey.tier import ValkeyTier
 from holdfast.wire.remote.client import TargetClient
@@ -46,7 +53,10 @@ CAPACITY = Size(4 * MIB)
 FILLERS = 40
 """Blocks that fill a tier, a chain each."""
 
-KINDS = ("memory", "cxl", "disk", "shared memory", "pool", "valkey")
+PATIENT = {"deadline_s": 30.0, "ask_s": 30.0, "gather_s": 0.0}
+"""Options of tiers of segments: no deadline that a busy machine misses."""
+
+KINDS = ("memory", "cxl", "disk", "shared memory", "pool", "files", "object", "valkey")
 PAIRS = list(itertools.permutations(KINDS, 2))
 
 
@@ -70,7 +80,7 @@ class OneTarget:
 def tier_of(tmp_path, monkeypatch):
     """Return a function that opens a tier of a kind, with what it needs.
 
-    Housekeeping does not run: its probes of tiers are uses.
+    The bucket is one in memory, behind the client of a real one. Housekeeping does not run: its probes of tiers are uses.
     """
     monkeypatch.setattr("holdfast.store.store._HOUSEKEEPING_S", 3_600.0)
     with contextlib.ExitStack() as undo:
@@ -101,6 +111,17 @@ def tier_of(tmp_path, monkeypatch):
             options = ValkeyOptions(address=list(servers.addresses), deadline_s=30.0, ask_s=30.0)
             return ValkeyTier(options)
 
+        def open_files():
+            (folder := tmp_path / "shared").mkdir()
+            options = FilesOptions(path=str(folder), capacity=Size(CAPACITY_MIN), **PATIENT)
+            return FILES.open(options, TierContext("tiers.1", "files", 1))
+
+        def open_bucket():
+            options = ObjectOptions(url="s3://bucket/prefix", **PATIENT)
+            medium = ObjectMedium(MemoryStore(), options, "object")
+            requests = options.connections, options.write_connections
+            return open_segment_tier(medium, options, options.capacity, requests, "object")
+
         def make(kind):
             match kind:
                 case "memory":
@@ -115,6 +136,10 @@ def tier_of(tmp_path, monkeypatch):
                     return SharedMemoryTier({})
                 case "pool":
                     return open_pool()
+                case "files":
+                    return open_files()
+                case "object":
+                    return open_bucket()
                 case _:
                     return open_valkey()
 
