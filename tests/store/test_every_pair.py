@@ -80,7 +80,8 @@ class OneTarget:
 def tier_of(tmp_path, monkeypatch):
     """Return a function that opens a tier of a kind, with what it needs.
 
-    The bucket is one in memory, behind the client of a real one. Housekeeping does not run: its probes of tiers are uses.
+    The bucket is one in memory, behind the client of a real one. Housekeeping does not run: its
+    probes of tiers are uses.
     """
     monkeypatch.setattr("holdfast.store.store._HOUSEKEEPING_S", 3_600.0)
     with contextlib.ExitStack() as undo:
