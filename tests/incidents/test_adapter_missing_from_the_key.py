@@ -41,11 +41,20 @@ def test_blocks_computed_with_another_adapter_or_model_are_in_another_namespace(
 
 
 @pytest.mark.vllm
-def test_the_connector_declines_requests_with_an_adapter():
-    scheduler = pytest.importorskip("holdfast.engines.vllm.scheduler")
-    plain = {"prompt_embeds": None, "prompt_token_ids": [1], "mm_features": [], "resumable": False}
-    assert scheduler.why_declined(SimpleNamespace(**plain, lora_request=None)) is None
-    assert scheduler.why_declined(SimpleNamespace(**plain, lora_request=object())) == "lora"
+def test_the_connector_names_the_content_of_an_adapter(tmp_path):
+    identity = pytest.importorskip("holdfast.engines.vllm.request_identity")
+    adapters = identity.AdapterDigests(since_ns=1 << 62)
+    found = []
+    for number, content in enumerate((b"one", b"two", b"one"), 1):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "adapter_model.safetensors").write_bytes(content)
+        adapter = SimpleNamespace(lora_name="same", lora_int_id=number, lora_path=str(folder))
+        asked = SimpleNamespace(cache_salt=None, lora_request=adapter, mm_features=[])
+        found.append(identity.extras_of(asked, 16, b"", adapters)[0])
+    assert found[0] == found[2] != found[1]
+    plain = SimpleNamespace(cache_salt=None, lora_request=None, mm_features=[])
+    assert identity.extras_of(plain, 16, b"", adapters) == {}
 
 
 @pytest.mark.parametrize("adapter", [None, ""])

@@ -35,10 +35,12 @@ def test_different_salts_give_different_keys_for_every_block(contexts):
 
 @pytest.mark.vllm
 def test_the_connector_passes_the_cache_salt_on():
-    scheduler = pytest.importorskip("holdfast.engines.vllm.scheduler")
-    asked = SimpleNamespace(cache_salt="one")
-    assert scheduler.extras_of(asked, b"") == [b"salt:one"]
-    assert scheduler.extras_of(asked, b"e") == [b"salt:one", b"epoch:e"]
+    identity = pytest.importorskip("holdfast.engines.vllm.request_identity")
+    asked = SimpleNamespace(cache_salt="one", lora_request=None, mm_features=[])
+    adapters = identity.AdapterDigests()
+    assert identity.extras_of(asked, 16, b"", adapters) == {0: [b"salt:one"]}
+    assert identity.extras_of(asked, 16, b"e", adapters) == {0: [b"salt:one", b"epoch:e"]}
+    assert identity.extras_of(asked, 16, b"e", adapters, salted=False) == {0: [b"epoch:e"]}
 
 
 def test_domains_are_separated_without_a_salt(open_store):

@@ -403,7 +403,7 @@ def test_a_report_is_sent_after_16_steps_of_a_busy_engine(harness):
 
 
 def declined(harness):
-    return harness.request(30, request_id="other", lora_request=object())
+    return harness.request(30, request_id="other", resumable=True)
 
 
 def arrived_without_a_node(harness):

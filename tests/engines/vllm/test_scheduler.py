@@ -381,8 +381,12 @@ def test_a_finished_request_is_forgotten(harness):
     [
         ("prompt_embeds", object(), "embeds"),
         ("prompt_token_ids", None, "embeds"),
-        ("mm_features", [object()], "multimodal"),
-        ("lora_request", object(), "lora"),
+        (
+            "mm_features",
+            [SimpleNamespace(identifier="chosen", modality="image", mm_position=None)],
+            "multimodal",
+        ),
+        ("lora_request", SimpleNamespace(lora_int_id=1, lora_path="/nowhere"), "lora"),
         ("resumable", True, "streaming_input"),
     ],
 )

@@ -32,6 +32,7 @@ from holdfast.engines.vllm.describe import step_blocks_of
 from holdfast.engines.vllm.kv_groups import geometry_of, only_group
 from holdfast.engines.vllm.options import ConnectorSettings, failure_policy_advice, read_options
 from holdfast.engines.vllm.portable import BlockForm, block_form
+from holdfast.engines.vllm.request_identity import adapter_settings
 from holdfast.engines.vllm.scheduler import SchedulerSide
 from holdfast.engines.vllm.work import Handshake, StepWork, WorkerReport
 from holdfast.engines.vllm.worker import WorkerSide
@@ -59,6 +60,8 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         self._setting: ConnectorSettings = read_options(
             transfer.kv_connector_extra_config, transfer.kv_role
         )
+        lora = adapter_settings(getattr(vllm_config, "lora_config", None))
+        self._setting = self._setting._replace(adapter_settings=lora)
         self._private: PrivateNode | None = None
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None

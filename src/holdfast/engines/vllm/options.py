@@ -75,7 +75,8 @@ class ConnectorSettings(NamedTuple):
 
     `address` empty: a private node. `fetch_deadline_s`: maximum duration of a load.
     `cover_deadline_s` None: derived from the prompt. `loads`, `saves`: what the role permits.
-    `prestages`: contexts of waiting requests are prestaged.
+    `prestages`: contexts of waiting requests are prestaged. `adapter_settings`: what vLLM's options
+    change in LoRA adapters.
     """
 
     address: str
@@ -89,6 +90,7 @@ class ConnectorSettings(NamedTuple):
     loads: bool = True
     layout: BlockLayout = "exact"
     prestages: bool = True
+    adapter_settings: str = ""
 
 
 def read_options(extra: Mapping[str, Any], role: str = "kv_both") -> ConnectorSettings:

@@ -28,6 +28,14 @@ from holdfast.client.tracked_request import PendingLoad, PlanRequest, TrackedReq
 from holdfast.client.transfer_params import is_asked, transfer_params
 from holdfast.engines.vllm.counters import ConnectorCounts
 from holdfast.engines.vllm.options import ConnectorSettings
+from holdfast.engines.vllm.request_identity import (
+    AdapterDigests,
+    Extras,
+    UnnamedInputError,
+    extras_of,
+    why_declined,
+    why_not_read,
+)
 from holdfast.engines.vllm.work import Handshake, LoadTask, SaveTask, StepWork
 from holdfast.errors import NodeGoneError, NotFollowed, Outcome, ProtocolError, RefusedError
 from holdfast.limits import CHAIN_BLOCKS_MAX
@@ -80,6 +88,7 @@ class SchedulerSide:
         self._block_tokens = namespaces[0].block_tokens
         self._page_tokens = namespaces[0].page_tokens
         self._setting = setting
+        self._adapters = AdapterDigests(setting.adapter_settings)
         self._reporter = reporter
         self._queued = QueuedRequests()
         self._backoff = Backoff()
@@ -103,6 +112,12 @@ class SchedulerSide:
         if is_first and not is_valid:
             self.counts.add("bad_hints")
         declined = "bypass" if hint.bypass else why_declined(request)
+        extras: Sequence[Extras] = ()
+        if not declined:
+            try:
+                extras = [self._extras(request, salted=salted) for salted in (True, False)]
+            except UnnamedInputError as error:
+                declined = error.reason
         reason = declined or why_not_read(request)
         if is_first and reason:
             self.counts.add("declined_requests", reason)
@@ -116,19 +131,18 @@ class SchedulerSide:
             if not reason:
                 self.counts.add("calls", "lookup", self._why_no_client())
             return
-        extras = {0: extras_of(request, self._epoch)}
+        # Keys of the public domain have no salt, but all else that a key depends on.
+        own_extras, common_extras = extras
         chains = [
             Chain(
                 client.welcome.domain_key,
                 namespace.fingerprint,
                 self._block_tokens,
-                extras,
+                own_extras,
                 segment_blocks=client.welcome.segment_blocks,
             )
             for client, namespace in zip(clients, self._namespaces, strict=True)
         ]
-        # Keys of the public domain have no salt, but change after a reset, too.
-        common_extras = {0: [b"epoch:" + self._epoch] if self._epoch else []}
         common = [
             Chain(
                 client.welcome.common_key, namespace.fingerprint, self._block_tokens, common_extras
@@ -341,6 +355,9 @@ class SchedulerSide:
         for connection in self._connections:
             connection.close()
 
+    def _extras(self, request: Any, *, salted: bool) -> Extras:
+        return extras_of(request, self._block_tokens, self._epoch, self._adapters, salted=salted)
+
     def _clients(self) -> list[Client] | None:
         clients = [client for each in self._connections if (client := each.client()) is not None]
         return clients if len(clients) == len(self._connections) else None
@@ -511,38 +528,3 @@ class SchedulerSide:
         end = tracked.end_plan(why)
         if end is not None:
             self._timer.plan_ended(end)
-
-
-def why_declined(request: Any) -> str | None:
-    """Return why block keys cannot identify this request's KV; None if they can."""
-    if request.prompt_embeds is not None or request.prompt_token_ids is None:
-        return "embeds"
-    if request.mm_features:
-        return "multimodal"
-    if request.lora_request is not None:
-        return "lora"
-    if request.resumable:
-        return "streaming_input"
-    return None
-
-
-def why_not_read(request: Any) -> str | None:
-    """Return why vLLM reads no cached KV for this request; None if it does."""
-    if not request.skip_reading_prefix_cache:
-        return None
-    sampling = request.sampling_params
-    asks_logprobs = sampling is not None and (
-        sampling.prompt_logprobs is not None
-        or getattr(sampling, "prompt_logprob_token_ids", None) is not None
-    )
-    return "prompt_logprobs" if asks_logprobs else "skip_reading_prefix_cache"
-
-
-def extras_of(request: Any, epoch: bytes) -> list[bytes]:
-    """Return the inputs that separate this request's keys from others of the same tokens."""
-    extras = []
-    if request.cache_salt:
-        extras.append(b"salt:" + request.cache_salt.encode("utf-8", "surrogatepass"))
-    if epoch:
-        extras.append(b"epoch:" + epoch)
-    return extras

@@ -1,0 +1,177 @@
+"""What the KV of a request depends on besides its tokens: salt, LoRA adapter, images and audio.
+
+Each becomes part of the key of the block in which it begins, and so of all later keys. A request
+with an input that no digest names is declined: it is computed, and nothing of it is saved.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from holdfast.client.weights_digest import (
+    NoDigestError,
+    check_unchanged,
+    files_digest,
+    process_start_ns,
+)
+from holdfast.errors import BlockError
+
+ADAPTER_FILES = (".json", ".safetensors", ".bin", ".pt")
+"""Endings of the files of an adapter that vLLM may read."""
+
+_CONTENT_HASH = re.compile(r"[0-9a-f]{64}|[0-9a-f]{128}")
+"""vLLM's hash of an image or sound: BLAKE3, SHA-256 or SHA-512 as hexadecimal digits."""
+
+_log = logging.getLogger("vllm.holdfast")
+
+Extras = Mapping[int, Sequence[bytes]]
+"""By number of a block: what its key depends on besides the tokens."""
+
+
+class UnnamedInputError(BlockError):
+    """An input of a request that no digest names; `reason` is the one that is counted."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class _Adapter(NamedTuple):
+    """An adapter as it was when it was first used: the state of its files, and their digest.
+
+    `digest` empty: the files do not say what vLLM has loaded.
+    """
+
+    state: tuple[tuple[int, ...], ...]
+    digest: str
+
+
+class AdapterDigests:
+    """Digests of LoRA adapters, by vLLM's number of an adapter; read from their files once.
+
+    vLLM may load an adapter again from its files at any time. So if they change, nothing says which
+    content a request is computed with, and from then on the adapter has no digest.
+    """
+
+    def __init__(self, settings: str = "", since_ns: int | None = None) -> None:
+        """`settings`: what the engine's options change in adapters, as `adapter_settings` returns.
+
+        `since_ns`: files that changed later have no digest; default: the start of this process.
+        """
+        self._since_ns = since_ns
+        self._settings = settings
+        self._adapters: dict[int, _Adapter] = {}
+
+    def digest(self, lora_request: Any) -> str:
+        """Return the digest of a request's adapter; raise UnnamedInputError if it has none."""
+        number, folder = lora_request.lora_int_id, Path(lora_request.lora_path).expanduser()
+        try:
+            files = _adapter_files(folder)
+            state = tuple(_state(file) for file in files)
+        except OSError as error:
+            raise UnnamedInputError("lora", f"adapter {str(folder)!r}: {error}") from error
+        known = self._adapters.get(number)
+        if known is None:
+            known = _Adapter(state, self._read(folder, files))
+        elif known.state != state and known.digest:
+            _log.warning(
+                "requests with the adapter %r are computed from now on: its files changed after "
+                "their first use, and vLLM may have loaded either content; load the new adapter "
+                "from another folder, and start the engine again to use this one",
+                str(folder),
+            )
+            known = _Adapter(state, "")
+        self._adapters[number] = known
+        if not known.digest:
+            raise UnnamedInputError("lora", f"adapter {str(folder)!r} has no digest")
+        return known.digest
+
+    def _read(self, folder: Path, files: Sequence[Path]) -> str:
+        since_ns = process_start_ns() if self._since_ns is None else self._since_ns
+        try:
+            digest = files_digest("adapter", folder, files)
+            check_unchanged(folder, files, since_ns)
+        except (NoDigestError, OSError) as error:
+            _log.warning("requests with the adapter %r are computed: %s", str(folder), error)
+            return ""
+        return f"{digest} {self._settings}"
+
+
+def adapter_settings(lora_config: Any) -> str:
+    """Return what vLLM's options change in adapters; empty if it serves none."""
+    if lora_config is None:
+        return ""
+    return f"{lora_config.lora_dtype} {getattr(lora_config, 'target_modules', None)}"
+
+
+def why_declined(request: Any) -> str | None:
+    """Return why block keys cannot identify this request's KV at all; None if they may."""
+    if request.prompt_embeds is not None or request.prompt_token_ids is None:
+        return "embeds"
+    if request.resumable:
+        return "streaming_input"
+    return None
+
+
+def why_not_read(request: Any) -> str | None:
+    """Return why vLLM reads no cached KV for this request; None if it does."""
+    if not request.skip_reading_prefix_cache:
+        return None
+    sampling = request.sampling_params
+    asks_logprobs = sampling is not None and (
+        sampling.prompt_logprobs is not None
+        or getattr(sampling, "prompt_logprob_token_ids", None) is not None
+    )
+    return "prompt_logprobs" if asks_logprobs else "skip_reading_prefix_cache"
+
+
+def extras_of(
+    request: Any, block_tokens: int, epoch: bytes, adapters: AdapterDigests, *, salted: bool = True
+) -> Extras:
+    """Return the inputs that separate this request's keys from others of the same tokens.
+
+    `epoch`: changes when the engine's weights do. `salted` False: without the salt, as keys of the
+    public domain are. Raises UnnamedInputError for an input without a digest.
+    """
+    found: dict[int, list[bytes]] = {}
+    if salted and request.cache_salt:
+        found.setdefault(0, []).append(
+            b"salt:" + request.cache_salt.encode("utf-8", "surrogatepass")
+        )
+    if epoch:
+        found.setdefault(0, []).append(b"epoch:" + epoch)
+    if request.lora_request is not None:
+        digest = adapters.digest(request.lora_request)
+        found.setdefault(0, []).append(b"adapter:" + digest.encode())
+    for offset, name in _media(request):
+        found.setdefault(offset // block_tokens, []).append(b"media:" + name)
+    return found
+
+
+def _media(request: Any) -> Iterator[tuple[int, bytes]]:
+    """Yield the first token of each image or sound of a request, and what names it there."""
+    for feature in request.mm_features or ():
+        named, place = feature.identifier, feature.mm_position
+        if not isinstance(named, str) or not _CONTENT_HASH.fullmatch(named):
+            # A name that a client chose: it may give the same name to something else.
+            raise UnnamedInputError(
+                "multimodal", f"{feature.modality} {str(named)[:80]!r} has no hash of its content"
+            )
+        yield place.offset, f"{feature.modality}:{place.offset}+{place.length}:{named}".encode()
+
+
+def _adapter_files(folder: Path) -> list[Path]:
+    """Return the files of an adapter's folder; raise OSError if it is no folder or has none."""
+    files = sorted(file for file in folder.iterdir() if file.suffix in ADAPTER_FILES)
+    if not files:
+        raise FileNotFoundError(f"the folder has no file that ends in {', '.join(ADAPTER_FILES)}")
+    return files
+
+
+def _state(file: Path) -> tuple[int, ...]:
+    found = file.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

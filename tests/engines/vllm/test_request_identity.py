@@ -1,0 +1,147 @@
+"""What keys name besides tokens: no two requests that differ in it share a block."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from holdfast.blocks.key import Chain
+from holdfast.engines.vllm.request_identity import (
+    AdapterDigests,
+    UnnamedInputError,
+    adapter_settings,
+    extras_of,
+)
+
+BLOCK, TOKENS = 16, 64
+LATER = 1 << 62
+"""A time after which no file of the tests changes."""
+HASHES = ("a" * 64, "b" * 64)
+
+
+def image(identifier=HASHES[0], offset=20, length=8, modality="image"):
+    place = SimpleNamespace(offset=offset, length=length)
+    return SimpleNamespace(identifier=identifier, mm_position=place, modality=modality)
+
+
+def request(**fields):
+    plain = {"cache_salt": None, "lora_request": None, "mm_features": []}
+    return SimpleNamespace(**(plain | fields))
+
+
+def keys(asked, adapters=None, *, salted=True):
+    extras = extras_of(asked, BLOCK, b"", adapters or AdapterDigests(), salted=salted)
+    chain = Chain(bytes(32), b"f" * 16, BLOCK, extras)
+    chain.extend(range(TOKENS))
+    return chain.keys
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    def make(content=b"weights", name="one", number=1):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "adapter_model.safetensors").write_bytes(content)
+        return SimpleNamespace(lora_name=name, lora_int_id=number, lora_path=str(folder))
+
+    return make
+
+
+def test_an_image_counts_from_the_block_in_which_it_begins():
+    plain, shown = keys(request()), keys(request(mm_features=[image()]))
+    assert shown[0] == plain[0]
+    assert set(shown[1:]).isdisjoint(plain)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        image(HASHES[1]),
+        image(offset=21),
+        image(length=9),
+        image(modality="audio"),
+    ],
+    ids=["content", "position", "length", "kind"],
+)
+def test_images_that_differ_share_no_block_from_there_on(other):
+    first, second = (keys(request(mm_features=[each])) for each in (image(), other))
+    assert first[0] == second[0]
+    assert set(first[1:]).isdisjoint(second)
+
+
+def test_a_second_image_leaves_the_keys_before_it():
+    one, two = (
+        keys(request(mm_features=[image()])),
+        keys(request(mm_features=[image(), image(HASHES[1], offset=50)])),
+    )
+    assert one[:3] == two[:3]
+    assert one[3] != two[3]
+
+
+@pytest.mark.parametrize("named", ["photo-1", "", None, "A" * 64])
+def test_an_image_whose_name_is_not_its_hash_is_declined(named):
+    with pytest.raises(UnnamedInputError, match="no hash of its content") as raised:
+        keys(request(mm_features=[image(named)]))
+    assert raised.value.reason == "multimodal"
+
+
+def test_keys_of_the_public_domain_name_all_but_the_salt():
+    salted = request(cache_salt="s", mm_features=[image()])
+    assert keys(salted, salted=False) == keys(request(mm_features=[image()]))
+    assert set(keys(salted)).isdisjoint(keys(salted, salted=False))
+
+
+def test_an_adapter_counts_from_the_first_block(adapter):
+    adapters = AdapterDigests(since_ns=LATER)
+    assert set(keys(request(lora_request=adapter()), adapters)).isdisjoint(keys(request()))
+
+
+def test_adapters_of_equal_content_share_blocks_whatever_they_are_called(adapter):
+    adapters = AdapterDigests(since_ns=LATER)
+    one = keys(request(lora_request=adapter()), adapters)
+    two = keys(request(lora_request=adapter(name="two", number=2)), adapters)
+    other = keys(request(lora_request=adapter(b"other", "three", 3)), adapters)
+    assert one == two
+    assert set(one).isdisjoint(other)
+
+
+def test_settings_of_adapters_separate_keys(adapter):
+    lora = request(lora_request=adapter())
+    config = SimpleNamespace(lora_dtype="bfloat16", target_modules=None)
+    restricted = SimpleNamespace(lora_dtype="bfloat16", target_modules=["q_proj"])
+    found = [
+        keys(lora, AdapterDigests(adapter_settings(each), LATER))[0]
+        for each in (None, config, restricted)
+    ]
+    assert len(set(found)) == 3
+
+
+def test_an_adapter_replaced_under_its_name_is_declined(adapter, caplog):
+    adapters = AdapterDigests(since_ns=LATER)
+    lora = request(lora_request=adapter())
+    before = keys(lora, adapters)
+    adapter(b"new weights of another length")
+    for _ in range(2):
+        with pytest.raises(UnnamedInputError):
+            keys(lora, adapters)
+    assert caplog.text.count("its files changed after their first use") == 1
+    # Loaded again under another number, it is another adapter.
+    reloaded = request(lora_request=adapter(b"new weights of another length", number=2))
+    assert set(keys(reloaded, adapters)).isdisjoint(before)
+
+
+def test_an_adapter_that_changed_after_the_start_of_the_engine_is_declined(adapter):
+    lora = adapter()
+    file = os.path.join(lora.lora_path, "adapter_model.safetensors")  # noqa: PTH118
+    adapters = AdapterDigests(since_ns=os.stat(file).st_ctime_ns - 1)  # noqa: PTH116
+    with pytest.raises(UnnamedInputError) as raised:
+        keys(request(lora_request=lora), adapters)
+    assert raised.value.reason == "lora"
+
+
+def test_an_adapter_without_files_is_declined(tmp_path):
+    lora = SimpleNamespace(lora_name="x", lora_int_id=1, lora_path=str(tmp_path))
+    with pytest.raises(UnnamedInputError, match="no file that ends in"):
+        keys(request(lora_request=lora))
