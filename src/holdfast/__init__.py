@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.client.session import NodeStore
     from holdfast.config import Config, load
     from holdfast.devices.context_tensors import blocks_to_tensors, tensors_to_blocks
+    from holdfast.engines import transformers
     from holdfast.errors import HoldfastError, Outcome
     from holdfast.policy.retention import Retention
     from holdfast.session import KeyPage, Landed, Session
@@ -52,6 +53,7 @@ __all__ = [
     "open",
     "portable_fingerprint",
     "tensors_to_blocks",
+    "transformers",
 ]
 
 _HOMES = {
@@ -79,6 +81,7 @@ _HOMES = {
     "open": "holdfast.client.opening",
     "portable_fingerprint": "holdfast.client.local_model",
     "tensors_to_blocks": "holdfast.devices.context_tensors",
+    "transformers": "holdfast.engines.transformers",
 }
 """Module of each public name, imported at the name's first use: `import holdfast` is fast."""
 
@@ -87,6 +90,8 @@ def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    if name == "transformers":
+        return import_module(home)
     return getattr(import_module(home), "open_store" if name == "open" else name)
 
 

@@ -36,21 +36,7 @@ def portable_fingerprint(
     of a file. `overrides`: fields of `config.json` that the program changes. Raises NoDigestError
     if the folder has no such files, OSError if one cannot be read.
     """
-    place = Path(folder)
-    try:
-        config = json.loads((place / CONFIG).read_bytes())
-    except FileNotFoundError as error:
-        raise NoDigestError(
-            f"{str(place)!r} has no {CONFIG}; name the folder of a Hugging Face model"
-        ) from error
-    source = ModelSource(
-        weights=f"pinned:{name}" if name else _weights(place),
-        config=config,
-        overrides=overrides,
-        dtype=layout.dtype,
-        quantised_on_load="none",
-        code="none",
-    )
+    source = local_source(folder, layout.dtype, name=name, overrides=overrides)
     return Fingerprint.portable(
         layout,
         model=model_digest(source),
@@ -61,12 +47,42 @@ def portable_fingerprint(
     )
 
 
-def _weights(folder: Path) -> str:
-    """Return the digest of the files that engines read: those of the index, if there is one."""
+def local_source(
+    folder: str | Path,
+    dtype: str,
+    *,
+    name: str = "",
+    overrides: Mapping[str, Any] = _NO_OVERRIDES,
+) -> ModelSource:
+    """Return the model of a folder, computed in `dtype`; arguments and errors as above."""
+    place = Path(folder)
+    try:
+        config = json.loads((place / CONFIG).read_bytes())
+    except FileNotFoundError as error:
+        raise NoDigestError(
+            f"{str(place)!r} has no {CONFIG}; name the folder of a Hugging Face model"
+        ) from error
+    return ModelSource(
+        weights=f"pinned:{name}" if name else _weights(place),
+        config=config,
+        overrides=overrides,
+        dtype=dtype,
+        quantised_on_load="none",
+        code="none",
+    )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files that engines read: those of the index, if there is one."""
     files = {*folder.glob("*.safetensors")}
     if (folder / _INDEX).is_file():
         index = json.loads((folder / _INDEX).read_bytes())
         files &= {folder / name for name in index["weight_map"].values()}
+    return sorted(files)
+
+
+def _weights(folder: Path) -> str:
+    files = weight_files(folder)
     if not files:
         raise NoDigestError(f"{str(folder)!r} has no safetensors files; {REMEDY}")
     return files_digest("safetensors", folder, [*files, folder / CONFIG])

@@ -1,0 +1,11 @@
+"""Hugging Face transformers: `holdfast.transformers.cache(model, ids, store)`."""
+
+from holdfast.engines.transformers.cache import (
+    Prefix,
+    PromptCache,
+    StaticPromptCache,
+    cache,
+    save,
+)
+
+__all__ = ["Prefix", "PromptCache", "StaticPromptCache", "cache", "save"]

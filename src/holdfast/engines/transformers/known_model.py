@@ -1,0 +1,72 @@
+"""What is known of a model's object: its KV groups and their fingerprints, found once.
+
+They are found again if the model's tensors or settings have changed since.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from transformers import DynamicCache
+
+from holdfast.blocks.fingerprint import TOKENS, Fingerprint, Meaning
+from holdfast.client.model_meaning import model_digest, positions_of
+from holdfast.engines.transformers.identity import source_of, weights_state
+from holdfast.engines.transformers.layer_states import LayerGroup, groups_of
+from holdfast.errors import BlockError
+
+
+class KnownModel(NamedTuple):
+    """The KV groups of a model and a fingerprint for each of them."""
+
+    block_tokens: int
+    groups: tuple[LayerGroup, ...]
+    fingerprints: tuple[Fingerprint, ...]
+
+
+_known: weakref.WeakKeyDictionary[Any, tuple[object, KnownModel]] = weakref.WeakKeyDictionary()
+
+
+def known_model(model: Any, name: str, block_tokens: int) -> KnownModel:
+    """Return what is known of a model; `name`: the caller's name of its weights, or empty.
+
+    Raises BlockError for a model that trains or keeps unknown states, NoDigestError for weights
+    that need a name.
+    """
+    if model.training:
+        raise BlockError("model: it is in training mode, so dropout changes its KV; call eval()")
+    state = (name, block_tokens, weights_state(model))
+    before = _known.get(model)
+    if before is not None and before[0] == state:
+        return before[1]
+    found = _examine(model, name, block_tokens)
+    _known[model] = (state, found)
+    return found
+
+
+def _examine(model: Any, name: str, block_tokens: int) -> KnownModel:
+    probe = DynamicCache(config=model.config)
+    with torch.no_grad():
+        first = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+        model(input_ids=first, past_key_values=probe, use_cache=True)
+    groups = groups_of(probe, model.config, block_tokens)
+    source = source_of(model, groups[0].layout.dtype, name)
+    fingerprints = [
+        Fingerprint(
+            Meaning(
+                model=model_digest(source),
+                positions=positions_of(source),
+                adapter="none",
+                kv_quantisation="none",
+                kv_scales="none",
+                naming=TOKENS,
+                block_tokens=block_tokens,
+                kv_group=group.kv_group,
+            ),
+            group.layout,
+        )
+        for group in groups
+    ]
+    return KnownModel(block_tokens, tuple(groups), tuple(fingerprints))

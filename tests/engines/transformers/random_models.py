@@ -1,0 +1,80 @@
+"""Small random models of each kind, and the oracle: a prompt's end computed on a model's own cache."""
+
+from functools import cache
+
+import torch
+import transformers
+
+torch.set_num_threads(1)  # so that small products do not wait for busy cores
+
+VOCABULARY = 1_000
+_SIZES = {
+    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "bos_token_id": 1,
+    "eos_token_id": 2, "pad_token_id": 3, "max_position_embeddings": 4096,
+}  # fmt: skip
+_WINDOWS = ["sliding_attention"] * 3 + ["full_attention"]
+
+CONFIGS = {
+    "llama": ("LlamaConfig", {}),
+    "qwen3": ("Qwen3Config", {}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {"sliding_window": 50, "layer_types": _WINDOWS, "query_pre_attn_scalar": 16},
+    ),
+    "mistral": ("MistralConfig", {"sliding_window": 50}),
+    "gpt_oss": (
+        "GptOssConfig",
+        {
+            "sliding_window": 32, "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_local_experts": 4, "num_experts_per_tok": 2,
+        },
+    ),
+}  # fmt: skip
+"""Configuration class of transformers and its arguments, by name."""
+
+
+@cache
+def model_of(name):
+    """Return a model; tests do not change it."""
+    return new_model(name)
+
+
+def new_model(name):
+    kind, arguments = CONFIGS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, kind)(**_SIZES | arguments)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.1)
+    return model
+
+
+def prompt_of(seed, tokens):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(10, VOCABULARY, (1, tokens), generator=generator)
+
+
+def own_cache(model, ids, tokens):
+    """Return the model's own cache of the first tokens of a prompt."""
+    found = transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(ids[:, :tokens], past_key_values=found, use_cache=True)
+    return found
+
+
+def tail(model, ids, filled):
+    """Return the logits of the tokens of a prompt that a cache does not hold."""
+    with torch.no_grad():
+        return model(ids[:, int(filled.get_seq_length()) :], past_key_values=filled).logits
+
+
+def answer(model, ids, **more):
+    """Generate four tokens; return them, and their scores."""
+    found = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False,
+        eos_token_id=None, return_dict_in_generate=True, output_scores=True, **more,
+    )  # fmt: skip
+    return found.sequences, torch.stack(found.scores)
