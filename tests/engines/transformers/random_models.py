@@ -1,4 +1,4 @@
-"""Small random models of each kind, and the oracle: a prompt's end computed on a model's own cache."""
+"""Small random models of each kind, and the oracle: a model that goes on from its own cache."""
 
 from functools import cache
 
@@ -28,6 +28,22 @@ CONFIGS = {
         {
             "sliding_window": 32, "layer_types": ["sliding_attention", "full_attention"] * 2,
             "num_local_experts": 4, "num_experts_per_tok": 2,
+        },
+    ),
+    "llama4": (
+        "Llama4TextConfig",
+        {
+            "intermediate_size_mlp": 128, "num_local_experts": 2, "num_experts_per_tok": 1,
+            "attention_chunk_size": 48, "no_rope_layer_interval": 4,
+        },
+    ),
+    "mla": (
+        "DeepseekV2Config",
+        {
+            "moe_intermediate_size": 32, "num_key_value_heads": 4, "kv_lora_rank": 32,
+            "q_lora_rank": None, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 24,
+            "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2,
+            "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "topk_method": "greedy",
         },
     ),
 }  # fmt: skip

@@ -142,7 +142,9 @@ def save(
     layers = cache.layers
     rows = []
     for group in known.groups:
-        states = [(layers[p].keys[0, :, :held], layers[p].values[0, :, :held]) for p in group.places]
+        states = [
+            (layers[p].keys[0, :, :held], layers[p].values[0, :, :held]) for p in group.places
+        ]
         rows.append(tensors_to_blocks(group.layout, [(k.cpu(), v.cpu()) for k, v in states]))
     sessions = [store.session(fingerprint) for fingerprint in known.fingerprints]
     return _save(sessions, tokens[:held], rows)
@@ -155,7 +157,7 @@ def prompt_of(model: Any, ids: Any) -> list[int]:
         mask = ids.get("attention_mask")
         ids = ids["input_ids"]
     found = torch.as_tensor(ids)
-    if found.ndim == 2 and len(found) == 1:  # noqa: PLR2004  # a batch of one
+    if tuple(found.shape[:-1]) == (1,):
         found = found[0]
     if found.ndim != 1 or found.is_floating_point() or not len(found):
         raise BlockError(
@@ -181,7 +183,7 @@ def _fill(
     size = known.block_tokens
     held = (len(tokens) - 1) // size * size  # `generate` must compute at least one token
     filled = DynamicCache(config=model.config)
-    rows = [np.empty((held // size, group.layout.payload_bytes), np.uint8) for group in known.groups]
+    rows = [np.empty((held // size, group.layout.raw_bytes), np.uint8) for group in known.groups]
     sessions: list[Session] = []
     fetched, saved, sources, reason = 0, 0, dict[str, int](), ""
     try:
@@ -204,7 +206,7 @@ def _fill(
             blocks[fetched // size :] = tensors_to_blocks(group.layout, states)
         layer_states.stop_recording(filled)
         try:
-            saved = _save(sessions, tokens[:held], rows)
+            saved = _save(sessions, tokens[:held], rows) if sessions else 0
         except StoreClosedError:
             raise
         except HoldfastError as error:

@@ -19,7 +19,7 @@ from holdfast.client.model_meaning import VOLATILE_FIELDS, ModelSource, canonica
 from holdfast.client.weights_digest import NoDigestError
 from holdfast.errors import BlockError
 
-PASS_DIGEST = "pass model_digest=, a name that changes whenever the KV state would"
+NAME_REMEDY = "pass model_digest=, a name that changes whenever the KV state would"
 
 SAMPLES = 16
 """Elements of each tensor that `weights_state` compares."""
@@ -33,11 +33,8 @@ _NOT_MEANING = (*VOLATILE_FIELDS, "architectures", "use_cache")
 def source_of(model: Any, dtype: str, name: str) -> ModelSource:
     """Return the model as its files describe it, or as it is in memory if they do not.
 
-    `name`: the caller's name of weights and adapters; empty: they are compared or hashed. Raises
-    NoDigestError for a model with adapters or quantised weights without a name.
+    `name`: the caller's name of weights and adapters; empty: they are compared or hashed.
     """
-    if not name:
-        _refuse_unknown_weights(model)
     folder = _folder_of(model)
     if folder is not None and (name or _has_weights_of(model, folder)):
         return local_source(folder, dtype, name=name, overrides=_overrides(model, folder))
@@ -85,16 +82,17 @@ def _sections(fields: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield from _sections(value)
 
 
-def _refuse_unknown_weights(model: Any) -> None:
+def refuse_unknown_weights(model: Any) -> None:
+    """Raise NoDigestError for weights that no digest of files or tensors identifies."""
     if getattr(model, "peft_config", None) or getattr(model, "_hf_peft_config_loaded", False):
-        raise NoDigestError(f"the model has adapters, which change its KV state; {PASS_DIGEST}")
+        raise NoDigestError(f"the model has adapters, which change its KV state; {NAME_REMEDY}")
     if getattr(model.config, "quantization_config", None):
         raise NoDigestError(
             f"the model's weights are quantised, which each engine does in its own way; "
-            f"{PASS_DIGEST}"
+            f"{NAME_REMEDY}"
         )
-    if any(each.is_meta for each in model.state_dict().values()):
-        raise NoDigestError(f"some of the model's weights are not in memory; {PASS_DIGEST}")
+    if any(each.is_meta for each in model.parameters()):
+        raise NoDigestError(f"some of the model's weights are not in memory; {NAME_REMEDY}")
 
 
 def _folder_of(model: Any) -> Path | None:
@@ -164,4 +162,4 @@ def _tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
 def _version(tensor: torch.Tensor) -> int:
     """Return PyTorch's count of changes in place; 0 for tensors of inference mode, not counted."""
-    return 0 if tensor.is_inference() else int(tensor._version)
+    return 0 if tensor.is_inference() else int(tensor._version)  # noqa: SLF001  # the only count

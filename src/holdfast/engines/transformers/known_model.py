@@ -13,7 +13,11 @@ from transformers import DynamicCache
 
 from holdfast.blocks.fingerprint import TOKENS, Fingerprint, Meaning
 from holdfast.client.model_meaning import model_digest, positions_of
-from holdfast.engines.transformers.identity import source_of, weights_state
+from holdfast.engines.transformers.identity import (
+    refuse_unknown_weights,
+    source_of,
+    weights_state,
+)
 from holdfast.engines.transformers.layer_states import LayerGroup, groups_of
 from holdfast.errors import BlockError
 
@@ -37,6 +41,8 @@ def known_model(model: Any, name: str, block_tokens: int) -> KnownModel:
     """
     if model.training:
         raise BlockError("model: it is in training mode, so dropout changes its KV; call eval()")
+    if not name:
+        refuse_unknown_weights(model)
     state = (name, block_tokens, weights_state(model))
     before = _known.get(model)
     if before is not None and before[0] == state:

@@ -6,10 +6,10 @@ A probe of one token shows what each layer of a model keeps, whatever its archit
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache  # noqa: TC002  # as TC001
 from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -19,7 +19,7 @@ from holdfast.blocks.fingerprint import Attention, KvGroup
 from holdfast.blocks.layout import HeadState, PortableLayout
 from holdfast.errors import BlockError
 
-Tensor = torch.Tensor
+Tensor: TypeAlias = torch.Tensor
 
 _CHUNKS = "chunked_attention"
 
@@ -119,7 +119,9 @@ def move(source: DynamicCache, target: Any, tokens: int) -> None:
         if hasattr(layer, "cumulative_length_int") and tokens >= layer.max_cache_len:
             # It keeps `window` tokens and drops the first of them before it attends.
             spare = layer.max_cache_len - keys.shape[-2]
-            keys, values = (torch.nn.functional.pad(each, (0, 0, spare, 0)) for each in (keys, values))
+            keys, values = (
+                torch.nn.functional.pad(each, (0, 0, spare, 0)) for each in (keys, values)
+            )
         layer.update(keys, values)
         if hasattr(layer, "cumulative_length_int"):
             layer.cumulative_length_int = tokens
