@@ -18,7 +18,7 @@ from holdfast.engines.transformers.identity import (
     source_of,
     weights_state,
 )
-from holdfast.engines.transformers.layer_states import LayerGroup, groups_of
+from holdfast.engines.transformers.layer_states import CacheLayers, groups_of
 from holdfast.errors import BlockError
 
 
@@ -26,7 +26,7 @@ class KnownModel(NamedTuple):
     """The KV groups of a model and a fingerprint for each of them."""
 
     block_tokens: int
-    groups: tuple[LayerGroup, ...]
+    groups: tuple[CacheLayers, ...]
     fingerprints: tuple[Fingerprint, ...]
 
 

@@ -24,7 +24,7 @@ Tensor: TypeAlias = torch.Tensor
 _CHUNKS = "chunked_attention"
 
 
-class LayerGroup(NamedTuple):
+class CacheLayers(NamedTuple):
     """Layers that attend alike: their KV group, their places in a cache, and their blocks."""
 
     kv_group: KvGroup
@@ -32,7 +32,7 @@ class LayerGroup(NamedTuple):
     layout: PortableLayout
 
 
-def groups_of(probe: Any, config: Any, block_tokens: int) -> list[LayerGroup]:
+def groups_of(probe: Any, config: Any, block_tokens: int) -> list[CacheLayers]:
     """Return the groups of a model from a cache that it has filled.
 
     Raises BlockError for a layer whose states are not known.
@@ -51,7 +51,7 @@ def groups_of(probe: Any, config: Any, block_tokens: int) -> list[LayerGroup]:
                 "use generate without this cache"
             )
     return [
-        LayerGroup(
+        CacheLayers(
             KvGroup(attention, window, tuple(places)),
             tuple(places),
             _portable_layout([probe.layers[place] for place in places], block_tokens),
@@ -73,7 +73,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def last_states(group: LayerGroup, cache: Any, tokens: int) -> list[tuple[Tensor, Tensor]]:
+def last_states(group: CacheLayers, cache: Any, tokens: int) -> list[tuple[Tensor, Tensor]]:
     """Return keys and values of the last `tokens` tokens, on the CPU: `[head][token][dim]`."""
     layers = [cache.layers[place] for place in group.places]
     return [
@@ -81,7 +81,7 @@ def last_states(group: LayerGroup, cache: Any, tokens: int) -> list[tuple[Tensor
     ]
 
 
-def empty_states(group: LayerGroup, tokens: int) -> list[tuple[Tensor, Tensor]]:
+def empty_states(group: CacheLayers, tokens: int) -> list[tuple[Tensor, Tensor]]:
     """Return memory on the CPU for keys and values of `tokens` tokens."""
     dtype = getattr(torch, group.layout.dtype)
     return [
@@ -94,7 +94,7 @@ def empty_states(group: LayerGroup, tokens: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def restore(
-    group: LayerGroup,
+    group: CacheLayers,
     cache: DynamicCache,
     states: Sequence[tuple[Tensor, Tensor]],
     tokens: int,
