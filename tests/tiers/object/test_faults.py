@@ -56,6 +56,10 @@ class HostileStore(BaseHTTPRequestHandler):
     def do_GET(self):
         if self.answers_failure():
             return
+        if self.server.behaviour == "no signed URLs" and "X-Amz-Signature" in self.path:
+            self.answer(403, b"<Error><Code>AccessDenied</Code></Error>")
+            return
+        self.path = self.path.partition("?X-Amz-")[0]
         if "list-type" in self.path:
             self.answer(200, LISTING)
             return
@@ -154,6 +158,18 @@ def test_a_storm_of_errors_is_an_outcome_and_ends(hostile, status):
         server.behaviour = "honest"
         await_that(lambda: blocks.save(tier, range(4, 6)) == [Outcome.OK] * 2)
         assert blocks.load(tier, range(6)) == [Outcome.OK] * 6
+
+
+def test_a_store_without_signed_urls_is_read_with_signed_headers(hostile):
+    options, _ = hostile("no signed URLs")
+    blocks = ChainedBlocks(65_000)
+    with closing(open_object(options, CONTEXT)) as tier:
+        assert blocks.save(tier, range(4)) == [Outcome.OK] * 4
+        for _ in range(2):
+            assert blocks.load(tier, range(4)) == [Outcome.OK] * 4
+        before = tier.describe()["medium"]["requests"]["get"]
+        assert blocks.load(tier, range(4)) == [Outcome.OK] * 4
+        assert tier.describe()["medium"]["requests"]["get"] == before + 1, "not asked twice again"
 
 
 def test_an_absent_object_is_a_miss_and_no_outage(side):

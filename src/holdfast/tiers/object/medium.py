@@ -2,7 +2,8 @@
 
 Calls are coroutines on one event loop in a thread of its own. `asyncio.wait_for` ends each by its
 deadline and closes its connection; obstore's own timeout takes much longer. A put is one request,
-which overwrites: it may be repeated. A read that is late is hedged once.
+which overwrites: it may be repeated. A read that is late is hedged once. Over plain HTTP, ranges
+of S3 stores are received without obstore (`range_client`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.request import getproxies
 
 import numpy as np
 import obstore
@@ -23,9 +26,11 @@ from obstore.exceptions import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
+from obstore.store import S3Store
 
 from holdfast.errors import Outcome, printable
 from holdfast.tiers.object.probe import probe_store
+from holdfast.tiers.object.range_client import Hedging, RangeClient
 from holdfast.tiers.object.store import ABSENT, Store
 from holdfast.tiers.pool.hedged_read import HedgeBudget
 from holdfast.tiers.segments.medium import MediumAnswer, MediumProbe
@@ -52,6 +57,12 @@ CLOSE_S = 2.0
 _LET_GO_S = 0.1
 """Pause at the end of `close`. obstore's threads let go of Python objects a moment after a call has
 ended; if the interpreter ends before, the process aborts. Measured: milliseconds."""
+
+SIGNED_S = 900.0
+"""Validity of the signed URL of a range, in seconds: longer than any read."""
+
+DIRECT_PAUSE_S = 60.0
+"""Time without `range_client` after a store has answered obstore only, in seconds."""
 
 _LIST_NAMES = 1_000
 """Names in one answer to a listing."""
@@ -88,7 +99,17 @@ class ObjectMedium:
         self._late_s: float | None = None
         self._hedges = HedgeBudget()
         self._requests: Counter[str] = Counter()
-        """Requests since start, by verb; changed on the event loop only."""
+        """Requests since start, by verb."""
+        self._requests_lock = threading.Lock()
+        self._ranges = (
+            RangeClient(self._sign, lambda: self._count("get"), options.connections)
+            if isinstance(store, S3Store)
+            and options.endpoint.startswith("http://")
+            and not getproxies()
+            else None
+        )
+        self._direct_at_s = 0.0
+        """When `range_client` is used again, in monotonic seconds."""
         self._close_lock = threading.Lock()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=f"holdfast-{name}-loop", daemon=True
@@ -99,13 +120,42 @@ class ObjectMedium:
         data: Any = parts[0] if len(parts) == 1 else list(parts)
 
         async def put() -> MediumAnswer:
-            self._requests["put"] += 1
+            self._count("put")
             await obstore.put_async(self._store, name, data, use_multipart=False)
             return MediumAnswer(Outcome.OK)
 
         return self._call(put(), deadline)
 
     def read(
+        self, name: str, start: int, into: Sequence[memoryview], deadline: Deadline
+    ) -> MediumAnswer:
+        self._hedges.request()
+        if (answer := self._read_directly(name, start, into, deadline)) is not None:
+            return answer
+        answer = self._read_with_obstore(name, start, into, deadline)
+        if self._ranges is not None and answer.nbytes:
+            self._direct_at_s = time.monotonic() + DIRECT_PAUSE_S
+        return answer
+
+    def _read_directly(
+        self, name: str, start: int, into: Sequence[memoryview], deadline: Deadline
+    ) -> MediumAnswer | None:
+        """Read without obstore; None if the store has to be asked with obstore."""
+        begun_s = time.monotonic()
+        if self._ranges is None or begun_s < self._direct_at_s or self._closed:
+            return None
+        late_s = self._late_s
+        hedging = Hedging(late_s, self._hedges.take) if late_s is not None else None
+        try:
+            nbytes = self._ranges.read(name, start, into, deadline, hedging)
+        except TimeoutError:
+            return MediumAnswer(Outcome.LATE, why="no answer by the deadline")
+        if nbytes is None:
+            return None
+        self._note_duration(time.monotonic() - begun_s)
+        return MediumAnswer(Outcome.OK, nbytes)
+
+    def _read_with_obstore(
         self, name: str, start: int, into: Sequence[memoryview], deadline: Deadline
     ) -> MediumAnswer:
         wanted = sum(map(len, into))
@@ -135,9 +185,10 @@ class ObjectMedium:
         async def names() -> MediumAnswer:
             found: list[str] = []
             stream = obstore.list(self._store, prefix=prefix or None, chunk_size=_LIST_NAMES)
-            self._requests["list"] += 1
+            self._count("list")
             async for chunk in stream:
-                self._requests["list"] += len(chunk) == _LIST_NAMES
+                if len(chunk) == _LIST_NAMES:
+                    self._count("list")
                 found += (str(each["path"]) for each in chunk)
             return MediumAnswer(Outcome.OK, names=sorted(found))
 
@@ -181,6 +232,8 @@ class ObjectMedium:
             if self._closed:
                 return
             self._closed = True
+        if self._ranges is not None:
+            self._ranges.close()
 
         def end() -> None:
             for task in asyncio.all_tasks(self._loop):
@@ -192,6 +245,22 @@ class ObjectMedium:
         if not self._thread.is_alive():
             self._loop.close()
         time.sleep(_LET_GO_S)
+
+    def _count(self, verb: str) -> None:
+        with self._requests_lock:
+            self._requests[verb] += 1
+
+    def _sign(self, name: str, deadline: Deadline) -> str:
+        """Return a signed URL for GET; empty if there is none in time."""
+        found: list[str] = []
+
+        async def sign() -> MediumAnswer:
+            valid = timedelta(seconds=SIGNED_S)
+            found.append(await obstore.sign_async(self._store, "GET", name, valid))
+            return MediumAnswer(Outcome.OK)
+
+        self._call(sign(), deadline)
+        return found[0] if found else ""
 
     def _call(self, work: Coroutine[Any, Any, MediumAnswer], deadline: Deadline) -> MediumAnswer:
         """Run a coroutine on the loop; return its answer, or what its failure means."""
@@ -214,7 +283,6 @@ class ObjectMedium:
 
     async def _get_hedged(self, name: str, start: int, nbytes: int) -> Any:  # noqa: ANN401
         """Return a range; ask a second time, once, if the first request is late."""
-        self._hedges.request()
         first = asyncio.ensure_future(self._get(name, start, nbytes))
         tasks = {first}
         try:
@@ -234,12 +302,12 @@ class ObjectMedium:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _get(self, name: str, start: int, nbytes: int) -> Any:  # noqa: ANN401  # obstore's
-        self._requests["get"] += 1
+        self._count("get")
         return await obstore.get_range_async(self._store, name, start=start, length=nbytes)
 
     async def _delete(self, names: Sequence[str]) -> None:
         """Delete up to 1,000 objects; one by one on a store that reports absent ones."""
-        self._requests["delete"] += 1
+        self._count("delete")
         try:
             await obstore.delete_async(self._store, [*names])
         except ABSENT:
@@ -250,10 +318,10 @@ class ObjectMedium:
                     continue
 
     def _note_duration(self, seconds: float) -> None:
-        samples = self._durations_s
-        samples.append(seconds)
-        if len(samples) >= HEDGE_SAMPLES_MIN:
-            ordered = sorted(samples)
+        with self._requests_lock:
+            self._durations_s.append(seconds)
+            ordered = sorted(self._durations_s)
+        if len(ordered) >= HEDGE_SAMPLES_MIN:
             late_s = _LATE_FACTOR * ordered[int(_LATE_SHARE * len(ordered))]
             self._late_s = max(HEDGE_MIN_S, late_s)
 

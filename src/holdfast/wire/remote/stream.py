@@ -167,6 +167,10 @@ class Stream(ABC):
         poll.register(self._socket, select.POLLOUT | select.POLLHUP | select.POLLERR)
         return bool(poll.poll(1e3 * wait_s))
 
+    def fileno(self) -> int:
+        """Return the file descriptor of the socket."""
+        return self._socket.fileno()
+
     def cut(self) -> None:
         """End the connection at once and wake the thread that waits for it."""
         # Not SSLSocket.shutdown, which drops the TLS state that another thread may be using.
@@ -215,6 +219,15 @@ class PlainStream(Stream):
                 if not moved:
                     raise ConnectionResetError("the other side closed the connection")
                 left = _rest_of(left, moved)
+
+    def receive_some(self, into: memoryview, limit: TimeLimit) -> int:
+        """Receive what has arrived, at least one byte; return the number of bytes."""
+        while True:
+            self._limit(socket.SO_RCVTIMEO, limit.seconds(0))
+            with contextlib.suppress(BlockingIOError):
+                if not (moved := self._socket.recv_into(into)):
+                    raise ConnectionResetError("the other side closed the connection")
+                return moved
 
     def _limit(self, option: int, wait_s: float) -> None:
         """Set a socket timeout if it differs by more than 1 ms: setting it costs a system call."""
@@ -308,6 +321,18 @@ class TlsStream(Stream):
         if abs(wait_s - self._limit_s) > _SHORTEST_WAIT_S:
             self._limit_s = max(wait_s, _SHORTEST_WAIT_S)
             self._socket.settimeout(self._limit_s)
+
+
+def first_to_arrive(streams: Sequence[PlainStream], wait_s: float) -> PlainStream | None:
+    """Return one of some streams that has something to receive; None after `wait_s` without any.
+
+    A stream whose connection has ended counts: its next call raises.
+    """
+    poll, by_fd = select.poll(), {stream.fileno(): stream for stream in streams}
+    for fd in by_fd:
+        poll.register(fd, select.POLLIN)
+    found = poll.poll(1e3 * max(0.0, wait_s))
+    return by_fd[found[0][0]] if found else None
 
 
 def dial(endpoint: HostPort, deadline: Deadline) -> socket.socket:
