@@ -91,7 +91,12 @@ RING_STALE_S = 60.0
 LEASE_S = 30.0
 """A lease that its holder does not release expires after this long."""
 
-WEEK_S = 7 * 86_400.0
+DAY_S = 86_400.0
+
+DURABLE_S = 30 * DAY_S
+"""Default time for which a context that was saved as durable is one, in seconds."""
+
+WEEK_S = 7 * DAY_S
 """Default period in which every stored block is read and verified once."""
 
 PARTIAL_S = 30.0

@@ -173,12 +173,16 @@ METRICS: Mapping[str, Metric] = {
     "quantise_refusals_total": Metric(
         (), "Sessions that stayed exact, because no gate record permits the codec."
     ),
+    "durable_marked_blocks": Metric(("tier",), "Blocks that are durable, as far as remembered."),
     "durable_waiting_blocks": Metric(
         ("tier",), "Blocks saved as durable that the durable tier does not hold yet."
     ),
     "durable_waiting_seconds": Metric(("tier",), "Age of the oldest of these blocks."),
     "durable_lost_blocks_total": Metric(
         ("tier",), "Durable blocks that were evicted or dropped before the tier had them."
+    ),
+    "durable_evicted_blocks_total": Metric(
+        ("tier",), "Durable blocks that the tier evicted within their time."
     ),
     "scrubbed_copies_total": Metric((), "Copies that the scrub has checked."),
     "member_breaker_open": Metric(
@@ -319,9 +323,11 @@ def node_samples(status: NodeStatus) -> Iterator[Sample]:
     yield Sample("quantise_exact_blocks_total", (), quantise.left_exact)
     yield Sample("quantise_refusals_total", (), quantise.refusals)
     if (durable := status.durable) is not None:
+        yield Sample("durable_marked_blocks", (durable.tier,), durable.marked)
         yield Sample("durable_waiting_blocks", (durable.tier,), durable.waiting)
         yield Sample("durable_waiting_seconds", (durable.tier,), durable.oldest_s)
         yield Sample("durable_lost_blocks_total", (durable.tier,), durable.lost)
+        yield Sample("durable_evicted_blocks_total", (durable.tier,), durable.evicted)
     yield Sample("scrubbed_copies_total", (), status.scrub.checked)
     if status.target is not None:
         yield from _target_samples(status.target)

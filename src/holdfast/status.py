@@ -503,14 +503,17 @@ class TargetStatus(StatusFields, frozen=True):
 class DurableStatus(StatusFields, frozen=True):
     """Blocks saved as durable that the durable tier does not hold yet, and the age of the oldest.
 
-    `lost`: blocks that were evicted or dropped before the tier had them, since start.
+    `marked`: all durable blocks. `lost`: blocks that were evicted or dropped before the tier had
+    them, `evicted`: blocks that it evicted while they were durable, both since start.
     """
 
     tier: str
+    marked: int = 0
     waiting: int = 0
     waiting_bytes: int = 0
     oldest_s: float = 0.0
     lost: int = 0
+    evicted: int = 0
 
 
 @prepared

@@ -1,5 +1,7 @@
 """Durable contexts: `sync` counts what survives a crash, and the status what does not yet."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -10,8 +12,9 @@ from holdfast.errors import BlockError, ConfigError, Outcome
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.embedded import BLOCKS, FINGERPRINT, LAYOUT, blocks_for, tokens_for
-from holdfast.testing.memory import MemoryTier
+from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.testing.memory_medium import MemoryMedium, MemoryObjects
+from holdfast.testing.store_view import StoreView
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.tier import DiskTier
 from holdfast.tiers.segments.tier import SegmentTier, SegmentTierLimits
@@ -27,13 +30,28 @@ class FlushableMedium(MemoryTier):
     def __init__(self):
         super().__init__(64 * MIB, name="medium")
         self.writes, self.flushes, self.flushed = True, True, 0
+        self.failing, self.failed = False, 0
 
     def accepts_writes(self):
         return self.writes
 
+    def write(self, batch):
+        if not self.failing:
+            return super().write(batch)
+        self.failed += 1
+        self.free([put.place for put in batch])
+        return [Outcome.GONE] * len(batch)
+
     def flush(self):
         self.flushed += 1
         return self.flushes
+
+
+class SharedFlushable(SharedMemoryTier):
+    """A shared tier in memory that counts as a medium."""
+
+    def flush(self):
+        return self.answers
 
 
 @pytest.fixture
@@ -156,3 +174,149 @@ def test_a_context_that_was_synced_to_a_shared_medium_is_served_by_another_store
             landed = second.session(FINGERPRINT).fetch(tokens_for(1), into=found)
             assert landed.tokens == TOKENS
             assert (found == blocks_for(1)).all()
+
+
+DAY_S = 86_400.0
+
+
+class ShortMedium(FlushableMedium):
+    """A medium that has room for four contexts."""
+
+    def __init__(self):
+        super().__init__()
+        self._capacity_bytes = 4 * BLOCKS * record_bytes()
+
+
+def record_bytes():
+    """The bytes of a record of the layout of the tests."""
+    return Namespace(b"", b"", LAYOUT.raw_bytes, LAYOUT.block_tokens).slot_bytes
+
+
+def opened(lower, path=None, **options):
+    chosen = StoreOptions(marks_file=path, **options)
+    one = Store(16 * MIB, lower, {"default": b"k" * 32}, chosen)
+    one.start()
+    return one
+
+
+def until(store, what, is_true):
+    StoreView(store).wait_until(is_true, what)
+
+
+def test_a_context_that_only_a_shared_tier_holds_is_copied_to_the_durable_tier(medium):
+    records = {}
+    with opened([SharedMemoryTier(records, name="pool")]) as other:
+        other_session = save(other)
+        until(other, "the pool holds it", lambda: len(records) == BLOCKS)
+        assert other_session.namespace
+    with opened([medium, SharedMemoryTier(records, name="pool")]) as store:
+        session = store.session(FINGERPRINT)
+        assert session.sync(tokens_for(1)) == TOKENS
+        assert medium.usage().records == BLOCKS
+
+
+def test_a_durable_save_of_what_a_shared_tier_holds_is_copied_to_the_durable_tier(medium):
+    records = {}
+    with opened([SharedMemoryTier(records, name="pool")]) as other:
+        save(other)
+        until(other, "the pool holds it", lambda: len(records) == BLOCKS)
+    with opened([medium, SharedMemoryTier(records, name="pool")]) as store:
+        session = store.session(FINGERPRINT)
+        assert session.cover(tokens_for(1)) == TOKENS
+        assert session.save(tokens_for(1), blocks_for(1), Retention.DURABLE) == 0
+        until(store, "the medium holds it", lambda: medium.usage().records == BLOCKS)
+
+
+def test_a_sync_waits_for_blocks_that_an_engine_is_saving(store):
+    session = store.session(FINGERPRINT)
+    keys = session.chain(tokens_for(1)).keys
+    found = []
+    waiting = threading.Thread(
+        target=lambda: found.append(store.sync(session.namespace, keys, 60.0, saving=True))
+    )
+    waiting.start()
+    save(store)
+    waiting.join()
+    assert found == [BLOCKS]
+
+
+def test_a_write_that_failed_is_tried_again_by_a_sync(store, medium):
+    medium.failing = True
+    session = save(store)
+    until(store, "the write failed", lambda: medium.failed)
+    assert session.sync(tokens_for(1), deadline_s=0.05) == 0
+    medium.failing = False
+    assert session.sync(tokens_for(1)) == TOKENS
+
+
+def test_an_acknowledgement_is_repeated_after_a_restart(tmp_path):
+    config = DiskConfig(path=str(tmp_path), capacity_bytes=32 * MIB)
+    with opened([DiskTier(config)], tmp_path / "durable.log") as store:
+        assert save(store).sync(tokens_for(1)) == TOKENS
+    with opened([DiskTier(config)], tmp_path / "durable.log") as store:
+        assert store.session(FINGERPRINT).sync(tokens_for(1)) == TOKENS
+        assert store.status().durable.marked == BLOCKS
+
+
+def test_a_durable_context_that_was_not_written_before_a_restart_is_written_after_it(tmp_path):
+    config = DiskConfig(path=str(tmp_path), capacity_bytes=32 * MIB)
+    marks, first = tmp_path / "durable.log", FlushableMedium()
+    first.writes = False
+    with opened([DiskTier(config), first], marks, durable="medium") as store:
+        save(store)
+        until(store, "the disk holds it", lambda: store.table.lower[0].usage().records == BLOCKS)
+    second = FlushableMedium()
+    with opened([DiskTier(config), second], marks, durable="medium") as store:
+        until(store, "the medium holds it", lambda: second.usage().records == BLOCKS)
+        until(store, "nothing waits", lambda: store.status().durable.waiting == 0)
+
+
+def test_a_durable_context_stays_on_a_full_medium_that_drops_others():
+    medium = ShortMedium()
+    with opened([medium]) as store:
+        session = save(store)
+        assert session.sync(tokens_for(1)) == TOKENS
+        for seed in range(2, 20):
+            save(store, seed, Retention.SESSION).sync(tokens_for(seed))
+            until(store, "all is written", lambda: not store.status().waiting_to_write)
+        assert session.sync(tokens_for(1)) == TOKENS
+        assert store.status().durable.evicted == 0
+        assert any(move.reason == "renewal" for move in store.status().moves)
+
+
+def test_a_durable_context_whose_time_is_over_leaves_like_others():
+    medium, now_s = ShortMedium(), [1e9]
+    with opened([medium], durable_s=DAY_S, wall_s=lambda: now_s[0]) as store:
+        assert save(store).sync(tokens_for(1)) == TOKENS
+        now_s[0] += 2 * DAY_S
+        for seed in range(2, 20):
+            save(store, seed, Retention.SESSION).sync(tokens_for(seed))
+            until(store, "all is written", lambda: not store.status().waiting_to_write)
+        assert not any(move.reason == "renewal" for move in store.status().moves)
+
+
+def test_more_durable_contexts_than_half_of_the_medium_are_evicted_and_counted():
+    medium = ShortMedium()
+    with opened([medium]) as store:
+        for seed in range(1, 20):
+            assert save(store, seed).sync(tokens_for(seed)) == TOKENS
+        assert store.status().durable.evicted > 0
+
+
+def test_a_shared_durable_tier_that_lost_what_it_held_is_not_acknowledged():
+    records = {}
+    with opened([SharedFlushable(records)]) as store:
+        session = save(store)
+        assert session.sync(tokens_for(1)) == TOKENS
+        records.clear()
+        assert session.sync(tokens_for(1)) == 0
+
+
+def test_a_dropped_context_is_durable_no_more(tmp_path):
+    config = DiskConfig(path=str(tmp_path), capacity_bytes=32 * MIB)
+    with opened([DiskTier(config)], tmp_path / "durable.log") as store:
+        save(store).sync(tokens_for(1))
+        store.drop("*")
+        assert store.status().durable.marked == 0
+    with opened([DiskTier(config)], tmp_path / "durable.log") as store:
+        assert store.status().durable.marked == 0

@@ -12,7 +12,7 @@ from holdfast.store.copies import CopyTable
 from holdfast.store.move_queues import BELOW_FIRST, BlockMove, MoveQueues, MoveReason
 from holdfast.tiers.base import Place
 
-SAVE, REWRITE, PROMOTION, DEMOTION = MoveReason
+SAVE, REWRITE, PROMOTION, DEMOTION, RENEWAL = MoveReason
 NAMESPACE = Namespace(b"f" * 32, b"d" * 16, 1_024, 16)
 
 
@@ -57,8 +57,8 @@ def test_a_block_is_queued_once_for_each_tier_without_it(queues, copies):
     assert not queues.is_queued(1)
 
 
-def test_a_tier_that_is_skipped_does_not_get_a_block(queues):
-    queues.write_through([0], skipped={0, 1})
+def test_only_the_named_tiers_get_a_block_that_is_written_through(queues):
+    queues.write_through([0], [2])
     assert (queues.length(1), queues.length(2)) == (0, 1)
 
 

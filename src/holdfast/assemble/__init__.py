@@ -17,6 +17,7 @@ from holdfast.assemble.keys import read_key
 from holdfast.assemble.rules import quotas, tier_rules
 from holdfast.config import Config, HostOptions, tier_kind
 from holdfast.keys.audit import AuditLog
+from holdfast.limits import DAY_S
 from holdfast.plan.planner import BestCut, FetchHeld
 from holdfast.policy.choice import POLICIES
 from holdfast.store.call_threads import DirectCalls
@@ -28,7 +29,8 @@ from holdfast.wire.remote.credentials import Credentials
 
 ESTIMATES_FILE = "learnt.json"
 DROPS_FILE = "drops.json"
-"""Name of the file with the saved estimates, in the folder of the first disk tier."""
+MARKS_FILE = "durable.log"
+"""Files in the folder of the first disk tier: estimates, drops, names of durable blocks."""
 
 
 def open_store(config: Config, calls: DirectCalls | None = None) -> Store:
@@ -70,6 +72,7 @@ def open_store(config: Config, calls: DirectCalls | None = None) -> Store:
             quantise=[name for name, domain in config.domains.items() if domain.quantise != "none"],
             gates=Path(config.gates_folder) if config.gates_folder else None,
             durable=config.durable,
+            durable_s=config.durable_days * DAY_S,
             serves_peers=bool(config.target_addresses),
             lease_s=config.lease_s,
             lock_bytes=config.lock_bytes,
@@ -79,6 +82,7 @@ def open_store(config: Config, calls: DirectCalls | None = None) -> Store:
             credentials=node_credentials(config),
             estimates_file=Path(folder, ESTIMATES_FILE) if folder else None,
             drops_file=Path(folder, DROPS_FILE) if folder else None,
+            marks_file=Path(folder, MARKS_FILE) if folder else None,
             restore_files=partial(restore_default_key, config, keys),
             calls=calls,
         )

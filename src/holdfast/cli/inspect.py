@@ -250,7 +250,7 @@ def _status_lines(status: NodeStatus) -> list[str]:
         lines.append(f"  recalls {ends}")
     if status.quantise.domains:
         lines.append(f"  int8    {quantise_line(status.quantise)}")
-    if status.durable is not None and (status.durable.waiting or status.durable.lost):
+    if status.durable is not None and (status.durable.marked or status.durable.lost):
         lines.append(_durable(status.durable))
     hints, scrub = status.hints, status.scrub
     lines.append(
@@ -267,11 +267,16 @@ def _status_lines(status: NodeStatus) -> list[str]:
 
 
 def _durable(durable: DurableStatus) -> str:
-    """Return the line of durable blocks that are not on the durable tier."""
-    waiting = f"{many(durable.waiting, 'block')} ({Size(durable.waiting_bytes)})"
-    age = f", the oldest for {durable.oldest_s:.0f} s" if durable.waiting else ""
-    lost = f"; {durable.lost:,} lost before they were written" if durable.lost else ""
-    return f"  durable {waiting} not on {durable.tier} yet{age}{lost}"
+    """Return the line of durable blocks: how many, and which the durable tier does not hold."""
+    parts = [f"{many(durable.marked, 'block')} to keep on {durable.tier}"]
+    if durable.waiting:
+        waiting = f"{durable.waiting:,} ({Size(durable.waiting_bytes)}) not there yet"
+        parts.append(f"{waiting}, the oldest for {durable.oldest_s:.0f} s")
+    if durable.lost:
+        parts.append(f"{durable.lost:,} lost before they were written")
+    if durable.evicted:
+        parts.append(f"{durable.evicted:,} evicted by it within their time")
+    return f"  durable {'; '.join(parts)}"
 
 
 def _figure(name: str, value: float) -> str:

@@ -29,6 +29,7 @@ HOST_BYTES_MIN = 16 * MIB
 MOVE_LIMIT_MIN = MIB
 """Least bytes a second that may be moved to a tier: a block must not take hours."""
 LEASE_S_MAX = 3600.0
+DURABLE_DAYS_MAX = 36_500.0
 DRAIN_S_MAX = 3600.0
 SCRUB_S_MAX = 365 * 86_400.0
 SHARE_MAX = 1_000.0
@@ -192,6 +193,7 @@ def _check_domains(config: Config) -> None:
 
 def _check_durable(config: Config) -> None:
     """Check that the durable tier exists; whether it can flush is known when it is open."""
+    check_above_zero("durable_days", config.durable_days, DURABLE_DAYS_MAX)
     names = config.tier_names[1:]
     if config.durable and config.durable not in names:
         raise ConfigError(

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.address import is_tcp
 from holdfast.byte_size import Size
 from holdfast.errors import ConfigError
-from holdfast.limits import LEASE_S, SEGMENT_BLOCKS, WEEK_S
+from holdfast.limits import DAY_S, DURABLE_S, LEASE_S, SEGMENT_BLOCKS, WEEK_S
 from holdfast.prepared import prepared
 from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.disk.kind import DiskOptions
@@ -217,10 +217,11 @@ class Config(_Section, frozen=True):
     `record`: a file to which every request's length, time and keys are appended; empty for none.
     `segment_blocks`: number of consecutive blocks of a chain on one target of a pool or server of a
     cluster; equal on all nodes that share it. `durable`: name of the tier that keeps durable
-    contexts; if empty, the last one that can flush its records. `socket_group`: a group, by name or
-    number, whose members may also open the node's socket; if empty, only its user. `open`: on
-    loopback TCP without TLS and tokens, accept connections of any local user, and any local user's
-    targets; False: only those of the node's own user and root.
+    contexts; if empty, the last one that can flush its records. `durable_days`: days for which a
+    context that was saved as durable is one. `socket_group`: a group, by name or number, whose
+    members may also open the node's socket; if empty, only its user. `open`: on loopback TCP
+    without TLS and tokens, accept connections of any local user, and any local user's targets;
+    False: only those of the node's own user and root.
     """
 
     listen: str | list[str]
@@ -244,6 +245,7 @@ class Config(_Section, frozen=True):
     transport: Literal["auto", "nixl", "tcp"] = "auto"
     segment_blocks: int = SEGMENT_BLOCKS
     durable: str = ""
+    durable_days: float = DURABLE_S / DAY_S
     socket_group: str | int = ""
     open: bool = False
 

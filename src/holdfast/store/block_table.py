@@ -24,9 +24,10 @@ from holdfast.policy.movement import Intake
 from holdfast.store.admission_rules import AdmissionRules
 from holdfast.store.copies import CopyTable
 from holdfast.store.drops import Drops
+from holdfast.store.durable_marks import DurableMarks
 from holdfast.store.leases import Generation, LeaseTable
 from holdfast.store.move_queues import MoveQueues
-from holdfast.store.movement import Movement
+from holdfast.store.movement import Movement, MovementRules
 from holdfast.store.recalls import Recalls
 from holdfast.store.remote_lookups import (
     FAILED_MAX,
@@ -99,6 +100,7 @@ class BlockTable:
     are unknown here; None if the store takes no records from other nodes. `lower`: fastest first.
     `codecs`: those of `lower`, in its order. `intakes`: what each of them takes, by number.
     `public`: the public domain, whose blocks are not evicted from memory; empty if there is none.
+    `durable_tier`: number of the tier that keeps durable blocks; 0 if there is none.
     """
 
     index: Residency
@@ -114,6 +116,8 @@ class BlockTable:
     sealing: Sealing
     clock: Clock
     segment_blocks: int
+    durable_marks: DurableMarks
+    durable_tier: int
 
     def __post_init__(self) -> None:
         self.lock = threading.RLock()
@@ -135,7 +139,12 @@ class BlockTable:
         """By row, the slots that are freed when its last reader ends."""
         on_save = [number for number, intake in self.intakes.items() if intake.saves]
         self.queues = MoveQueues(self.copies, self.rules, on_save)
-        self.movement = Movement(self.copies, self.rules, self.queues, self.intakes, self._volatile)
+        self.movement = Movement(
+            self.copies,
+            self.rules,
+            self.queues,
+            MovementRules(self.intakes, self._volatile, self.is_durable),
+        )
         self.remote_lookups = RemoteLookups()
         self.inflight_lookups = InflightLookups()
         self._element_bytes: dict[Namespace, int] = {}
@@ -149,6 +158,8 @@ class BlockTable:
         """Blocks whose copy on a shared tier was CORRUPT or UNREADABLE here."""
         self.evictions = Counter[int]()
         """Copies that left each tier for others, since the start."""
+        self.durable_evicted = 0
+        """Of these, copies that the durable tier evicted although the block is durable."""
         self.failed_checks = Counter[tuple[int, Outcome]]()
         """Copies that failed a check, by tier and outcome, since the start."""
         self.faults: deque[CopyFault] = deque(maxlen=QUARANTINE_NOTES)
@@ -322,12 +333,26 @@ class BlockTable:
 
         They are never evicted from memory, so nothing else would write them.
         """
-        self.queues.write_through(rows, self._volatile)
+        lower = range(1, self.copies.tiers)
+        self.queues.write_through(rows, [tier for tier in lower if tier not in self._volatile])
+
+    def is_durable(self, row: int) -> bool:
+        """Return whether a block was saved as durable, and its mark has not ended."""
+        marks = self.durable_marks
+        return len(marks) > 0 and marks.holds(
+            self.index.namespace(row), self.index.keys[row] or b""
+        )
 
     def write_durable(self, rows: Sequence[int]) -> None:
-        """Let tiers take durable blocks that others evict; queue those in memory for every tier."""
-        self.movement.durable.update(rows)
+        """Queue durable blocks: those in memory for every tier, the others for the durable one."""
         self.queues.write_through([row for row in rows if self.is_on(row, HOST)])
+        if self.durable_tier:
+            self.queues.write_through(rows, [self.durable_tier])
+
+    def restore_durable(self, row: int, tier: int) -> None:
+        """Queue a durable block whose copy on the durable tier is lost, if a tier holds it."""
+        if tier == self.durable_tier and self.is_durable(row) and self.index.fastest(row) >= 0:
+            self.queues.write_through([row], [tier])
 
     def touch(self, rows: Sequence[int]) -> None:
         """Record one use of the leading rows of a chain, in chain order."""
@@ -392,6 +417,9 @@ class BlockTable:
             self.copies.remove(row, tier)
             self._subtract_copy(row, tier, namespace)
             self.evictions[tier] += 1
+            is_renewed = row in self.copies.fillings(tier)
+            if tier == self.durable_tier and not is_renewed and self.is_durable(row):
+                self.durable_evicted += 1
             public = namespace.domain == self.public and tier not in self._volatile
             if public and self.is_on(row, HOST):
                 most = _PUBLIC_SHARE_BELOW * capacity_bytes
@@ -415,6 +443,7 @@ class BlockTable:
         below = range(1, self.copies.tiers) if tier == HOST else ()
         for number in (*below, tier):
             self.remove_copy(row, number)
+        self.restore_durable(row, tier)
 
     def read_failed(self, row: int, tier: int, outcome: Outcome) -> None:
         """Quarantine a copy whose read failed, unless its local tier only was not asked in time."""

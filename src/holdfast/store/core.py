@@ -23,9 +23,11 @@ from holdfast.store.admission_rules import AdmissionRules
 from holdfast.store.block_table import BlockTable
 from holdfast.store.block_value import BlockValue
 from holdfast.store.drops import DropsFile
-from holdfast.store.durable_blocks import WaitingBlocks, durable_tier
+from holdfast.store.durable_blocks import DurableBlocks, durable_tier
+from holdfast.store.durable_marks import DurableMarks
 from holdfast.store.estimates import Estimates
 from holdfast.store.leases import Reservation
+from holdfast.store.marks_file import MarksFile
 from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.partial_blocks import PartialBlocks
 from holdfast.store.pending_hints import PendingHints
@@ -69,8 +71,7 @@ class StoreParts:
         domains: Mapping[str, bytes],
         options: StoreOptions,
     ) -> None:
-        self.durable_tier = durable_tier(lower, options.durable)
-        """Number of the tier that keeps durable contexts; 0 if no tier can."""
+        durable = durable_tier(lower, options.durable)
         lower = [checked(tier, options.clock) for tier in lower]
         self.options = options
         self.calls = options.calls
@@ -108,8 +109,9 @@ class StoreParts:
         self.plan_log = PlanLog(self.clock, self.activity)
         self.quantise = Quantise({name: domains[name] for name in options.quantise}, options.gates)
         rules = [options.rules.get(n, TierRules()) for n in range(1, 1 + len(lower))]
-        self.table = self._block_table(lower, usage, rules)
-        self.durable_blocks = WaitingBlocks(self.table, self.durable_tier)
+        self.table = self._block_table(lower, usage, rules, durable)
+        self.durable_blocks = DurableBlocks(self.table, options.durable_s)
+        self.marks_file = MarksFile(options.marks_file)
         limits = [each.move_bytes_per_s for each in rules]
         self.mover = BlockMover(self.table, self.estimates, readers, limits)
         self.recovery = Recovery(self.table)
@@ -125,7 +127,7 @@ class StoreParts:
         self.partial_blocks = PartialBlocks(self.rest)
 
     def _block_table(
-        self, lower: Sequence[Tier], usage: DomainUsage, by_tier: Sequence[TierRules]
+        self, lower: Sequence[Tier], usage: DomainUsage, by_tier: Sequence[TierRules], durable: int
     ) -> BlockTable:
         options, index = self.options, Residency(1 + len(lower))
         hosts = {domain: HostTier(self.budget) for domain in self.domain_ids.values()}
@@ -172,6 +174,8 @@ class StoreParts:
             sealing=Sealing(hosts, options.ring or KeyRing(None), self.clock),
             clock=self.clock,
             segment_blocks=options.segment_blocks,
+            durable_marks=DurableMarks(options.wall_s),
+            durable_tier=durable,
         )
 
     def share(self, domain: bytes) -> float:
@@ -287,7 +291,9 @@ class StoreParts:
                 self._give_back(reservation)
         self.table.drop_oldest_lookups()
         lost, late = rewrite_lost(self.table), resume(self.table)
-        if lost or late:
+        with self.table.lock:
+            waiting = self.durable_blocks.queue_again(now)
+        if lost or late or waiting:
             self.mover.wake()
 
     def _give_back(self, reservation: Reservation) -> None:

@@ -211,6 +211,7 @@ def _end(store: StoreParts, domain: bytes) -> None:
     table = store.table
     table.erasures[domain] += 1
     store.pending_hints.forget_domain(domain)
+    table.durable_marks.remove_all(lambda namespace: namespace.domain == domain)
     rests_until = store.clock.now() + RECLAIM_S
     for reservation in table.leases.end_domain(
         domain, lambda row: table.index.namespace(row).domain

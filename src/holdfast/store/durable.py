@@ -8,76 +8,158 @@ loss of power, until the tier evicts it.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import BlockError, Outcome
+from holdfast.fairness.fair_queue import Priority
 from holdfast.session import SECONDS_MAX, check_seconds
-from holdfast.store.block_table import HOST, BlockTable
+from holdfast.store.block_table import ROWS_AT_ONCE, BlockTable
 from holdfast.store.copy_events import CopyEvent
 from holdfast.store.core import StoreParts
-from holdfast.tiers.base import Flushable
+from holdfast.store.durable_marks import MarkedBlocks
+from holdfast.store.lookup import ask_in_time
+from holdfast.tiers.base import Flushable, SharedTier
 
 _LOOK_AGAIN_S = 0.05
 
+_QUEUE_AGAIN_S = 1.0
+"""Interval in seconds at which a block whose write has failed is queued again during a `sync`."""
 
-def sync(store: StoreParts, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> int:
+
+def sync(
+    store: StoreParts,
+    namespace: Namespace,
+    keys: Sequence[bytes],
+    deadline_s: float,
+    *,
+    saving: bool = False,
+) -> int:
     """Write what is held of a chain to the durable tier; return how many leading blocks it keeps.
 
-    Blocks in memory that the tier lacks are queued for it, whatever its admission rule says; the
-    domain's write budget still applies. Returns when all are written and flushed, or at the
-    deadline. Raises BlockError if the store has no tier that can flush.
+    Blocks that the tier lacks are copied to it from whichever tier holds them, whatever its
+    admission rule says; the domain's write budget still applies. Shared tiers are asked about
+    blocks that are not held here. `saving`: instead, blocks that are not held are waited for,
+    because an engine is saving them. Returns when all are written and flushed, or at the deadline.
+
+    Raises BlockError if the store has no tier that can flush.
     """
     check_seconds("sync: deadline_s", deadline_s, SECONDS_MAX)
-    began_s, number, table = store.clock.now(), store.durable_tier, store.table
-    tier = table.lower[number - 1] if number else None
+    began_s, table = store.clock.now(), store.table
+    tier = table.lower[table.durable_tier - 1] if table.durable_tier else None
     if not isinstance(tier, Flushable):
         raise BlockError("sync: no tier of this store can flush its records; add a disk tier")
-    changed = threading.Event()
+    until_s = began_s + deadline_s
+    if not saving:
+        ask_in_time(store, namespace, keys, deadline_s, Priority.PREFETCH)
+    kept = _await_copies(store, namespace, keys, until_s, saving=saving)
+    if kept and not tier.flush():
+        kept = 0
+    save_marks(store)
+    if kept and isinstance(tier, SharedTier):  # another node may have deleted what this one knows
+        kept = tier.held(namespace, keys[:kept], 0, max(0.0, until_s - store.clock.now()))
+    with table.lock:  # the tier may have evicted some during the flush
+        kept = min(kept, _leading(table, namespace, keys).kept)
+    outcome = Outcome.OK if kept == len(keys) else Outcome.LATE
+    store.activity.call("sync", outcome, store.clock.now() - began_s, kept)
+    return kept
+
+
+def load_marks(store: StoreParts) -> None:
+    """Add the marks of an earlier process to those of this one."""
+    runs = store.marks_file.load()
+    with store.table.lock:
+        store.table.durable_marks.restore(runs)
+
+
+def await_marked(store: StoreParts) -> None:
+    """Have marked blocks that the durable tier lacks, but another tier holds, copied to it.
+
+    After a restart, and after a tier has lost blocks. Takes the lock for a limited number of blocks
+    at a time.
+    """
+    table = store.table
+    with table.lock:
+        names = table.durable_marks.names()
+    for at in range(0, len(names), ROWS_AT_ONCE):
+        with table.lock:
+            rows = (table.index.find(*name) for name in names[at : at + ROWS_AT_ONCE])
+            held = [row for row in rows if row >= 0 and table.index.fastest(row) >= 0]
+            store.durable_blocks.wait(held, store.clock.now())
+
+
+def save_marks(store: StoreParts) -> None:
+    """Write the marks that have changed to their file. A failure is logged, and tried again."""
+    marks, lock = store.table.durable_marks, store.table.lock
+
+    def all_marks() -> list[MarkedBlocks]:
+        with lock:
+            marks.expire()
+            return marks.all()
+
+    with lock:
+        changes = marks.take_unsaved()
+    store.marks_file.save(changes, all_marks)
+
+
+def _await_copies(
+    store: StoreParts, namespace: Namespace, keys: Sequence[bytes], until_s: float, *, saving: bool
+) -> int:
+    """Have blocks copied to the durable tier until this time; return how many leading ones it has.
+
+    Ends sooner if it has all that may come.
+    """
+    table, changed, again_s = store.table, threading.Event(), -math.inf
 
     def note(_: Sequence[CopyEvent]) -> None:
         changed.set()
 
     with table.lock:
         table.copies.events.subscribe(note)
-        others = set(range(1, len(table.lower) + 1)) - {number}
-        rows = [row for row in table.index.find_all(namespace, keys) if row >= 0]
-        here = [row for row in rows if table.is_on(row, HOST)]
-        table.queues.write_through(here, skipped=others)
     try:
-        store.mover.hurry()
         while True:
+            now_s = store.clock.now()
             with table.lock:
-                kept, expected = _leading(table, namespace, keys, number)
-            left_s = began_s + deadline_s - store.clock.now()
-            if kept == expected or left_s <= 0:
-                break
+                found = _leading(table, namespace, keys)
+                if now_s >= again_s:
+                    table.queues.write_through(found.missing, [table.durable_tier])
+                    again_s = now_s + _QUEUE_AGAIN_S
+            if found.kept < found.held:
+                store.mover.hurry()
+            expected = len(keys) if saving or store.recovery.is_running else found.held
+            left_s = until_s - now_s
+            if found.kept == expected or left_s <= 0:
+                return found.kept
             changed.wait(min(left_s, _LOOK_AGAIN_S))
             changed.clear()
     finally:
         with table.lock:
             table.copies.events.unsubscribe(note)
-    if kept and not tier.flush():
-        kept = 0
-    with table.lock:  # the tier may have evicted some during the flush
-        kept = min(kept, _leading(table, namespace, keys, number)[0])
-    outcome = Outcome.OK if kept == len(keys) else Outcome.LATE
-    store.activity.call("sync", outcome, store.clock.now() - began_s, kept)
-    return kept
 
 
-def _leading(
-    table: BlockTable, namespace: Namespace, keys: Sequence[bytes], tier: int
-) -> tuple[int, int]:
-    """Return how many leading blocks the tier holds, and how many it holds or may still get."""
-    kept, expected = 0, 0
+class _Leading(NamedTuple):
+    """Leading blocks of a chain that any tier holds, and of these that the durable tier keeps.
+
+    `missing`: rows of held blocks that are neither there nor on their way there.
+    """
+
+    held: int
+    kept: int
+    missing: list[int]
+
+
+def _leading(table: BlockTable, namespace: Namespace, keys: Sequence[bytes]) -> _Leading:
+    tier, held, kept, missing = table.durable_tier, 0, 0, list[int]()
+    filling = table.copies.fillings(tier)
     for row in table.index.find_all(namespace, keys):
-        if row < 0:
+        if row < 0 or table.index.fastest(row) < 0:
             break
         if table.copies.is_on(row, tier):
-            kept += kept == expected
-        elif not table.is_on(row, HOST):
-            break
-        expected += 1
-    return kept, expected
+            kept += kept == held
+        elif row not in filling and not table.queues.is_queued_for(row, tier):
+            missing.append(row)
+        held += 1
+    return _Leading(held, kept, missing)

@@ -1,7 +1,8 @@
-"""Durable blocks that the durable tier does not hold yet, and which tier that is."""
+"""Durable blocks of a store: mark them, know which the durable tier lacks, and which tier it is."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from holdfast.blocks.namespace import Namespace
@@ -12,6 +13,9 @@ from holdfast.tiers.base import Flushable, Tier
 
 WAITING_MAX = 1 << 16
 """Maximum durable blocks whose age is known; later ones are written too, but not counted."""
+
+AGAIN_S = 5.0
+"""Interval at which blocks that wait, but are in no queue, are queued again."""
 
 
 def durable_tier(lower: Sequence[Tier], name: str) -> int:
@@ -34,19 +38,27 @@ def durable_tier(lower: Sequence[Tier], name: str) -> int:
     return numbers[name]
 
 
-class WaitingBlocks:
-    """Durable blocks that the durable tier does not hold yet, oldest first.
+class DurableBlocks:
+    """The durable blocks of a store, and those that the durable tier does not hold yet.
 
-    State only: call under the store's lock.
+    State only: call under the store's lock. `for_s`: how long a mark lasts.
     """
 
-    def __init__(self, table: BlockTable, tier: int) -> None:
+    def __init__(self, table: BlockTable, for_s: float) -> None:
         self._table = table
-        self._tier = tier
+        self._tier = table.durable_tier
+        self._for_s = for_s
         self._since: dict[tuple[Namespace, bytes], float] = {}
+        self._again_at_s = -math.inf
         self._lost = 0
 
-    def add(self, rows: Iterable[int], now_s: float) -> None:
+    def mark(self, namespace: Namespace, rows: Sequence[int], now_s: float) -> None:
+        """Mark rows of a namespace as durable; those that the tier lacks wait from `now_s` on."""
+        keys = self._table.index.keys
+        self._table.durable_marks.add(namespace, [keys[row] or b"" for row in rows], self._for_s)
+        self.wait(rows, now_s)
+
+    def wait(self, rows: Iterable[int], now_s: float) -> None:
         """Count rows as waiting from `now_s` on, as far as the durable tier does not hold them."""
         index, copies = self._table.index, self._table.copies
         if not self._tier:
@@ -57,20 +69,42 @@ class WaitingBlocks:
             if not copies.is_on(row, self._tier) and len(self._since) < WAITING_MAX:
                 self._since.setdefault((index.namespace(row), index.keys[row] or b""), now_s)
 
+    def queue_again(self, now_s: float) -> bool:
+        """Queue blocks that wait and are in no queue, each `AGAIN_S`; return whether any is.
+
+        A failed write, a full tier or a restart has taken them out of the queue.
+        """
+        if not self._since or now_s < self._again_at_s:
+            return False
+        self._again_at_s = now_s + AGAIN_S
+        self._forget_ended()
+        table, tier = self._table, self._tier
+        rows = [table.index.find(*name) for name in self._since]
+        rows = [
+            row
+            for row in rows
+            if not table.queues.is_queued_for(row, tier) and row not in table.copies.fillings(tier)
+        ]
+        table.queues.write_through(rows, [tier])
+        return bool(rows)
+
     def status(self, now_s: float) -> DurableStatus | None:
         """Return how many blocks wait, their bytes and the age of the oldest; None: no such tier.
 
-        `lost`: blocks that were evicted or dropped before the durable tier had them.
+        `lost`: blocks that were evicted or dropped before the durable tier had them. `evicted`:
+        blocks that it evicted while they were marked.
         """
         if not self._tier:
             return None
         self._forget_ended()
         return DurableStatus(
             tier=self._table.tier_name(self._tier),
+            marked=len(self._table.durable_marks),
             waiting=len(self._since),
             waiting_bytes=sum(namespace.slot_bytes for namespace, _ in self._since),
             oldest_s=now_s - next(iter(self._since.values()), now_s),
             lost=self._lost,
+            evicted=self._table.durable_evicted,
         )
 
     def _forget_ended(self) -> None:

@@ -215,6 +215,7 @@ def drop(store: StoreParts, fingerprint: str) -> dict[str, Any]:
 
     with table.lock:
         table.drops.begin(fingerprint)
+        table.durable_marks.remove_all(wanted)
         for lease in store.pending_hints.unpin_all(wanted):
             table.leases.release(lease)
     try:
@@ -283,6 +284,7 @@ def forget(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> in
     """Forget blocks by name; return how many were held."""
     table, forgotten = store.table, 0
     with table.lock:
+        table.durable_marks.remove(namespace, keys)
         for key in keys:
             row = table.index.find(namespace, key)
             if row >= 0 and table.index.fastest(row) >= 0:

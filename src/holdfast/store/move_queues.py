@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from holdfast.store.admission_rules import AdmissionRules
@@ -30,13 +30,15 @@ class MoveReason(enum.Enum):
     """Why a block moves.
 
     SAVE: it was saved. REWRITE: its copy on the target was lost. PROMOTION: it was fetched from a
-    slower tier. DEMOTION: a faster tier will evict it.
+    slower tier. DEMOTION: a faster tier will evict it. RENEWAL: it is durable, and the target will
+    evict it.
     """
 
     SAVE = "save"
     REWRITE = "rewrite"
     PROMOTION = "promotion"
     DEMOTION = "demotion"
+    RENEWAL = "renewal"
 
 
 class BlockMove(NamedTuple):
@@ -61,7 +63,6 @@ class MoveQueues:
         self._copies = copies
         self._rules = rules
         self._on_save = on_save
-        self._on_eviction = frozenset(range(1, copies.tiers)).difference(on_save)
         tiers = copies.tiers - 1
         self._queues: list[OrderedDict[int, MoveReason]] = [OrderedDict() for _ in range(tiers)]
         self._below: list[OrderedDict[int, MoveReason]] = [OrderedDict() for _ in range(tiers)]
@@ -107,7 +108,7 @@ class MoveQueues:
     def save(self, row: int) -> None:
         """Queue a block that was saved for the tiers that get saves, and that admit it."""
         if not self._rules.choosy:
-            self.write_through([row], self._on_eviction)
+            self.write_through([row], self._on_save)
         elif self._on_save:
             self.enqueue(row, self._on_save)
 
@@ -131,15 +132,17 @@ class MoveQueues:
             wanted = True
         return wanted
 
-    def write_through(self, rows: Sequence[int], skipped: Container[int] = ()) -> None:
-        """Queue blocks for every lower tier without them, regardless of its admission rule.
+    def write_through(self, rows: Sequence[int], tiers: Sequence[int] | None = None) -> None:
+        """Queue blocks for those of `tiers` without them, whatever their admission rules say.
 
-        `skipped`: tiers that do not get them. The write budget of the domain still applies.
+        None: every lower tier. The write budget of the domain still applies.
         """
         for row in rows:
-            for tier, queue in enumerate(self._queues, start=1):
-                missing = row not in queue and not self._copies.is_on(row, tier)
-                if missing and tier not in skipped and self._rules.affords(row, tier):
+            in_memory = self._copies.is_on(row, _HOST)
+            for tier in range(1, self._copies.tiers) if tiers is None else tiers:
+                missing = row not in self._queues[tier - 1] and not self._copies.is_on(row, tier)
+                may_wait = in_memory or self._may_wait_below(row, tier)
+                if missing and may_wait and self._rules.affords(row, tier):
                     self._queue(row, tier, MoveReason.SAVE)
 
     def rewrite(self, row: int, tier: int) -> None:
@@ -239,6 +242,17 @@ class MoveQueues:
         self.left_memory(row)
         for below in self._below:
             below.pop(row, None)
+
+    def renew(self, row: int, tier: int) -> bool:
+        """Queue a durable block that its tier will evict, to be written there again."""
+        if self._may_wait_below(row, tier) and self._rules.affords(row, tier):
+            self._below[tier - 1][row] = MoveReason.RENEWAL
+        return row in self._below[tier - 1]
+
+    def _may_wait_below(self, row: int, tier: int) -> bool:
+        """Return whether a move of a block that is not in memory may be queued, and is not yet."""
+        below = self._below[tier - 1]
+        return row not in below and len(below) < FROM_BELOW_MAX
 
     def _is_elsewhere(self, row: int, target: int) -> bool:
         """Return whether a tier other than the target holds a block."""

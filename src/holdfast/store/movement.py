@@ -7,7 +7,8 @@ they answer. State only: call under the store's lock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
 
 from holdfast.policy.movement import (
     Intake,
@@ -22,31 +23,37 @@ from holdfast.store.copy_events import CopyState
 from holdfast.store.move_queues import MoveQueues, MoveReason
 
 
-class Movement:
-    """The moves of one store between its tiers.
+class MovementRules(NamedTuple):
+    """What the movement of a store depends on beside its copies.
 
     `intakes`: what each tier below memory takes, by number. `volatile`: the tiers whose contents
-    are lost with the process.
+    are lost with the process. `is_durable`: whether a row is of a durable block.
     """
+
+    intakes: Mapping[int, Intake]
+    volatile: Collection[int]
+    is_durable: Callable[[int], bool]
+
+
+class Movement:
+    """The moves of one store between its tiers."""
 
     def __init__(
         self,
         copies: CopyTable,
         rules: AdmissionRules,
         queues: MoveQueues,
-        intakes: Mapping[int, Intake],
-        volatile: Collection[int],
+        by: MovementRules,
     ) -> None:
         self._copies = copies
         self._rules = rules
         self._queues = queues
-        self._intakes = intakes
-        self._volatile = frozenset(volatile)
+        self._intakes = intakes = by.intakes
+        self._volatile = frozenset(by.volatile)
+        self._is_durable = by.is_durable
         tiers = range(copies.tiers)
         self._promotion_targets = [promotion_targets(t, intakes, self._volatile) for t in tiers]
         self._demotion_targets = [demotion_targets(t, intakes) for t in tiers]
-        self.durable: set[int] = set()
-        """Rows of blocks that were saved as durable."""
         self.moved = Counter[tuple[int, int, MoveReason]]()
         """Copies made, by source, target and reason, since the start."""
         self.moved_bytes = Counter[tuple[int, int, MoveReason]]()
@@ -61,7 +68,7 @@ class Movement:
 
     def promoted(self, row: int, source: int) -> bool:
         """Offer a block that was read from tier `source` to other tiers; return if one takes it."""
-        uses, is_durable = self._rules.uses(row), row in self.durable
+        uses, is_durable = self._rules.uses(row), self._is_durable(row)
         missing = [
             number
             for number in self._promotion_targets[source]
@@ -97,7 +104,6 @@ class Movement:
     def forget(self, row: int) -> None:
         """Note that a row names no block any more."""
         self._queues.forget(row)
-        self.durable.discard(row)
 
     def _takers(self, row: int, source: int) -> list[int]:
         """Return the tiers that take a block which tier `source` evicts, if no slower one has it.
@@ -109,7 +115,7 @@ class Movement:
             copies.is_on(row, tier) or row in copies.fillings(tier) for tier in below
         ):
             return []
-        uses, is_durable = self._rules.uses(row), row in self.durable
+        uses, is_durable = self._rules.uses(row), self._is_durable(row)
         return [
             tier
             for tier in self._demotion_targets[source]

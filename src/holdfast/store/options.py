@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from holdfast.codec.codec import CodecMode
 from holdfast.fairness.shares import Quota
 from holdfast.keys.audit import AuditLog
 from holdfast.keys.keyring import KeyRing
-from holdfast.limits import LEASE_S, SEGMENT_BLOCKS
+from holdfast.limits import DURABLE_S, LEASE_S, SEGMENT_BLOCKS
 from holdfast.plan.planner import BestCut, Planner
 from holdfast.policy.admit import Admission, AlwaysAdmit
 from holdfast.policy.base import EvictionPolicy
@@ -59,7 +60,9 @@ class StoreOptions:
     `quantise`: names of the domains that ask for the codec `int8`; `gates`: the folder of gate
     records. `lock_bytes`: memory that engines of one domain may page-lock; None: no limit but the
     reservations of other domains. `durable`: name of the tier that keeps durable contexts; empty:
-    the last one that can flush.
+    the last one that can flush. `durable_s`: for how long a context that was saved as durable is
+    one, in seconds. `marks_file`: keeps the names of durable blocks through a restart. `wall_s`
+    returns seconds since 1970.
     """
 
     planner: Planner = field(default_factory=BestCut)
@@ -73,6 +76,8 @@ class StoreOptions:
     quantise: Collection[str] = ()
     gates: Path | None = None
     durable: str = ""
+    durable_s: float = DURABLE_S
+    marks_file: Path | None = None
     serves_peers: bool = False
     writes_behind: bool = True
     lease_s: float = LEASE_S
@@ -86,3 +91,4 @@ class StoreOptions:
     credentials: Credentials = field(default_factory=Credentials)
     calls: DirectCalls = field(default_factory=DirectCalls)
     clock: Clock = field(default_factory=SystemClock)
+    wall_s: Callable[[], float] = time.time

@@ -78,3 +78,5 @@ def _unsave(table: BlockTable, row: int, number: int) -> None:
     table.remove_copy(row, number)
     if in_memory:
         table.queues.rewrite(row, number)
+    else:
+        table.restore_durable(row, number)

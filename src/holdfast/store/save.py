@@ -208,7 +208,7 @@ def _queue_for_lower_tiers(
     table = store.table
     in_memory = [row for row in held if table.is_on(row, HOST)]
     if retention is Retention.DURABLE:
-        store.durable_blocks.add([*held, *entered], store.clock.now())
+        store.durable_blocks.mark(namespace, [*held, *entered], store.clock.now())
     if namespace.domain == table.public:
         again = in_memory if retention is Retention.DURABLE else []
         table.write_public([*again, *entered])

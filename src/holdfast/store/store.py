@@ -116,6 +116,8 @@ class Store(StoreParts):
         self.shared_ring = SharedRing(self, self._promote_public)
         self._public_is_cold = False
         """Whether the public domain's blocks must be promoted to memory."""
+        self._marks_are_new = True
+        """Whether recovery may have found marked blocks that the durable tier lacks."""
         self._probed_tiers = set[int]()
         self._save_estimates_at = self.clock.now() + _SAVE_ESTIMATES_S
         self._prefault = ArenaPrefault(self.table)
@@ -134,6 +136,7 @@ class Store(StoreParts):
         self._estimates_file.load()
         self._prefault.start()
         inspection.load_drops(self)
+        durable.load_marks(self)
         self.recovery.start()
         if self.table.lower:
             self.mover.start()
@@ -431,6 +434,7 @@ class Store(StoreParts):
             partial(self.mover.close, write_s),
             partial(inspection.finish_drops, self),
             self._estimates_file.save,
+            partial(durable.save_marks, self),
             self.table.copies.events.close,
             *(tier.close for tier in lower),
             *(host.close for host in hosts),
@@ -472,6 +476,7 @@ class Store(StoreParts):
             self.audit.start_catch_up,
             self.shared_ring.follow,
             self._warm_public,
+            self._keep_durable,
             partial(hints.start_prestages, self),
             self._probe_tiers,
             partial(inspection.finish_drops, self),
@@ -483,6 +488,12 @@ class Store(StoreParts):
         if self._public_is_cold and self.recovery.seconds is not None:
             warm = partial(public_domain.warm, self)
             self._public_is_cold = not self._start_in_background(warm)
+
+    def _keep_durable(self) -> None:
+        if self._marks_are_new and not self.recovery.is_running:
+            self._marks_are_new = False
+            durable.await_marked(self)
+        durable.save_marks(self)
 
     def _probe_tiers(self) -> None:
         for number in set(unmeasured_tiers(self)) - self._probed_tiers:

@@ -324,7 +324,7 @@ class TierWriter:
                         nbytes = 0 if load.held else len(load.put.record)
                         table.publish_below(row, number, place, nbytes, epoch)
                         table.movement.count((load.source, number, load.reason), nbytes)
-                        self._candidates.note_written(nbytes)
+                        self._candidates.note_written(nbytes, load.reason)
                 elif away:
                     table.queues.defer(BlockMove(row, number, load.reason))
                 else:
@@ -434,7 +434,7 @@ class TierWriter:
             and (move := table.queues.pop(number, from_below=from_below, turn=self.batches_begun))
         ):
             row = move.row
-            if table.is_on(row, number):
+            if table.is_on(row, number) and move.reason is not MoveReason.RENEWAL:
                 continue
             if not table.is_on(row, HOST):
                 if (load := self._from_below(move)) is not None:

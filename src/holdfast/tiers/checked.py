@@ -485,6 +485,12 @@ class CheckedSharedTier(CheckedTier):
         limits = self._tier.limits
         return self._state_of("limits", lambda: typed(limits(), str), "")
 
+    def flush(self) -> bool:
+        if not isinstance(self._tier, Flushable):
+            return False
+        flush = self._tier.flush
+        return self._in_time("flush", lambda: typed(flush(), bool), otherwise=False)
+
     def known(self, batch: Sequence[TierPut]) -> list[bool]:
         unknown = [False] * len(batch)
         if not isinstance(self._tier, Queryable):

@@ -512,13 +512,15 @@ class NodeSession:
                 take = partial(store.pin, namespace, keys, request.ttl_s, deadline_s)
             case m.Sync():
                 check_seconds("sync.deadline_s", request.deadline_s, DEADLINE_S_MAX)
-                take = partial(store.sync, namespace, keys, request.deadline_s)
+                sync = partial(store.sync, namespace, keys, request.deadline_s)
+                take = partial(sync, saving=request.saving)
             case m.Returns():
                 take = partial(self._take_return, namespace, keys, request)
                 if not store.shared_tiers:
                     return m.Hinted(take())
-        work_item = self._work_item(len(keys))
-        return run_fair(self._context.threads.hinting, work_item, lambda: m.Hinted(take()))
+        threads = self._context.threads
+        pool = threads.syncing if isinstance(request, m.Sync) else threads.hinting
+        return run_fair(pool, self._work_item(len(keys)), lambda: m.Hinted(take()))
 
     def _take_return(self, namespace: Namespace, keys: list[bytes], request: m.Returns) -> int:
         if keys:

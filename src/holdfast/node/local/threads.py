@@ -18,6 +18,9 @@ SPARE_THREADS = 4
 HINT_THREADS = 2
 """Regular threads for hints; there are as many spare ones."""
 
+SYNC_THREADS = 8
+"""Regular threads for syncs. Each waits until a context is durable, so prestages must not."""
+
 OPERATOR = b""
 """The domain of an operator's work, which names none."""
 
@@ -27,8 +30,8 @@ T = TypeVar("T")
 class NodeThreads:
     """One pool per kind of work, so that slow fetches or a long `verify` never delay saves.
 
-    Fetches, saves, lookups and hints are scheduled fairly between domains, with spare threads for
-    a domain that arrives while others flood.
+    Fetches, saves, lookups, hints and syncs are scheduled fairly between domains, with spare
+    threads for a domain that arrives while others flood.
     """
 
     def __init__(self) -> None:
@@ -36,11 +39,13 @@ class NodeThreads:
         self.saving = FairThreads(SAVE_THREADS, SPARE_THREADS, "holdfast-save")
         self.lookup = FairThreads(FETCH_THREADS, SPARE_THREADS, "holdfast-cover")
         self.hinting = FairThreads(HINT_THREADS, HINT_THREADS, "holdfast-hint")
+        self.syncing = FairThreads(SYNC_THREADS, SPARE_THREADS, "holdfast-sync")
         self.reporting = FairThreads(1, 0, "holdfast-report")
 
     def close(self) -> None:
         """Wait for running work; work that has not begun is cancelled."""
-        for threads in (self.fetching, self.saving, self.lookup, self.hinting, self.reporting):
+        pools = self.fetching, self.saving, self.lookup, self.hinting, self.syncing, self.reporting
+        for threads in pools:
             threads.shutdown(cancel_futures=True)
 
 

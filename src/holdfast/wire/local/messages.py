@@ -308,14 +308,16 @@ class Pin(_Message, frozen=True, tag="pin"):
     deadline_s: float = 0.0
 
 
-class Sync(_Message, frozen=True, tag="sync"):
+class Sync(_Message, frozen=True, tag="sync", omit_defaults=True):
     """Write the held blocks of this chain to the durable tier; wait for at most `deadline_s`.
 
-    The answer is `Hinted` with the number of leading blocks that its medium has flushed.
+    The answer is `Hinted` with the number of leading blocks that its medium has flushed. `saving`:
+    also wait for blocks that are not held, because an engine is saving them.
     """
 
     keys: PackedBytes
     deadline_s: float
+    saving: bool = False
 
 
 class Closed(_Message, frozen=True, tag="closed"):
