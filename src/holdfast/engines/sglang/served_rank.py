@@ -1,0 +1,78 @@
+"""One rank of an SGLang server: what it computes, and the blocks of its host pools in a node."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing
+from typing import Any
+
+from holdfast.client.named_blocks import open_named_session
+from holdfast.engines.sglang.describe import (
+    ENGINE,
+    PoolDescription,
+    fingerprint_of,
+    is_replicated,
+    refuse_images,
+    served_model,
+)
+from holdfast.engines.sglang.host_pool import HostPool
+from holdfast.engines.sglang.options import StorageOptions
+from holdfast.engines.sglang.pages import pages_of
+from holdfast.wire.local.client import Client
+from holdfast.wire.local.messages import PROTOCOL, Drop, Hello, ReportReply
+
+DROP_S = 30.0
+"""Timeout of dropping the blocks of one pool from the node."""
+
+_log = logging.getLogger("sglang.holdfast")
+
+
+class ServedRank:
+    """Makes the stored pools of one rank.
+
+    `config`: SGLang's HiCacheStorageConfig. Raises HoldfastError for a model that cannot be served.
+    """
+
+    def __init__(self, config: Any, options: StorageOptions) -> None:
+        import sglang
+        from sglang.srt.configs.model_config import ModelConfig
+        from sglang.srt.runtime_context import get_server_args
+
+        arguments = get_server_args()
+        self._config, self._options = config, options
+        refuse_images(ModelConfig.from_server_args(arguments), options)
+        self._model = served_model(arguments, options, sglang.__version__, _device(arguments))
+        self._in_place = bool((config.extra_config or {}).get("interface_v1"))
+
+    def host_pool(self, name: str, pool: Any) -> HostPool:
+        """Return one of SGLang's host pools with its blocks; connects to the node."""
+        pages = pages_of(pool, in_place=self._in_place or name != "kv")
+        described = PoolDescription(name, pages.arrangement, pages.page_bytes)
+        fingerprint = fingerprint_of(self._model, self._config, pool, described)
+        options = self._options
+        session = open_named_session(options.holdfast, fingerprint, options.domain, ENGINE)
+        writes = self._config.is_storage_writer or not is_replicated(self._config, pool)
+        _log.info(
+            "pool %s: pages of %d bytes, fingerprint %s, node %s",
+            *(name, pages.page_bytes, fingerprint.digest().hex(), options.holdfast),
+        )
+        return HostPool(pages, session, fingerprint.digest(), writes=writes)
+
+    def drop(self, pool: HostPool) -> None:
+        """Drop the blocks of a pool from the node's own tiers; shared tiers keep theirs.
+
+        Raises HoldfastError if the node does not answer, or does not let this user drop blocks.
+        """
+        with closing(Client(self._options.holdfast, Hello(PROTOCOL, ENGINE), DROP_S)) as client:
+            client.call(Drop(pool.fingerprint.hex()), ReportReply, DROP_S)
+
+
+def _device(arguments: Any) -> str:
+    """Return what the server computes on, as its vendor names it."""
+    import torch
+
+    if arguments.device == "cuda":
+        return str(torch.cuda.get_device_name())
+    if arguments.device == "cpu":
+        return f"cpu {torch.backends.cpu.get_cpu_capability()}"
+    return str(arguments.device)
