@@ -13,6 +13,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from holdfast.buffers import Registrar, SharedMapping
 from holdfast.errors import BlockError, HoldfastError
 
+NO_PAGE = -1
+"""In a list of a block's pages: a page that is not to be copied."""
+
 
 class DeviceError(HoldfastError):
     """A device that cannot be used, or whose call failed; the message states why."""
