@@ -27,6 +27,9 @@ PAYLOAD_BYTES_MAX = 256 * MIB
 LAYERS_MAX = 512
 """Maximum layers of a layout."""
 
+GROUPS_MAX = 64
+"""Maximum KV groups of one model."""
+
 PART_RANGES_MAX = 2 * LAYERS_MAX
 """Maximum ranges of a payload that one writer fills: keys and values of each layer."""
 

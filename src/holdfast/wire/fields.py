@@ -15,6 +15,7 @@ import msgspec
 from holdfast.limits import (
     CHAIN_BLOCKS_MAX,
     FRAME_BODY_BYTES_MAX,
+    GROUPS_MAX,
     KIB,
     LOCK_CHUNKS_MAX,
     OBSERVED_MAX,
@@ -46,6 +47,9 @@ ObservedList: TypeAlias = Annotated[list[T], msgspec.Meta(max_length=OBSERVED_MA
 Places: TypeAlias = Annotated[list[Integer], msgspec.Meta(max_length=CHAIN_BLOCKS_MAX)]
 Chunks: TypeAlias = Annotated[list[Integer], msgspec.Meta(max_length=LOCK_CHUNKS_MAX)]
 """Numbers of chunks of an arena, counted from its start."""
+
+Groups: TypeAlias = Annotated[list[T], msgspec.Meta(max_length=GROUPS_MAX)]
+"""One entry for each KV group of a model but the first."""
 
 ByTier: TypeAlias = Annotated[dict[Text, T], msgspec.Meta(max_length=TIERS_MAX)]
 Report: TypeAlias = Annotated[dict[Text, object], msgspec.Meta(max_length=REPORT_PARTS_MAX)]

@@ -22,18 +22,17 @@ import msgspec
 
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace
-from holdfast.blocks.payload_part import WHOLE, check_part
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import BlockError, ConfigError, Outcome, ProtocolError, RefusedError, printable
 from holdfast.fairness.fair_queue import WorkItem
 from holdfast.limits import (
     CHAIN_BLOCKS_MAX,
-    PAYLOAD_BYTES_MAX,
     RECLAIM_S,
     RESERVATIONS_MAX,
     RESERVE_BLOCKS_MAX,
     RESERVED_BLOCKS_MAX,
 )
+from holdfast.node.local.groups import SessionGroups, check_slots
 from holdfast.node.local.page_locks import SessionLocks
 from holdfast.node.local.quantised import offer_codec
 from holdfast.node.local.recorder import RequestRecorder, recorded
@@ -44,13 +43,10 @@ from holdfast.node.recent import RecentRequests
 from holdfast.node.refusals import RefusalLog
 from holdfast.node.traces import RequestTraces
 from holdfast.node.validation import (
-    BLOCK_TOKENS_MAX,
-    ELEMENT_BYTES_MAX,
     MAX_INLINE_BLOCKS,
     check_bytes,
     check_hello,
     check_key_page,
-    check_within,
     prompt_counts,
     prompt_tokens,
     unpack_chain,
@@ -61,7 +57,7 @@ from holdfast.session import LOOK_S, PIN_S, check_seconds
 from holdfast.status import NodeStatus
 from holdfast.store import page_locks
 from holdfast.store.estimates import EngineId, EngineStep
-from holdfast.store.lookup import PromptTokens
+from holdfast.store.lookup import PlannedFetch, PromptTokens
 from holdfast.store.plan_log import PLANS_KEPT, PlanEnding
 from holdfast.store.save import ChainRun
 from holdfast.store.store import Store
@@ -145,8 +141,8 @@ class NodeSession:
         self._open_plans = deque[int](maxlen=PLANS_KEPT)
         self._ended = False
         self._locks: SessionLocks | None = None
-        self._namespace: Namespace | None = None
-        self._part, self._named = WHOLE, False
+        self._groups: SessionGroups | None = None
+        self._named = False
         engine = printable(hello.peer.partition(" ")[0], ENGINE_CHARS_MAX)
         self._engine = EngineId(engine, hello.fingerprint.hex())
         self.arena_fd: int | None = None
@@ -164,11 +160,6 @@ class NodeSession:
 
     def _enter(self, hello: m.Hello) -> None:
         """Check the namespace that a peer names, and share its domain's arena with the peer."""
-        check_bytes("hello.fingerprint", hello.fingerprint)
-        check_within("hello.raw_bytes", hello.raw_bytes, PAYLOAD_BYTES_MAX)
-        check_within("hello.block_tokens", hello.block_tokens, BLOCK_TOKENS_MAX)
-        check_part(hello.part, hello.raw_bytes)
-        check_within("hello.element_bytes", hello.element_bytes, ELEMENT_BYTES_MAX)
         store = self._store
         try:
             domain_key, domain = store.domain(hello.domain)
@@ -184,26 +175,16 @@ class NodeSession:
                 f"domain {hello.domain!r} is public: only a publisher opens a session in it; give "
                 "its engine the publish_file that the node has"
             )
-        namespace = Namespace(hello.fingerprint, domain, hello.raw_bytes, hello.block_tokens)
-        arena = store.arena(domain)
-        if namespace.slot_bytes > arena.nbytes:
-            raise BlockError(
-                f"hello.raw_bytes: one block takes {namespace.slot_bytes} bytes, the host "
-                f"tier has {arena.nbytes}; raise tiers.0.capacity"
-            )
-        for tier, most in store.quotas(domain).items():
-            if namespace.slot_bytes > most:
-                raise BlockError(
-                    f"hello.raw_bytes: one block takes {namespace.slot_bytes} bytes, the "
-                    f"quota of domain {hello.domain!r} on {tier} is {most}; raise "
-                    f"domains.{hello.domain}.quota_bytes.{tier}"
-                )
+        groups = SessionGroups(hello, domain)
+        for group in groups:
+            check_slots(store, hello.domain, group)
+        namespace, arena = groups[0].namespace, store.arena(domain)
         offer = offer_codec(store, hello, namespace)
         if offer.why:
             self._context.exact.report(f"domain {hello.domain}", offer.why, offer.why)
-        self._namespace = namespace
-        self._part, self._named = hello.part, hello.named
-        store.note_element_bytes(namespace, hello.element_bytes)
+        self._groups, self._named = groups, hello.named
+        for group in groups:
+            store.note_element_bytes(group.namespace, group.element_bytes)
         self._engine = self._engine._replace(domain=domain.hex())
         self.arena_fd = arena.fd
         self.welcome = m.Welcome(
@@ -284,6 +265,8 @@ class NodeSession:
                 self._context.recorder.note(recorded(request, namespace, keys, now_s))
             if self._context.recent is not None:
                 self._context.recent.note(namespace, request.keys, request.tokens, now_s)
+        if not self._entered_groups().is_plain:
+            return self._cover_groups(request, prompt)
         common = unpack_chain(request.common)
         if (
             common
@@ -359,7 +342,27 @@ class NodeSession:
         prompt: PromptTokens,
         unanswered: Mapping[str, Outcome],
     ) -> m.Covered:
-        planned = self._store.plan_fetch(namespace, keys, prompt, unanswered)
+        return self._covered(self._store.plan_fetch(namespace, keys, prompt, unanswered))
+
+    async def _cover_groups(self, request: m.Cover, prompt: PromptTokens) -> m.Covered:
+        """Look up a context in several KV groups, as `_ask_shared` does in one, then plan."""
+        chains = self._entered_groups().chains(request)
+        store, threads = self._store, self._context.threads
+        blocks = sum(len(chain.keys) for chain in chains)
+        work_item, unanswered = self._work_item(blocks), dict[str, Outcome]()
+        if store.shared_tiers:
+            look = partial(store.look_groups, chains, prompt.tokens, prompt.have)
+            lookup = threads.lookup.submit(work_item, look)
+            await asyncio.wait([asyncio.wrap_future(lookup)], timeout=request.deadline_s or None)
+            unanswered = dict.fromkeys(store.shared_tiers, Outcome.LATE)
+            if not lookup.cancel() and lookup.done():
+                unanswered = lookup.result()
+        plan = partial(store.plan_groups, chains, prompt, unanswered)
+        if blocks > MAX_INLINE_BLOCKS:
+            return self._covered(await run_fair(threads.lookup, work_item, plan))
+        return self._covered(plan())
+
+    def _covered(self, planned: PlannedFetch) -> m.Covered:
         if planned.number:
             self._open_plans.append(planned.number)
         plan = planned.plan
@@ -422,12 +425,16 @@ class NodeSession:
         self.end(reason)
 
     def _entered(self) -> Namespace:
-        if self._namespace is None:
+        return self._entered_groups()[0].namespace
+
+    def _entered_groups(self) -> SessionGroups:
+        if self._groups is None:
             raise ProtocolError("this session named no namespace at hello; it may only read status")
-        return self._namespace
+        return self._groups
 
     async def _fetch(self, request: m.Fetch) -> m.Fetched:
-        namespace, keys = self._entered(), unpack_chain(request.keys)
+        namespace = self._entered_groups()[request.group].namespace
+        keys = unpack_chain(request.keys)
         check_seconds("fetch.deadline_s", request.deadline_s, DEADLINE_S_MAX)
         store, asked_at = self._store, self._store.clock.now()
         began_ns = time.time_ns()
@@ -451,7 +458,7 @@ class NodeSession:
         )
 
     def _reserve(self, request: m.Reserve) -> m.Reserved:
-        namespace, keys = self._entered(), unpack_chain(request.keys)
+        group, keys = self._entered_groups()[request.group], unpack_chain(request.keys)
         check_bytes("reserve.parent", request.parent)
         if len(keys) > RESERVE_BLOCKS_MAX:
             raise BlockError(
@@ -475,7 +482,7 @@ class NodeSession:
                 "abort some first"
             )
         run = ChainRun(keys, request.parent, request.depth, request.segment, self._named)
-        reserved = self._store.reserve_part(namespace, run, self._part)
+        reserved = self._store.reserve_part(group.namespace, run, group.part)
         self._reservations[reserved.ticket] = len(keys)
         return m.Reserved(reserved.ticket, reserved.places, str(reserved.outcome))
 

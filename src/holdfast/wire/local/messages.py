@@ -15,6 +15,7 @@ from holdfast.limits import LIST_KEYS_MAX, SEGMENT_BLOCKS
 from holdfast.wire.fields import (
     ByTier,
     Chunks,
+    Groups,
     Integer,
     ObservedList,
     PackedBytes,
@@ -30,6 +31,18 @@ PROTOCOL = 2
 
 class _Message(msgspec.Struct, frozen=True, tag_field="type"):
     pass
+
+
+class GroupHello(msgspec.Struct, frozen=True):
+    """One of a model's further KV groups, in a `Hello`; the fields are those of the first group."""
+
+    fingerprint: ShortBytes
+    raw_bytes: Integer
+    block_tokens: Integer
+    attention: Text = "full"
+    window: Integer = 0
+    part: PackedBytes = b""
+    element_bytes: Integer = 1
 
 
 class Hello(_Message, frozen=True, tag="hello"):
@@ -58,6 +71,11 @@ class Hello(_Message, frozen=True, tag="hello"):
     """Width of one number in a payload in bytes; 1 if it is unknown."""
     named: bool = False
     """Whether an engine names the blocks one by one: each is placed and found by itself."""
+    attention: Text = "full"
+    window: Integer = 0
+    """What a resume needs of the first KV group; the words are those of a fingerprint."""
+    more_groups: Groups[GroupHello] = []
+    """The other KV groups of the model. All share the domain and the arena."""
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
@@ -108,6 +126,10 @@ class Cover(_Message, frozen=True, tag="cover", omit_defaults=True):
     `queued_tokens`: prefill tokens of other prompts that the engine computes first; `queued_pairs`:
     their token pairs, the sum of `new * (context + new/2)`. `to_load`: blocks by tier that the
     engine is about to fetch for other prompts.
+
+    With several KV groups, or one that is not full attention, the answer is about tokens after
+    which all groups can be resumed. Its numbers count blocks of as many tokens as the blocks of all
+    groups divide.
     """
 
     keys: PackedBytes
@@ -124,6 +146,8 @@ class Cover(_Message, frozen=True, tag="cover", omit_defaults=True):
     queued_tokens: Integer = 0
     queued_pairs: float = 0.0
     to_load: ByTier[Integer] = {}
+    more_keys: Groups[PackedBytes] = []
+    """The chains of the other KV groups."""
 
 
 class Covered(_Message, frozen=True, tag="covered"):
@@ -204,13 +228,14 @@ class Reserve(_Message, frozen=True, tag="reserve"):
     """Reserve slots for consecutive blocks of a chain, the first at `depth`, after `parent`.
 
     `segment` (8 bytes): segment of the first block, for placement in a pool. Sessions with a part
-    get the same slots for the same blocks.
+    get the same slots for the same blocks. `group`: number of the KV group of the session.
     """
 
     keys: PackedBytes
     parent: ShortBytes
     depth: Integer
     segment: ShortBytes = b""
+    group: Integer = 0
 
 
 class Reserved(_Message, frozen=True, tag="reserved"):
