@@ -21,9 +21,11 @@ class EngineLocks:
         self._by_default = by_default
         self._present: tuple[Client, LockedMemory] | None = None
 
-    def of(self, client: Client) -> LockedMemory | None:
+    def of(self, client: StoreClient) -> LockedMemory | None:
         """Return the locked memory of a client's arena; None if there is nothing to lock."""
         if self._registrar is None or client.arena is None:
+            return None
+        if not isinstance(client, Client):  # an embedded store grants no locks
             return None
         if not (self._by_default or client.welcome.lock_requested):
             return None

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.blocks.key import KEY_BYTES
 from holdfast.client.connection import Connection, StoreClient
+from holdfast.client.counts import REFUSED
 from holdfast.client.load_queue import LoadQueue
 from holdfast.devices.base import Device, DeviceError, LockedRanges, Move
 from holdfast.devices.host import run_anywhere
@@ -34,9 +35,6 @@ COPY_S = 1.0
 
 LOADS_AT_ONCE = 4
 """Loading threads at most. Each but the first runs only loads much shorter than the others'."""
-
-REFUSED = "refused"
-"""Outcome of a call that the node refuses, or for which it refuses the session."""
 
 _log = logging.getLogger("vllm.holdfast")
 

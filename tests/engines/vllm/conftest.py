@@ -8,15 +8,14 @@ import os
 import socket
 import threading
 import warnings
-from collections.abc import Callable
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from holdfast.blocks.key import Chain
 from holdfast.client.timeouts import EngineClocks
-from holdfast.errors import NodeGoneError, ProtocolError
+from holdfast.errors import NodeGoneError
+from holdfast.testing.played_client import DOMAIN_KEY, PlayedClient, PlayedConnection
 from holdfast.wire.frame import RECEIVE_BYTES, encode, request_reader
 from holdfast.wire.local.client import Client
 from holdfast.wire.local.messages import (
@@ -30,10 +29,8 @@ from holdfast.wire.local.messages import (
     Observed,
     Prestage,
     ReportReply,
-    Welcome,
 )
 
-DOMAIN_KEY = bytes(range(32))
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "TORCHDYNAMO_DISABLE": "1",
@@ -54,98 +51,6 @@ def pytest_configure():
             import vllm.distributed.kv_transfer.kv_connector.v1.base  # noqa: F401
         except ImportError:
             return
-
-
-class FakeArena:
-    def __init__(self, nbytes):
-        self.bytes = np.zeros(nbytes, np.uint8)
-        self.address = self.bytes.ctypes.data
-        self.nbytes = nbytes
-        self.view = memoryview(self.bytes)
-
-
-class FakeClient:
-    """Keeps what was sent; `answer` makes the reply, None for one that has not come yet.
-
-    `waiting` is called in a wait for a reply, with its limit.
-    """
-
-    def __init__(self, answer: Callable | None = None, arena_bytes: int = 0):
-        self.welcome = Welcome(1, "fake", DOMAIN_KEY, arena_bytes)
-        self.arena = FakeArena(arena_bytes) if arena_bytes else None
-        self.answer = answer or (lambda _message: None)
-        self.sent = []
-        self.forgotten = []
-        self.expected = []
-        self.waits = []
-        self.waiting: Callable | None = None
-        self.gone = False
-        self.runnable = False
-        self._pending = {}
-
-    def connected(self):
-        return not self.gone
-
-    def of(self, kind):
-        return [message for message in self.sent if isinstance(message, kind)]
-
-    def send(self, message):
-        self._check()
-        self.sent.append(message)
-        self._pending[len(self.sent)] = message
-        return len(self.sent)
-
-    def poll(self, request_id):
-        self._check()
-        reply = self.answer(self._pending[request_id])
-        if isinstance(reply, Exception):
-            raise reply
-        if reply is not None:
-            del self._pending[request_id]
-        return reply
-
-    def node_is_runnable(self):
-        return self.runnable
-
-    def expect(self, request_id, within_s):
-        self.expected.append(request_id)
-        self.waits.append(within_s)
-        if self.waiting is not None:
-            self.waiting(within_s)
-        return self.poll(request_id)
-
-    def call(self, message, kind, timeout_s):
-        reply = self.wait(self.send(message), timeout_s)
-        if not isinstance(reply, kind):
-            raise ProtocolError(f"{reply}, not {kind.__name__}")
-        return reply
-
-    def wait(self, request_id, timeout_s):
-        reply = self.poll(request_id)
-        if reply is None:
-            self.gone = True
-            raise NodeGoneError(f"no answer within {timeout_s} s")
-        return reply
-
-    def forget(self, request_id):
-        self.forgotten.append(self._pending.pop(request_id, None))
-
-    def _check(self):
-        if self.gone:
-            raise NodeGoneError("gone")
-
-
-class FakeLink:
-    def __init__(self, client):
-        self.lent = client
-        self.closed = False
-        self.refused = False
-
-    def client(self):
-        return None if self.closed else self.lent
-
-    def close(self):
-        self.closed = True
 
 
 class FakeReporter:
@@ -289,8 +194,8 @@ class SchedulerRig:
 @pytest.fixture(scope="session")
 def fakes():
     return SimpleNamespace(
-        Client=FakeClient,
-        Link=FakeLink,
+        Client=PlayedClient,
+        Link=PlayedConnection,
         Teller=FakeReporter,
         Request=FakeRequest,
         step=step,
@@ -348,7 +253,7 @@ def forks():
     """Engines are forked from a process that has imported vLLM, which takes ten seconds."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "holdfast.engines.vllm.worker"]
+        ["vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "holdfast.engines.vllm.connector"]
     )
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():

@@ -20,11 +20,11 @@ from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunne
 
 import holdfast
 from holdfast.blocks.payload_part import packed_part
+from holdfast.client.rank_transfers import RankTransfers
 from holdfast.engines.vllm import HoldfastConnector
 from holdfast.engines.vllm.counters import COUNTERS, ConnectorCounts
 from holdfast.engines.vllm.kv_groups import PagedGroup
 from holdfast.engines.vllm.work import Handshake, StepWork, WorkerReport
-from holdfast.engines.vllm.worker import WorkerSide
 from holdfast.errors import ConfigError
 
 
@@ -209,7 +209,7 @@ def worker():
     )
     side._saves, side._moving, side._landed = SimpleNamespace(busy=False), False, {}
     side._passive = False
-    side.report = partial(WorkerSide.report, side)
+    side.report = partial(RankTransfers.report, side)
     return worker
 
 

@@ -30,7 +30,7 @@ def test_only_planned_blocks_are_loaded_and_only_held_blocks_are_not_saved(harne
     harness.side.allocated(request, [5, 6], 8)
     request.num_computed_tokens = 8
     work = harness.run(request, 22, [5, 6, 7, 8])
-    assert unpack_keys(work.loads[0].keys[0]) == harness.chain(30).keys[:1]
+    assert unpack_keys(work.loads[0].groups[0].keys[0]) == harness.chain(30).keys[:1]
     assert work.saves == []
     harness.worth = 0
     assert harness.side.matched_tokens(harness.request(30, request_id="none"), 0) == (0, False)

@@ -178,8 +178,9 @@ def test_the_load_fills_the_pages_behind_the_local_ones(harness):
     harness.side.allocated(request, [50, 61, 72, 83, 94], 24)
     work = harness.side.build_work(harness.fakes.step({}))
     (load,) = work.loads
-    assert (load.request, load.pages, load.first, load.tokens) == ("r", [61, 72, 83], 0, 24)
-    assert unpack_keys(load.keys[0]) == harness.chain(32).keys[1:]
+    (blocks,) = load.groups
+    assert (load.request, blocks.pages, blocks.first, load.tokens) == ("r", [61, 72, 83], 0, 24)
+    assert unpack_keys(blocks.keys[0]) == harness.chain(32).keys[1:]
     harness.side.allocated(request, [50, 61, 72, 83, 94], 0)
     assert harness.side.build_work(harness.fakes.step({})).loads == []
 
@@ -192,9 +193,10 @@ def test_a_load_may_begin_and_end_inside_a_block(fakes):
     pages = list(range(100, 115))
     harness.side.allocated(request, pages, 12)
     (load,) = harness.side.build_work(fakes.step({})).loads
-    assert load.pages == pages[6:12]
-    assert load.first == 2
-    assert unpack_keys(load.keys[0]) == harness.chain(24).keys[1:]
+    (blocks,) = load.groups
+    assert blocks.pages == pages[6:12]
+    assert blocks.first == 2
+    assert unpack_keys(blocks.keys[0]) == harness.chain(24).keys[1:]
 
 
 def test_blocks_are_saved_in_the_step_that_fills_them(harness):
@@ -245,7 +247,7 @@ def test_a_preempted_request_asks_again_and_saves_from_its_new_pages(harness):
     harness.side.allocated(request, [15, 16], 8)
     request.num_computed_tokens = 8
     work = harness.run(request, 16, [15, 16, 17])
-    assert work.loads[0].pages == [15]
+    assert work.loads[0].groups[0].pages == [15]
     assert (work.saves[0].depth, work.saves[0].pages) == (1, [16, 17])
 
 
@@ -487,7 +489,7 @@ def test_the_least_covered_of_several_ranks_sets_the_match_count(fakes):
     harness.side.allocated(request, [1, 2, 3], 16)
     request.num_computed_tokens = 16
     work = harness.run(request, 14, [1, 2, 3, 4])
-    assert len(set(work.loads[0].keys)) == len(set(work.saves[0].keys)) == 2
+    assert len(set(work.loads[0].groups[0].keys)) == len(set(work.saves[0].keys)) == 2
     assert harness.clients[0].of(Cover)[0].keys != harness.clients[1].of(Cover)[0].keys
 
 

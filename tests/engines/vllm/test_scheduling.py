@@ -211,18 +211,19 @@ class Engine:
                 self.side.on_worker_output(self.fakes.outcome([load.request], said=said))
                 continue
             ((request, local),) = loading
+            (task,) = load.groups
             contents, blocks = [], 0
-            for key in unpack_keys(load.keys[0]):
+            for key in unpack_keys(task.keys[0]):
                 if key not in self.node or not self.links[0].lent:
                     break
                 contents += self.node[key]
                 blocks += 1
-            contents = contents[load.first :][: len(load.pages)]
-            for at, (page, content) in enumerate(zip(load.pages, contents, strict=False)):
+            contents = contents[task.first :][: len(task.pages)]
+            for at, (page, content) in enumerate(zip(task.pages, contents, strict=False)):
                 assert content == tuple(request.all_token_ids[: local + (at + 1) * PAGE])
                 assert self.pages.setdefault(page, content) == content
                 self.cached.setdefault(content, page)
-            failed = load.pages[len(contents) :]
+            failed = task.pages[len(contents) :]
             self.sources[load.request] += ["host"] * (len(contents) * PAGE)
             said = WorkerReport(landed={load.request: {"host": blocks} if blocks else {}})
             self.side.on_worker_output(self.fakes.outcome([load.request], failed, said))

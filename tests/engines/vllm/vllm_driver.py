@@ -162,14 +162,13 @@ def greedy(tokens, **settings):
 
 def run(channel, log, options):
     """Be an engine until the other end of the channel is closed."""
-    from holdfast.client import answer_wait
-    from holdfast.engines.vllm import saves, worker
+    from holdfast.client import answer_wait, direct_saves, rank_transfers
 
     with log.open("ab") as errors:
         os.dup2(errors.fileno(), 1)
         os.dup2(errors.fileno(), 2)
     # A machine that runs tests is busy: what is not about deadlines must not fail for them.
-    worker.DEADLINE_MIN_S = saves.RESERVE_S = 3.0
+    rank_transfers.DEADLINE_MIN_S = direct_saves.RESERVE_S = 3.0
     answer_wait.STEP_MAX_S, answer_wait.STEP_SHARE = 3.0, 1_000.0
     driver = Driver(options)
     channel.send("ready")

@@ -23,6 +23,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.client.private_node import PrivateNode
 from holdfast.client.prompt_ledger import ledger_of
+from holdfast.client.rank_transfers import RankTransfers, TransferOptions
 from holdfast.client.timeouts import EngineClocks, RunningClock
 from holdfast.client.timing_reporter import TimingReporter
 from holdfast.devices.base import LockingDevice
@@ -35,7 +36,6 @@ from holdfast.engines.vllm.portable import BlockForm, block_form
 from holdfast.engines.vllm.request_identity import adapter_settings
 from holdfast.engines.vllm.scheduler import SchedulerSide
 from holdfast.engines.vllm.work import Handshake, StepWork, WorkerReport
-from holdfast.engines.vllm.worker import WorkerSide
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.wire.local.messages import PROTOCOL, Hello
 from holdfast.wire.local.reconnecting_client import ReconnectingClient
@@ -64,7 +64,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         self._setting = self._setting._replace(adapter_settings=lora)
         self._private: PrivateNode | None = None
         self._scheduler: SchedulerSide | None = None
-        self._worker: WorkerSide | None = None
+        self._worker: RankTransfers | None = None
         self._handshake: Handshake | None = None
         advice = failure_policy_advice(transfer.kv_load_failure_policy)
         if advice and role is KVConnectorRole.SCHEDULER:
@@ -85,7 +85,8 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_kv_connector_stats(self) -> ConnectorCounts | None:
         side = self._worker or self._scheduler
-        return side.counts.take() if side is not None else None
+        taken = side.counts.take() if side is not None else None
+        return ConnectorCounts(taken.data) if taken is not None else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ConnectorCounts:
@@ -125,8 +126,10 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             except BaseException:
                 device.close()
                 raise
-            setting = self._setting._replace(saves=self._setting.saves and form.writes)
-            self._worker = WorkerSide(node, device, rank, setting, running=RunningClock())
+            transfers = TransferOptions(
+                self._setting.fetch_deadline_s, (self._setting.saves and form.writes,), rank
+            )
+            self._worker = RankTransfers(node, [device], transfers, running=RunningClock())
             if isinstance(device, LockingDevice):
                 self._worker.lock_arena(device)
             self._handshake = handshake
@@ -170,7 +173,10 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         return self._worker.failed_pages() if self._worker is not None else set()
 
     def build_connector_worker_meta(self) -> WorkerReport | None:
-        return self._worker.report(self._connector_metadata) if self._worker is not None else None
+        if self._worker is None:
+            return None
+        report = self._worker.report(self._connector_metadata)
+        return WorkerReport(*report) if report is not None else None
 
     # Scheduler
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import Counter
@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
-from holdfast.client.prompt_ledger import CountedPrompt
+from holdfast.client.counts import ClientCounts
 
 COUNTERS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "prompts": ((), "Prompts that were computed or loaded, each once."),
@@ -43,48 +43,18 @@ COUNTERS: Mapping[str, tuple[tuple[str, ...], str]] = {
 
 
 @dataclass
-class ConnectorCounts(KVConnectorStats):
-    """Counts since vLLM last took them; vLLM aggregates them over processes.
+class ConnectorCounts(ClientCounts, KVConnectorStats):
+    """The counts of the engine's client, which vLLM aggregates over processes.
 
-    A key is a name of `COUNTERS` and the values of its labels, joined by "/". Only the value of the
-    last label may contain "/".
+    Names and labels are those of `COUNTERS`.
     """
-
-    data: dict[str, float] = field(default_factory=dict)
-
-    def add(self, name: str, *labels: str, number: float = 1) -> None:
-        """Count `number` more of `name`."""
-        if number:
-            key = "/".join((name, *labels))
-            self.data[key] = self.data.get(key, 0) + number
-
-    def add_prompt(self, prompt: CountedPrompt) -> None:
-        """Count a prompt and its tokens by source."""
-        self.add("prompts")
-        self.add("prompt_tokens", number=prompt.tokens)
-        sources = {"engine": prompt.engine, "computed": prompt.computed, **prompt.loaded}
-        for source, tokens in sources.items():
-            self.add("prompt_tokens_by_source", source, number=tokens)
-
-    def add_all(self, other: KVConnectorStats) -> None:
-        """Add the counts of `other` to these."""
-        for key, number in other.data.items():
-            self.data[key] = self.data.get(key, 0) + number
-
-    def take(self) -> ConnectorCounts | None:
-        """Return and reset the counts; None if there are none."""
-        if not self.data:
-            return None
-        taken = ConnectorCounts(self.data)
-        self.reset()
-        return taken
 
     def reset(self) -> None:
         self.data = {}
 
     def aggregate(self, other: KVConnectorStats) -> ConnectorCounts:
         both = ConnectorCounts(dict(self.data))
-        both.add_all(other)
+        both.add_all(other.data)
         return both
 
     def reduce(self) -> dict[str, Any]:

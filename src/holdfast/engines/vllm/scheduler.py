@@ -16,17 +16,17 @@ from typing import Any
 
 from holdfast.blocks.key import Chain
 from holdfast.client.answer_wait import AnswerWait
+from holdfast.client.counts import REFUSED, ClientCounts
 from holdfast.client.engine_queue import EngineQueue, queue_ahead
-from holdfast.client.loader import REFUSED
 from holdfast.client.prompt_ledger import PromptLedger, by_tier
 from holdfast.client.queued_requests import QueuedRequests
 from holdfast.client.request_hints import NO_HINT, at_end, hint_of
 from holdfast.client.step_timer import PrefillChunk, StepTimer
+from holdfast.client.tasks import GroupTask, LoadTask, SaveTask
 from holdfast.client.timeouts import Backoff, EngineClocks
 from holdfast.client.timing_reporter import TimingReporter
 from holdfast.client.tracked_request import PendingLoad, PlanRequest, TrackedRequest
 from holdfast.client.transfer_params import is_asked, transfer_params
-from holdfast.engines.vllm.counters import ConnectorCounts
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.request_identity import (
     AdapterDigests,
@@ -36,7 +36,7 @@ from holdfast.engines.vllm.request_identity import (
     why_declined,
     why_not_read,
 )
-from holdfast.engines.vllm.work import Handshake, LoadTask, SaveTask, StepWork
+from holdfast.engines.vllm.work import Handshake, StepWork
 from holdfast.errors import NodeGoneError, NotFollowed, Outcome, ProtocolError, RefusedError
 from holdfast.limits import CHAIN_BLOCKS_MAX
 from holdfast.wire.fields import traceparent
@@ -80,7 +80,7 @@ class SchedulerSide:
     ) -> None:
         """`ledger`: shared with the engine's other connectors; default: one of its own."""
         clocks = clocks or EngineClocks()
-        self.counts = ConnectorCounts()
+        self.counts = ClientCounts()
         self._ledger = ledger or PromptLedger()
         self._member = self._ledger.join()
         self._connections = connections
@@ -208,9 +208,7 @@ class SchedulerSide:
         self._loads.append(
             LoadTask(
                 request.request_id,
-                keys,
-                wanted,
-                skipped // page,
+                (GroupTask(keys, wanted, skipped // page),),
                 external_tokens,
                 tracked.plan,
                 tracked.deadline_s,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -11,38 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-
-class LoadTask(NamedTuple):
-    """Blocks to load into the pages of a waiting request.
-
-    `keys`: 16 bytes a block, one string per tensor-parallel rank. `pages`: in the order of tokens;
-    the first one is page `first` of the first block, and the last block may be partial. `plan`:
-    number of the node's plan; a load that exceeds its `deadline_s` is computed instead.
-    """
-
-    request: str
-    keys: tuple[bytes, ...]
-    pages: list[int]
-    first: int
-    tokens: int
-    plan: int = 0
-    deadline_s: float = 0.0
-
-
-class SaveTask(NamedTuple):
-    """Blocks that are full at the end of this step; tuples have an entry per tensor-parallel rank.
-
-    `depth`: index of the first block in its chain, whose parent is in `parents` and whose segment
-    is in `segments`. `retention`: name of a retention class.
-    """
-
-    request: str
-    keys: tuple[bytes, ...]
-    parents: tuple[bytes, ...]
-    segments: tuple[bytes, ...]
-    depth: int
-    pages: list[int]
-    retention: str = "session"
+from holdfast.client.tasks import LoadTask, SaveTask
 
 
 @dataclass
@@ -65,12 +34,12 @@ class WorkerReport(KVConnectorWorkerMetadata):
 
     computed: bool = False
     moving: bool = False
-    landed: dict[str, dict[str, int]] = field(default_factory=dict)
+    landed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     passive: bool = False
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         """Return a report with each flag set that is set for any worker, and the fewest blocks."""
-        landed = self.landed | other.landed
+        landed = {**self.landed, **other.landed}
         for request in self.landed.keys() & other.landed.keys():
             both = self.landed[request], other.landed[request]
             landed[request] = min(both, key=lambda blocks: sum(blocks.values()))

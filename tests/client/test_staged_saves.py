@@ -1,23 +1,23 @@
 """Saves of an engine on a GPU: blocks are staged, and reach their slots at a later step."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-pytest.importorskip("vllm")
-
 from holdfast.blocks.envelope import HEADER_BYTES, stored_bytes
 from holdfast.client import loader as loader_module
+from holdfast.client.rank_transfers import RankTransfers, TransferOptions
+from holdfast.client.staged_saves import COPY_BEFORE_S
+from holdfast.client.tasks import GroupTask, LoadTask, SaveTask
 from holdfast.devices.base import Pages
 from holdfast.devices.cuda import device as device_module
 from holdfast.devices.cuda.device import CudaDevice
 from holdfast.devices.registry import DeviceOptions
-from holdfast.engines.vllm.options import ConnectorSettings
-from holdfast.engines.vllm.saves import COPY_BEFORE_S
-from holdfast.engines.vllm.work import LoadTask, SaveTask, StepWork
-from holdfast.engines.vllm.worker import WorkerSide
 from holdfast.errors import NodeGoneError, RefusedError
 from holdfast.testing.page_locks import TestLocks
 from holdfast.testing.payloads import key_of
+from holdfast.testing.played_client import PlayedClient, PlayedConnection
 from holdfast.testing.simulated_driver import SimulatedDriver
 from holdfast.wire.local.messages import (
     Abort,
@@ -31,12 +31,17 @@ from holdfast.wire.local.messages import (
     Reserved,
 )
 
-SETTING = ConnectorSettings("", "default", 0, "", 0.05, 5.0, saves=True)
+OPTIONS = TransferOptions(5.0)
 LAYERS, COUNT, PAGE_BYTES, PER_BLOCK = 3, 32, 96, 2
 PAYLOAD = LAYERS * PER_BLOCK * PAGE_BYTES
 RECORD = stored_bytes(PAYLOAD)
 KEYS = [key_of(number) for number in range(4)]
 SEEDS = range(6)
+
+
+def step(loads=(), saves=(), tokens=0):
+    """What a rank has to do in one step."""
+    return SimpleNamespace(loads=list(loads), saves=list(saves), tokens=tokens)
 
 
 class Node:
@@ -72,19 +77,19 @@ class Node:
 
 
 class Harness:
-    def __init__(self, fakes, seed=0):
+    def __init__(self, seed=0, options=OPTIONS):
         self.now = 0.0
         self.driver = SimulatedDriver(seed)
         self.node = Node()
-        self.client = fakes.Client(self.node, arena_bytes=32 * RECORD)
-        self.link = fakes.Link(self.client)
+        self.client = PlayedClient(self.node, arena_bytes=32 * RECORD)
+        self.link = PlayedConnection(self.client)
         self.memory = np.random.default_rng(seed).integers(
             0, 256, (LAYERS, COUNT, PAGE_BYTES), np.uint8
         )
         bases = tuple(self.memory[layer].ctypes.data for layer in range(LAYERS))
         pages = Pages.uniform(bases, PAGE_BYTES, PAGE_BYTES, COUNT, PER_BLOCK)
         self.device = CudaDevice(self.driver, pages, DeviceOptions(step_blocks=4), self.memory)
-        self.side = WorkerSide(self.link, self.device, 0, SETTING, now=lambda: self.now)
+        self.side = RankTransfers(self.link, [self.device], options, now=lambda: self.now)
         self.locks = TestLocks(self.driver, self.client.arena, RECORD)
         for chunk in range(32):
             self.locks.lock(chunk)
@@ -92,7 +97,7 @@ class Harness:
 
     def begin(self, pages, keys):
         save = SaveTask("r", (b"".join(keys),), (b"p" * 16,), (b"s" * 8,), 2, pages)
-        work = StepWork(saves=[save], tokens=64)
+        work = step(saves=[save], tokens=64)
         self.side.begin(work)
         return work
 
@@ -106,9 +111,9 @@ class Harness:
 
     def idle(self, steps=200):
         for _ in range(steps):
-            self.side.begin(StepWork())
-            self.side.save(StepWork())
-            if not self.side.report(StepWork()):
+            self.side.begin(step())
+            self.side.save(step())
+            if not self.side.report(step()):
                 return
 
     def block(self, pages):
@@ -125,8 +130,8 @@ class Harness:
 @pytest.fixture(autouse=True)
 def small_stages(monkeypatch):
     monkeypatch.setattr(device_module, "PIECE_BYTES", 2 * PAYLOAD)
-    monkeypatch.setattr("holdfast.engines.vllm.worker.REST_S", 0.0)
-    monkeypatch.setattr("holdfast.engines.vllm.worker.POLL_S", 0.0)
+    monkeypatch.setattr("holdfast.client.rank_transfers.REST_S", 0.0)
+    monkeypatch.setattr("holdfast.client.rank_transfers.POLL_S", 0.0)
 
 
 def counted(harness):
@@ -136,8 +141,8 @@ def counted(harness):
 
 
 @pytest.fixture
-def harness(fakes):
-    harness = Harness(fakes)
+def harness():
+    harness = Harness()
     yield harness
     harness.side.close()
     assert not harness.driver.faults
@@ -146,8 +151,8 @@ def harness(fakes):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_saved_blocks_are_those_of_their_step_though_their_pages_are_overwritten(fakes, seed):
-    harness = Harness(fakes, seed)
+def test_saved_blocks_are_those_of_their_step_though_their_pages_are_overwritten(seed):
+    harness = Harness(seed)
     first = harness.step([9, 3, 30, 1], KEYS[:2])
     second = harness.step([4, 5], KEYS[2:3])
     harness.idle()
@@ -155,7 +160,7 @@ def test_saved_blocks_are_those_of_their_step_though_their_pages_are_overwritten
     assert harness.slots(1) + harness.slots(2) == first + second
     assert harness.side.counts.data["saved_blocks"] == 3
     assert harness.driver.calls["bounce"] == 0
-    harness.side.begin(StepWork())
+    harness.side.begin(step())
     assert harness.side.counts.data["copied_bytes/locked"] == 3 * PAYLOAD
     assert "copied_bytes/bounced" not in harness.side.counts.data
     harness.side.close()
@@ -167,7 +172,7 @@ def test_a_step_does_not_wait_for_its_slots(harness):
     harness.node.late = True
     before = harness.step([9, 3], KEYS[:1])
     harness.idle(50)
-    assert harness.side.report(StepWork()).moving
+    assert harness.side.report(step()).moving
     assert harness.driver.calls["copy"] == 0
     harness.node.late = False
     harness.idle()
@@ -254,12 +259,12 @@ def test_a_node_that_dies_costs_the_save_only(harness, when):
     assert harness.node.committed == []
 
 
-def test_nothing_is_copied_to_the_slots_of_a_session_that_ended(harness, fakes):
+def test_nothing_is_copied_to_the_slots_of_a_session_that_ended(harness):
     """After a reconnection the old session's slots belong to others."""
     harness.step([9, 3], KEYS[:1])
     harness.driver.run()
     harness.client.gone = True
-    harness.link.lent = fakes.Client(Node(), arena_bytes=32 * RECORD)
+    harness.link.lent = PlayedClient(Node(), arena_bytes=32 * RECORD)
     before = harness.driver.calls["copy"]
     harness.idle()
     assert harness.driver.calls["copy"] == before
@@ -309,14 +314,14 @@ def test_after_a_lasting_error_of_the_gpu_the_worker_is_passive_and_says_so_once
     for _ in range(3):
         harness.step([9, 3], KEYS[:1])
         load(harness)
-    harness.side.begin(StepWork())
+    harness.side.begin(step())
     (said,) = [each for each in caplog.records if "Holdfast is off" in each.message]
     assert said.levelname == "ERROR"
     assert "all requests are computed" in said.message
     assert said.message.endswith(harness.device.failure)
     assert harness.side.counts.data["device_failures"] == 1
     assert harness.link.closed
-    assert harness.side.report(StepWork(tokens=1)).passive
+    assert harness.side.report(step(tokens=1)).passive
     calls, sent, logged = harness.driver.calls.copy(), len(harness.client.sent), len(caplog.records)
     harness.step([9, 3], KEYS[:1])
     assert load(harness) == {9, 3, 30, 1}, "vLLM computes these pages"
@@ -345,14 +350,14 @@ def test_an_error_of_the_gpu_that_passes_leaves_the_worker_active(harness):
         harness.step([9, 3], KEYS[:1])
         load(harness)
     harness.driver.mend()
-    harness.side.begin(StepWork())
+    harness.side.begin(step())
     assert "device_failures" not in harness.side.counts.data
-    assert not harness.side.report(StepWork(tokens=1)).passive
+    assert not harness.side.report(step(tokens=1)).passive
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_blocks_in_stages_at_close_are_committed_before_the_session_ends(fakes, seed):
-    harness = Harness(fakes, seed)
+def test_blocks_in_stages_at_close_are_committed_before_the_session_ends(seed):
+    harness = Harness(seed)
     before = harness.step([9, 3], KEYS[:1])
     at_close = []
     harness.link.close = lambda: at_close.append((list(harness.node.committed), harness.slots(1)))
@@ -361,15 +366,15 @@ def test_blocks_in_stages_at_close_are_committed_before_the_session_ends(fakes, 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_load_on_the_gpu_fills_its_pages(fakes, seed):
-    harness = Harness(fakes, seed)
+def test_a_load_on_the_gpu_fills_its_pages(seed):
+    harness = Harness(seed)
     content = np.random.default_rng(1).integers(0, 256, 4 * RECORD, np.uint8)
     harness.client.arena.view[: 4 * RECORD] = content
-    work = StepWork([LoadTask("r", (b"".join(KEYS),), [9, 3, 30, 1, 2, 0, 5], 1, 64)])
+    work = step([LoadTask("r", (GroupTask((b"".join(KEYS),), [9, 3, 30, 1, 2, 0, 5], 1),), 64)])
     harness.side.begin(work)
     harness.side.start_loads(work)
     while not harness.side.ended():
-        harness.side.save(StepWork())
+        harness.side.save(step())
     assert harness.side.failed_pages() == set()
     payload = content[HEADER_BYTES : HEADER_BYTES + PAYLOAD].reshape(LAYERS, PER_BLOCK, PAGE_BYTES)
     assert (harness.memory[:, 9] == payload[:, 1]).all()
@@ -382,11 +387,11 @@ def test_a_load_on_the_gpu_fills_its_pages(fakes, seed):
 
 def load(harness):
     """Run a load of two blocks to its end; return the pages that failed."""
-    work = StepWork([LoadTask("r", (b"".join(KEYS[:2]),), [9, 3, 30, 1], 0, 64)])
+    work = step([LoadTask("r", (GroupTask((b"".join(KEYS[:2]),), [9, 3, 30, 1], 0),), 64)])
     harness.side.begin(work)
     harness.side.start_loads(work)
     while not harness.side.ended():
-        harness.side.save(StepWork())
+        harness.side.save(step())
     return harness.side.failed_pages()
 
 
@@ -409,12 +414,13 @@ def test_a_load_stops_between_two_pieces_if_its_session_ends(one_block_a_piece, 
     assert counted(harness) == {"calls/fetch/gone": 1}
 
 
-def test_a_load_that_is_too_late_copies_no_further_piece(one_block_a_piece, harness, monkeypatch):
+def test_a_load_that_is_too_late_copies_no_further_piece(one_block_a_piece, monkeypatch):
+    harness = Harness(options=TransferOptions(-10.0))
     harness.client.arena.view[: 4 * RECORD] = bytes([7]) * (4 * RECORD)
     before = harness.block([9, 3, 30, 1])
     monkeypatch.setattr(loader_module, "COPY_S", -10.0)
-    monkeypatch.setattr(harness.side, "_deadline_max_s", -10.0)
     assert load(harness) == {9, 3, 30, 1}
     assert harness.block([9, 3, 30, 1]) == before
     assert counted(harness) == {"calls/fetch/late": 1}
     assert [message.lease for message in harness.client.of(Release)] == [7]
+    harness.side.close()

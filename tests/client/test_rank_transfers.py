@@ -1,20 +1,19 @@
 import os
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-pytest.importorskip("vllm")
-
 from holdfast.blocks.envelope import HEADER_BYTES, stored_bytes
+from holdfast.client.rank_transfers import RankTransfers, StepReport, TransferOptions
+from holdfast.client.tasks import GroupTask, LoadTask, SaveTask
 from holdfast.devices.base import Pages
 from holdfast.devices.host import HostDevice
-from holdfast.engines.vllm.options import ConnectorSettings
-from holdfast.engines.vllm.work import LoadTask, SaveTask, StepWork, WorkerReport
-from holdfast.engines.vllm.worker import WorkerSide
 from holdfast.errors import NodeGoneError, RefusedError
 from holdfast.limits import RECLAIM_S
 from holdfast.testing.payloads import key_of, payload_of
+from holdfast.testing.played_client import PlayedClient, PlayedConnection
 from holdfast.wire.local.messages import (
     Abort,
     Commit,
@@ -27,12 +26,17 @@ from holdfast.wire.local.messages import (
     Reserved,
 )
 
-SETTING = ConnectorSettings("", "default", 0, "", 0.05, 5.0, saves=True)
+OPTIONS = TransferOptions(5.0)
 LAYERS, COUNT, PAGE_BYTES, PER_BLOCK = 3, 32, 96, 2
 PAYLOAD = LAYERS * PER_BLOCK * PAGE_BYTES
 RECORD = stored_bytes(PAYLOAD)
 KEYS = [key_of(number) for number in range(4)]
 EMPTY = 0xEE
+
+
+def step(loads=(), saves=(), tokens=0):
+    """What a rank has to do in one step."""
+    return SimpleNamespace(loads=list(loads), saves=list(saves), tokens=tokens)
 
 
 class Node:
@@ -68,23 +72,23 @@ class Node:
 
 
 class Harness:
-    def __init__(self, fakes):
+    def __init__(self, options=OPTIONS):
         self.now = 0.0
         self.node = Node()
-        self.client = fakes.Client(self.node, arena_bytes=32 * RECORD)
+        self.client = PlayedClient(self.node, arena_bytes=32 * RECORD)
         for at, key in enumerate(KEYS):
             start = at * RECORD + HEADER_BYTES
             self.client.arena.view[start : start + PAYLOAD] = payload_of(key, PAYLOAD)
-        self.link = fakes.Link(self.client)
+        self.link = PlayedConnection(self.client)
         self.memory = np.full((LAYERS, COUNT, PAGE_BYTES), EMPTY, np.uint8)
         bases = tuple(self.memory[layer].ctypes.data for layer in range(LAYERS))
         self.pages = Pages.uniform(bases, PAGE_BYTES, PAGE_BYTES, COUNT, PER_BLOCK)
-        device = HostDevice(self.pages, keep=self.memory)
-        self.side = WorkerSide(self.link, device, 0, SETTING, now=lambda: self.now)
+        self.device = HostDevice(self.pages, keep=self.memory)
+        self.side = RankTransfers(self.link, [self.device], options, now=lambda: self.now)
 
     def load(self, pages, first=0, keys=KEYS):
         """Run one load to its end; return the pages that failed."""
-        work = StepWork([LoadTask("r", (b"".join(keys),), pages, first, 64)])
+        work = step([LoadTask("r", (GroupTask((b"".join(keys),), pages, first),), 64)])
         self.side.begin(work)
         self.side.start_loads(work)
         for _ in range(10_000):
@@ -95,7 +99,7 @@ class Harness:
 
     def saving(self, pages, keys=KEYS, tokens=64):
         save = SaveTask("r", (b"".join(keys),), (b"p" * 16,), (b"s" * 8,), 2, pages)
-        work = StepWork(saves=[save], tokens=tokens)
+        work = step(saves=[save], tokens=tokens)
         self.side.begin(work)
         return work
 
@@ -111,8 +115,8 @@ class Harness:
 
 
 @pytest.fixture
-def harness(fakes):
-    harness = Harness(fakes)
+def harness():
+    harness = Harness()
     yield harness
     harness.side.close()
 
@@ -127,8 +131,8 @@ def test_a_load_fills_its_pages_and_releases_the_lease(harness):
     assert harness.side.counts.data["fetched_bytes"] == 4 * PAYLOAD
 
 
-def test_a_release_waits_at_most_for_the_rest_of_the_deadline(harness, monkeypatch):
-    waits = {}
+def test_a_release_waits_at_most_for_the_rest_of_the_deadline(monkeypatch):
+    waits, harness = {}, Harness(TransferOptions(1000.0))
     wait = harness.client.wait
 
     def waiting(request_id, timeout_s):
@@ -136,9 +140,9 @@ def test_a_release_waits_at_most_for_the_rest_of_the_deadline(harness, monkeypat
         return wait(request_id, timeout_s)
 
     monkeypatch.setattr(harness.client, "wait", waiting)
-    monkeypatch.setattr(harness.side, "_deadline_max_s", 1000.0)
     assert harness.load([9, 3, 30, 1, 2, 0, 5, 6]) == set()
     assert 100 < waits[Release] <= 1000 < waits[Fetch]
+    harness.side.close()
 
 
 def test_a_short_load_does_not_wait_behind_a_long_one(harness, monkeypatch):
@@ -151,13 +155,13 @@ def test_a_short_load_does_not_wait_behind_a_long_one(harness, monkeypatch):
         return wait(request_id, timeout_s)
 
     monkeypatch.setattr(harness.client, "wait", waiting)
-    long = LoadTask("long", (b"".join(KEYS),), [9, 3, 30, 1, 2, 0, 5, 6], 0, 64)
-    short = LoadTask("short", (KEYS[0],), [10, 11], 0, 16)
-    harness.side.start_loads(StepWork([long, short]))
+    long = LoadTask("long", (GroupTask((b"".join(KEYS),), [9, 3, 30, 1, 2, 0, 5, 6], 0),), 64)
+    short = LoadTask("short", (GroupTask((KEYS[0],), [10, 11], 0),), 16)
+    harness.side.start_loads(step([long, short]))
     ended = []
     for expected in ("short", "long"):
         while len(ended) == (expected == "long"):
-            harness.side.save(StepWork())
+            harness.side.save(step())
             ended += harness.side.ended()
         assert ended[-1] == expected
         long_may_end.set()
@@ -168,17 +172,11 @@ def test_a_short_load_does_not_wait_behind_a_long_one(harness, monkeypatch):
 def test_a_load_reports_its_loaded_blocks_by_tier(harness):
     harness.node.landing = 1
     assert harness.load([9, 8, 7, 6]) == {6, 7}
-    assert harness.side.report(StepWork()) == WorkerReport(landed={"r": {"disk": 1}})
-    assert harness.side.report(StepWork()) is None
+    assert harness.side.report(step()) == StepReport(landed={"r": {"disk": 1}})
+    assert harness.side.report(step()) is None
     harness.node.valid = False
     harness.load([9, 8, 7, 6])
-    assert harness.side.report(StepWork()).landed == {"r": {}}
-
-
-def test_the_fewest_blocks_of_any_rank_count_for_a_load():
-    ranks = [{"r": {"disk": 2, "host": 1}, "only": {}}, {"r": {"host": 2}}]
-    one, other = (WorkerReport(landed=landed) for landed in ranks)
-    assert one.aggregate(other).landed == {"r": {"host": 2}, "only": {}}
+    assert harness.side.report(step()).landed == {"r": {}}
 
 
 @pytest.mark.parametrize(("refused", "outcome"), [(False, "gone"), (True, "refused")])
@@ -186,7 +184,7 @@ def test_loads_and_saves_without_a_session_count_the_reason(harness, refused, ou
     harness.link.lent, harness.link.refused = None, refused
     assert harness.load([9, 8, 7, 6]) == {6, 7, 8, 9}
     harness.side.save(harness.saving([1, 2]))
-    assert harness.side.report(StepWork()).landed == {"r": {}}
+    assert harness.side.report(step()).landed == {"r": {}}
     counts = harness.side.counts.data
     assert counts == {f"calls/fetch/{outcome}": 1, f"calls/save/{outcome}": 1}
 
@@ -258,22 +256,22 @@ def out_of_memory(*_):
 
 
 def test_a_device_that_fails_costs_the_load_and_the_next_one_lands(harness, monkeypatch):
-    scatter = harness.side._device.scatter
-    monkeypatch.setattr(harness.side._device, "scatter", out_of_memory)
+    scatter = harness.device.scatter
+    monkeypatch.setattr(harness.device, "scatter", out_of_memory)
     assert harness.load([9, 3]) == {9, 3}
     assert [message.lease for message in harness.client.of(Release)] == [7]
-    monkeypatch.setattr(harness.side._device, "scatter", scatter)
+    monkeypatch.setattr(harness.device, "scatter", scatter)
     assert harness.load([9, 3], keys=KEYS[:1]) == set()
     assert harness.holds([9, 3], 0)
 
 
 def test_a_device_that_fails_costs_the_save_only_and_its_slots_go_back(harness, monkeypatch):
-    monkeypatch.setattr(harness.side._saves._device, "gather", out_of_memory)
+    monkeypatch.setattr(harness.device, "gather", out_of_memory)
     for _ in range(3):
         harness.side.save(harness.saving([9, 3], KEYS[:1]))
     assert harness.side.counts.data["calls/save/failed"] == 3
     assert [message.ticket for message in harness.client.of(Abort)] == [1, 2, 3]
-    harness.side.begin(StepWork())
+    harness.side.begin(step())
     assert harness.node.committed == []
 
 
@@ -291,7 +289,7 @@ def test_an_invalid_answer_to_a_reservation_returns_all_slots_of_the_step(harnes
         Released(True) if message == harness.client.of(Reserve)[1] else harness.node(message)
     )
     save = SaveTask("r", (KEYS[0],), (b"p" * 16,), (b"s" * 8,), 2, [9, 3])
-    work = StepWork(saves=[save._replace(depth=depth) for depth in range(3)], tokens=64)
+    work = step(saves=[save._replace(depth=depth) for depth in range(3)], tokens=64)
     harness.side.begin(work)
     harness.side.save(work)
     assert harness.side.counts.data == {"calls/save/gone": 3}
@@ -299,12 +297,12 @@ def test_an_invalid_answer_to_a_reservation_returns_all_slots_of_the_step(harnes
     assert harness.client.of(Reserve)[2] in harness.client.forgotten
 
 
-def test_blocks_are_loaded_if_setting_the_cpu_affinity_is_refused(fakes, monkeypatch):
+def test_blocks_are_loaded_if_setting_the_cpu_affinity_is_refused(monkeypatch):
     def refuse(*_):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    harness = Harness(fakes)
+    harness = Harness()
     assert harness.load([9, 3], keys=KEYS[:1]) == set()
     harness.side.close()
 
@@ -312,14 +310,14 @@ def test_blocks_are_loaded_if_setting_the_cpu_affinity_is_refused(fakes, monkeyp
 def test_a_step_without_a_forward_yields_the_gil_to_a_running_load(harness):
     let_go = threading.Event()
     harness.client.answer = lambda message: let_go.wait(20) and harness.node(message)
-    work = StepWork([LoadTask("r", (KEYS[0],), [9, 3], 0, 64)])
+    work = step([LoadTask("r", (GroupTask((KEYS[0],), [9, 3], 0),), 64)])
     harness.side.start_loads(work)
     assert harness.side.ended() == set()
     harness.side.save(work)
     assert harness.side.ended() == set()
     let_go.set()
     while not (ended := harness.side.ended()):
-        harness.side.save(StepWork())
+        harness.side.save(step())
     assert ended == {"r"}
 
 
@@ -345,7 +343,7 @@ def test_saved_pages_lie_in_their_slots_when_the_step_ends(harness):
     for place, key in zip(harness.node.tickets[1], KEYS[:2], strict=True):
         assert slot(harness, place) == bytes(payload_of(key, PAYLOAD))
     assert harness.node.committed == []
-    harness.side.begin(StepWork())
+    harness.side.begin(step())
     assert harness.node.committed == [1]
     assert harness.side.counts.data["saved_blocks"] == 2
 
@@ -383,7 +381,7 @@ def test_a_refused_commit_is_counted_and_its_reason_is_logged(harness, caplog):
         RefusedError("the domain was erased") if isinstance(message, Commit) else answer(message)
     )
     harness.side.save(harness.saving([9, 3], KEYS[:1]))
-    harness.side.begin(StepWork())
+    harness.side.begin(step())
     assert harness.side.counts.data == {"calls/save/refused": 1}
     assert "blocks not saved: the domain was erased" in caplog.text
 
@@ -396,8 +394,8 @@ def test_a_node_that_dies_costs_the_save_only(harness, when):
     harness.client.gone = when == "reserving"
     harness.side.save(work)
     harness.client.gone = when != "before"
-    harness.side.begin(StepWork())
-    harness.side.begin(StepWork())
+    harness.side.begin(step())
+    harness.side.begin(step())
     assert harness.side.counts.data == {"calls/save/gone": 1}
 
 
@@ -416,21 +414,21 @@ def test_pages_that_could_not_be_copied_are_not_published(harness, monkeypatch):
     work = harness.saving([9, 3], KEYS[:1])
     monkeypatch.setattr("holdfast.devices.host._copy_batched", lambda _plan: False)
     harness.side.save(work)
-    harness.side.begin(StepWork())
+    harness.side.begin(step())
     assert harness.node.committed == []
     assert [message.ticket for message in harness.client.of(Abort)] == [1]
     assert harness.side.counts.data["calls/save/failed"] == 1
 
 
-class Deferred:
-    """A device whose copies arrive when they are let, or waited for."""
+class DeferredGather:
+    """A copy out of pages that arrives when it is let, or waited for."""
 
     arrives = False
 
-    def __init__(self, device):
-        self._device, self.pages, self.close = device, device.pages, device.close
+    def __init__(self, gather):
+        self._gather = gather
 
-    def gather(self, *plan):
+    def __call__(self, *plan):
         self._plan = plan
         return self
 
@@ -439,24 +437,26 @@ class Deferred:
 
     def result(self):
         self.arrives = True
-        return self._device.gather(*self._plan).result()
+        return self._gather(*self._plan).result()
 
 
-def test_copies_that_complete_while_the_engine_is_idle_are_committed(harness):
-    device = harness.side._saves._device = Deferred(harness.side._device)
+def test_copies_that_complete_while_the_engine_is_idle_are_committed(harness, monkeypatch):
+    device = DeferredGather(harness.device.gather)
+    monkeypatch.setattr(harness.device, "gather", device)
     work, heard = harness.saving([9, 3], KEYS[:1]), []
     harness.side.save(work)
-    assert harness.side.report(work) == WorkerReport(computed=True, moving=True)
+    assert harness.side.report(work) == StepReport(computed=True, moving=True)
     for arrives in (False, True, True):
-        harness.side.begin(StepWork())
+        harness.side.begin(step())
         device.arrives = arrives
-        harness.side.save(StepWork())
-        heard.append((harness.side.report(StepWork()), len(harness.client.of(Commit))))
-    assert heard == [(WorkerReport(moving=True), 0), (WorkerReport(), 1), (None, 1)]
+        harness.side.save(step())
+        heard.append((harness.side.report(step()), len(harness.client.of(Commit))))
+    assert heard == [(StepReport(moving=True), 0), (StepReport(), 1), (None, 1)]
 
 
-def test_copies_in_flight_at_close_are_committed_before_the_session_ends(harness):
-    harness.side._saves._device, at_close = Deferred(harness.side._device), []
+def test_copies_in_flight_at_close_are_committed_before_the_session_ends(harness, monkeypatch):
+    monkeypatch.setattr(harness.device, "gather", DeferredGather(harness.device.gather))
+    at_close = []
     fill(harness, [9, 3])
     harness.side.save(harness.saving([9, 3], KEYS[:1]))
     (place,) = harness.node.tickets[1]
@@ -469,9 +469,9 @@ def test_copies_in_flight_at_close_are_committed_before_the_session_ends(harness
 
 def test_a_load_has_the_deadline_of_its_plan_within_what_was_configured(harness):
     for planned, sent in ((0.0, 5.0), (2.0, 2.0), (0.001, 0.01), (50.0, 5.0)):
-        load = LoadTask("r", (KEYS[0],), [9, 3], 0, 100, plan=7, deadline_s=planned)
-        harness.side.start_loads(StepWork([load]))
+        load = LoadTask("r", (GroupTask((KEYS[0],), [9, 3], 0),), 100, plan=7, deadline_s=planned)
+        harness.side.start_loads(step([load]))
         while not harness.side.ended():
-            harness.side.save(StepWork())
+            harness.side.save(step())
         assert harness.client.of(Fetch)[-1].deadline_s == sent
         assert harness.client.of(Fetch)[-1].plan == 7
