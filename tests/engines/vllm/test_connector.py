@@ -76,13 +76,13 @@ def test_an_option_that_contradicts_the_model_stops_the_engine_at_start(monkeypa
 def test_modules_that_run_inside_an_engine_use_the_vllm_logger():
     # vLLM configures its own logger only: records of others have neither time nor level.
     loggers = defaultdict(set)
-    for folder in ("client", "devices", "engines", "wire/local"):
+    for folder in ("client", "devices", "engines/vllm", "wire/local"):
         for path in (Path(holdfast.__file__).parent / folder).rglob("*.py"):
             for logger in re.findall(r"getLogger\((.*?)\)", path.read_text()):
                 loggers[logger].add(path.name)
     # Opening a store or a session from Python is not part of the connector.
     assert set(loggers) == {'"vllm.holdfast"', "__name__"}
-    assert loggers["__name__"] == {"opening.py", "session.py"}
+    assert loggers["__name__"] == {"opening.py", "session.py", "store_engine.py"}
 
 
 def test_a_load_failure_policy_of_fail_is_warned_about_once(caplog):
