@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -62,19 +63,24 @@ class InflightSave(NamedTuple):
 class StepSaves(Protocol):
     """The saves of an engine's steps; the calls of one step are `begin`, `copy` and `poll`."""
 
+    @abstractmethod
     def begin(self, saves: Sequence[SaveTask]) -> None:
         """Before the forward: request the slots for this step's saves."""
 
+    @abstractmethod
     def copy(self) -> None:
         """After the forward: copy the blocks of this step out of their pages."""
 
+    @abstractmethod
     def poll(self) -> None:
         """Continue what can continue, without waiting."""
 
     @property
+    @abstractmethod
     def busy(self) -> bool:
         """Whether a save is not committed yet."""
 
+    @abstractmethod
     def close(self) -> None:
         """Wait for all copies, commit them, and wait at most `COMMIT_S` for the replies."""
 
