@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from holdfast.blocks.envelope import HEADER_BYTES, TAG_BYTES
@@ -20,6 +21,7 @@ from holdfast.sim.replay import replay
 from holdfast.sim.route import ROUTERS
 from holdfast.sim.run import Simulation, SimulationSettings
 from holdfast.sim.tier_order import FifoOrder, LruOrder
+from holdfast.sim.trace import Requests, arrange
 from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
@@ -86,6 +88,23 @@ def first(trace, requests):
         starts=trace.starts[: requests + 1],
         ids=trace.ids[: trace.starts[requests]],
     )
+
+
+def coarse(trace, blocks):
+    """The trace in blocks that are longer by a factor; shorter requests are left out."""
+    chains = [trace.chain(request)[blocks - 1 :: blocks] for request in range(trace.requests)]
+    kept = [request for request, chain in enumerate(chains) if len(chain)]
+    counts = np.array([len(chains[request]) for request in kept], np.int64)
+    size = trace.block_tokens * blocks
+    requests = Requests(
+        trace.time_s[kept],
+        counts * size,
+        trace.output_tokens[kept],
+        trace.session[kept],
+        trace.think_s[kept],
+    )
+    ids = np.concatenate([chains[request] for request in kept])
+    return arrange(trace.name, size, requests, counts, ids)
 
 
 def served_by_a_store(trace, store):
@@ -279,3 +298,23 @@ def test_a_simulation_of_full_tiers_that_give_each_other_everything_agrees_with_
     assert all(found.store_evictions[tier] for tier in range(4))
     assert simulated.total() == pytest.approx(stored.total(), rel=0.02)
     assert all(abs(simulated[tier] - stored[tier]) < 0.02 * stored.total() for tier in range(4))
+
+
+@pytest.mark.usefixtures("moves_ahead")
+def test_a_disk_that_demotes_has_the_hits_of_one_store_of_the_summed_capacity(shipped):
+    """Of agent sessions, in a store and in the simulator. Rows of `bench movement` are whole."""
+    trace = coarse(first(shipped("claudecode"), 5_000), 512)
+    host, disk, far = 45, 80, 120
+    below = [
+        LowerTier("disk", disk, Intake(evicted="never")),
+        LowerTier("disk", far, Intake(saves=False, evicted="always")),
+    ]
+    both = replayed(trace, "cost_aware", host, below)
+    hits = [fetched_by_tier(each).total() for each in (both.stored, both.simulated)]
+    alone, summed = (
+        fetched_by_tier(replayed(trace, "cost_aware", host, [LowerTier("disk", n)]).stored).total()
+        for n in (disk, disk + far)
+    )
+    assert alone < 0.95 * summed, "the slower tier has nothing to add"
+    assert min(hits) >= 0.98 * summed
+    assert hits[1] == pytest.approx(hits[0], rel=0.02)
