@@ -33,7 +33,8 @@ ROWS_INTRO = """\
 
 Every row of every report in `docs/benchmarks/`. *limit* is a reference of the same run: for
 `tiers`, `pool`, `seal.seal` and `seal.open` the plainest code that moves the same bytes into as
-much memory; for `gpu` one copy of page-locked memory; for `metrics` the same without scrapes; for
+much memory; for `movement` the slower of source and target alone; for `gpu` one copy of
+page-locked memory; for `metrics` the same without scrapes; for
 the other rows of `seal` the same without sealing; for `quota` the same without the flood; for
 `traces` the oracle's bound; for `sim` the exact LRU curve. `limit_is` names another one. *ratio* is
 the value divided by the limit; where rounds are short, it is the median of the rounds' ratios.
@@ -405,6 +406,16 @@ QUESTIONS = (
         "bench vllm",
         "layouts.svg",
         layouts_chart,
+    ),
+    Question(
+        "How fast do blocks move between tiers?",
+        "A store over a disk and a second tier: what it saves to the disk, what the disk evicts to "
+        "the second tier (demotion), and what is fetched from there and kept on the disk again "
+        "(promotion). Records are verified on the way. Grey is the slower of source and target "
+        "alone, in the same run; the disks are folders of one drive.",
+        "bench movement",
+        "movement.svg",
+        limits_chart,
     ),
     Question(
         "How fast are pages converted?",
