@@ -84,7 +84,25 @@ class MovingStore:
 
         return keys, timed(CONTEXT_BYTES, commit)
 
-    def demote(self, contexts: Sequence[Sequence[bytes]]) -> None:
+    def demote(self, keys: Sequence[bytes]) -> Speed:
+        """Move a context to the second tier; return the speed until it is there."""
+
+        def work() -> None:
+            self.queue([keys])
+            self.wait()
+
+        return timed(CONTEXT_BYTES, work)
+
+    def promote(self, keys: Sequence[bytes]) -> Speed:
+        """Fetch a context from the second tier; return the speed until the first one has it."""
+
+        def work() -> None:
+            self.fetch(keys, FAR)
+            self.wait()
+
+        return timed(CONTEXT_BYTES, work)
+
+    def queue(self, contexts: Sequence[Sequence[bytes]]) -> None:
         """Queue contexts for the second tier, as if the first one would evict them next."""
         table = self._store.table
         with table.lock:
@@ -193,7 +211,7 @@ def move_rows(folder: Path, far: Tier, kind: str, rounds: int) -> Iterator[Row]:
         def demote() -> Speed:
             keys, _ = store.save()
             store.remove(keys, HOST)
-            speed = timed(CONTEXT_BYTES, lambda: (store.demote([keys]), store.wait()))
+            speed = store.demote(keys)
             store.check_on(keys, FAR)
             moved.append(keys)
             return speed
@@ -202,7 +220,7 @@ def move_rows(folder: Path, far: Tier, kind: str, rounds: int) -> Iterator[Row]:
             keys = moved.pop(0)
             for tier in (HOST, NEAR):
                 store.remove(keys, tier)
-            speed = timed(CONTEXT_BYTES, lambda: (store.fetch(keys, FAR), store.wait()))
+            speed = store.promote(keys)
             store.check_on(keys, NEAR)
             return speed
 
@@ -249,7 +267,7 @@ def beside_row(folder: Path, rounds: int) -> Row:
             store.remove(keys, HOST)
         for _ in range(rounds):
             before = len(busy)
-            store.demote(moved)
+            store.queue(moved)
             while store.is_moving:
                 busy.append(fetch_ms())
             idle += [fetch_ms() for _ in range(len(busy) - before)]

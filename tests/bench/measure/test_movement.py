@@ -44,8 +44,7 @@ def test_moves_that_fail_end_the_measurement(tmp_path):
     with closing(movement.MovingStore(MemoryTier(GIB), FullTier(GIB))) as store:
         keys, _ = store.save()
         store.remove(keys, movement.HOST)
-        store.demote([keys])
-        store.wait()
+        store.demote(keys)
         with pytest.raises(HoldfastError, match="holds 0 of 32 blocks"):
             store.check_on(keys, movement.FAR)
 
