@@ -1,4 +1,4 @@
-"""Coverage of a context in several KV groups: after how many tokens can an engine resume?
+"""Coverage of a context in several KV groups: after how many tokens an engine can resume.
 
 Each group has a namespace and a chain of its own, and a rule that says which of its blocks a resume
 needs. The answer is one number of tokens for which all groups are held, and one plan for it.
