@@ -127,7 +127,8 @@ METRICS: Mapping[str, Metric] = {
     "evictions_total": Metric(("tier",), "Copies that left a tier to make room there."),
     "moves_total": Metric(
         ("source", "target", "reason"),
-        "Copies made on a tier from another one: save, rewrite, promotion or demotion.",
+        "Copies made on a tier from another one: save, rewrite, promotion, demotion, renewal or "
+        "prestage.",
     ),
     "moved_bytes_total": Metric(
         ("source", "target", "reason"), "Stored bytes of these copies that the target got."

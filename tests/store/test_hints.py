@@ -129,6 +129,20 @@ def test_prestage_promotes_the_held_blocks_and_returns_their_number(laddered) ->
     assert one.store.prestage(one.namespace, one.chain(2, 3).keys, 0.0) == 0
 
 
+def test_a_prestage_is_a_move_to_memory_and_a_fetch_is_none(laddered) -> None:
+    one, chain = laddered, laddered.chain(1, 8)
+    one.save(chain)
+    below_only(one, chain)
+    assert one.read(chain) == 8
+    below_only(one, chain)
+    before = {move.reason for move in one.store.status().moves}
+    one.store.prestage(one.namespace, chain.keys, 0.0)
+    until_up(one, chain)
+    [move] = [move for move in one.store.status().moves if move.reason not in before]
+    assert (move.source, move.target, move.reason) == ("memory", "host", "prestage")
+    assert (move.blocks, move.nbytes) == (8, 8 * one.namespace.slot_bytes)
+
+
 def test_a_prestage_that_is_due_begins_at_once(laddered) -> None:
     one, chain = laddered, laddered.chain(1, 8)
     one.save(chain)

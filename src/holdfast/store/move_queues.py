@@ -31,7 +31,7 @@ class MoveReason(enum.Enum):
 
     SAVE: it was saved. REWRITE: its copy on the target was lost. PROMOTION: it was fetched from a
     slower tier. DEMOTION: a faster tier will evict it. RENEWAL: it is durable, and the target will
-    evict it.
+    evict it. PRESTAGE: its use was announced, so it moves to memory before.
     """
 
     SAVE = "save"
@@ -39,6 +39,7 @@ class MoveReason(enum.Enum):
     PROMOTION = "promotion"
     DEMOTION = "demotion"
     RENEWAL = "renewal"
+    PRESTAGE = "prestage"
 
 
 class BlockMove(NamedTuple):

@@ -24,6 +24,7 @@ from holdfast.limits import MIB
 from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.estimates import Estimates
 from holdfast.store.evict import reserve_slots
+from holdfast.store.move_queues import MoveReason
 from holdfast.store.move_source import MoveSource
 from holdfast.store.record_reader import ReadRecord, RecordForm, RecordReader, WantedRecord
 from holdfast.store.rewrite import rewrite_misplaced
@@ -163,7 +164,8 @@ class BlockMover:
                 nbytes = len(read_batch) * size
                 self._estimates.asked(tier, nbytes, domain)
                 item = WorkItem(domain, nbytes, share, priority, request)
-                work = partial(self._promote, namespace, tier, read_batch, form)
+                reason = MoveReason.PRESTAGE if priority is Priority.PREFETCH else None
+                work = partial(self._promote, namespace, tier, read_batch, form, reason)
                 try:
                     reading = readers.submit(item, work)
                 except RuntimeError:  # the store was closed: blocks on lower tiers are misses
@@ -254,9 +256,17 @@ class BlockMover:
         self._end_reads(promotions)
 
     def _promote(
-        self, namespace: Namespace, tier: int, read_batch: Sequence[Promotion], form: RecordForm
+        self,
+        namespace: Namespace,
+        tier: int,
+        read_batch: Sequence[Promotion],
+        form: RecordForm,
+        reason: MoveReason | None,
     ) -> TierRead:
-        """Read one batch into its slots, opened, verified and decoded; publish it."""
+        """Read one batch into its slots, opened, verified and decoded; publish it.
+
+        `reason`: why it moves to memory; None if a request waits for it.
+        """
         began_ns = time.time_ns()
         table, lower = self._table, self._table.lower[tier - 1]
         host, size = table.host(namespace), namespace.slot_bytes
@@ -272,7 +282,7 @@ class BlockMover:
         finally:
             arrived = sum(record.outcome is Outcome.OK for record in records) * size
             self._estimates.arrived(tier, arrived, namespace.domain, of=len(read_batch) * size)
-            promoted = self._land(namespace, read_batch, records)
+            promoted = self._land(namespace, read_batch, records, reason)
         ended_ns = time.time_ns()
         bad = [
             TierGet(each.place, each.key, each.slot, namespace)
@@ -289,7 +299,11 @@ class BlockMover:
         return TierRead(lower.name, asked, len(good), nbytes, began_ns, ended_ns)
 
     def _land(
-        self, namespace: Namespace, read_batch: Sequence[Promotion], records: Sequence[ReadRecord]
+        self,
+        namespace: Namespace,
+        read_batch: Sequence[Promotion],
+        records: Sequence[ReadRecord],
+        reason: MoveReason | None,
     ) -> bool:
         """Publish the blocks that arrived; return whether some are queued for a tier between."""
         table, promoted = self._table, False
@@ -317,6 +331,8 @@ class BlockMover:
                 table.publish_here(namespace, landed)
                 table.enter_host(list(landed))
                 for row, tier in sources.items():
+                    if reason is not None:
+                        table.movement.count((tier, HOST, reason), namespace.slot_bytes)
                     promoted |= table.movement.promoted(row, tier)
             finally:
                 self._end_reads(read_batch)
