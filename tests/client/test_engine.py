@@ -2,14 +2,23 @@
 
 import contextlib
 
+import msgspec
 import numpy as np
 import pytest
 
 import holdfast
+from holdfast import KvGroup, Layout
 from holdfast.client.engine import EngineGroup, GroupPages, LookupOptions
 from holdfast.client.store_engine import open_engine
 from holdfast.errors import BlockError, Outcome
-from holdfast.testing.embedded import BLOCKS, FINGERPRINT, LAYOUT, blocks_for, tokens_for
+from holdfast.testing.embedded import (
+    BLOCKS,
+    FINGERPRINT,
+    LAYOUT,
+    blocks_for,
+    fingerprint_for,
+    tokens_for,
+)
 from holdfast.testing.row_pages import RowPages
 
 SIZE = LAYOUT.block_tokens
@@ -143,6 +152,157 @@ def test_embedded_and_node_give_equal_answers_to_one_trace(tmp_path, lasting_nod
             ]
             assert loaded[0][:3] == loaded[1][:3]
             assert (engines[0].memory.rows == engines[1].memory.rows).all()
+
+
+class HybridEngine:
+    """An engine of a model with full attention, a window and a recurrent state, and their pages."""
+
+    RULES = (("full", 0, 32), ("window", 65, 16), ("recurrent", 0, 32))
+    TOKENS = 256
+
+    def __init__(self, store):
+        self.groups = [
+            EngineGroup(grouped(attention, window, size)) for attention, window, size in self.RULES
+        ]
+        self.client = open_engine(store, self.groups)
+        self.sizes = [size for *_, size in self.RULES]
+        self.nbytes = [group.fingerprint.representation.raw_bytes for group in self.groups]
+        self.memories = [
+            RowPages(self.TOKENS // size, n)
+            for size, n in zip(self.sizes, self.nbytes, strict=True)
+        ]
+
+    def close(self):
+        self.client.close()
+        for memory in self.memories:
+            memory.close()
+
+    def context(self, seed, tokens):
+        return self.client.context(range(seed * 1_000, seed * 1_000 + tokens))
+
+    def content(self, seed, group, block):
+        rng = np.random.default_rng([seed, group, block])
+        return rng.integers(0, 256, self.nbytes[group], np.uint8)
+
+    def save(self, seed, tokens, blocks):
+        """Save chosen blocks of each group, from pages of their numbers."""
+        pages = []
+        for group, (memory, chosen) in enumerate(zip(self.memories, blocks, strict=True)):
+            for block in chosen:
+                memory.rows[block] = self.content(seed, group, block)
+            pages.append(GroupPages(memory.device, list(chosen)) if chosen else None)
+        return self.client.save(self.context(seed, tokens), blocks, pages).wait(ANSWER_S)
+
+    def lookup(self, seed, keyed, **options):
+        context = self.context(seed, keyed)
+        return self.client.lookup(context, LookupOptions(**options)).wait(ANSWER_S)
+
+    def load(self, seed, ticket):
+        """Load a ticket into pages of the blocks' numbers; return the result, checking bytes."""
+        for memory in self.memories:
+            memory.rows[:] = 0
+        pages = [
+            GroupPages(memory.device, list(run.blocks))
+            for memory, run in zip(self.memories, ticket.runs, strict=True)
+        ]
+        loaded = self.client.load(ticket, pages).wait(ANSWER_S)
+        if loaded.tokens > ticket.have:
+            for group, run in enumerate(ticket.runs):
+                for block in run.blocks:
+                    assert (
+                        self.memories[group].rows[block] == self.content(seed, group, block)
+                    ).all()
+        return loaded
+
+
+def grouped(attention, window, size):
+    """The fingerprint of a group of two layers."""
+    layout = Layout.portable(layers=2, kv_heads=2, head_size=8, dtype="float16", block_tokens=size)
+    fingerprint = fingerprint_for(layout)
+    meaning = msgspec.structs.replace(
+        fingerprint.meaning, kv_group=KvGroup(attention, window, (0, 1))
+    )
+    return msgspec.structs.replace(fingerprint, meaning=meaning)
+
+
+@pytest.fixture
+def hybrid(store):
+    with contextlib.closing(HybridEngine(store)) as one:
+        yield one
+
+
+def test_a_resume_needs_what_the_rule_of_each_group_says(hybrid):
+    assert hybrid.client.unit_tokens == 32
+    hybrid.save(1, 256, [range(8), range(16), range(3, 4)])
+    ticket = hybrid.lookup(1, 256)
+    assert (ticket.tokens, ticket.held, ticket.outcome) == (128, 128, Outcome.OK)
+    assert [list(run.blocks) for run in ticket.runs] == [[0, 1, 2, 3], [4, 5, 6, 7], [3]]
+    assert hybrid.load(1, ticket).tokens == 128
+
+
+def test_blocks_that_the_engine_has_are_not_loaded_in_any_group(hybrid):
+    hybrid.save(1, 256, [range(8), range(16), range(3, 4)])
+    ticket = hybrid.lookup(1, 256, have=96)
+    assert [list(run.blocks) for run in ticket.runs] == [[3], [6, 7], [3]]
+    assert hybrid.load(1, ticket).tokens == 128
+
+
+@pytest.mark.parametrize("missing", range(3))
+def test_a_group_that_lacks_its_blocks_is_a_miss(hybrid, missing):
+    blocks = [range(8), range(16), range(3, 4)]
+    blocks[missing] = range(0)
+    hybrid.save(1, 256, blocks)
+    ticket = hybrid.lookup(1, 256)
+    assert (ticket.tokens, ticket.held, ticket.outcome) == (0, 0, Outcome.MISS)
+
+
+def test_a_checkpoint_one_block_off_is_not_used(hybrid):
+    """A state can be neither stepped back nor cut."""
+    hybrid.save(1, 256, [range(4), range(8), range(4, 5)])
+    assert hybrid.lookup(1, 256).held == 0
+    hybrid.save(1, 256, [range(4, 5), range(8, 10), range(0)])
+    assert hybrid.lookup(1, 256).held == 160
+
+
+def test_blocks_of_a_group_are_not_found_by_another_one(hybrid):
+    chains = hybrid.context(1, 64).chains
+    assert len({chain.fingerprint for chain in chains}) == 3
+    assert len({key for chain in chains for key in chain.keys}) == 2 + 4 + 2
+
+
+def test_all_groups_can_be_made_durable(hybrid):
+    context = hybrid.context(5, 128)
+    blocks = [range(4), range(8), range(3, 4)]
+    pages = [
+        GroupPages(memory.device, list(chosen))
+        for memory, chosen in zip(hybrid.memories, blocks, strict=True)
+    ]
+    saving = hybrid.client.save(context, blocks, pages)
+    assert saving.wait(ANSWER_S).blocks == 13
+    assert saving.durable(ANSWER_S).wait(2 * ANSWER_S) == 13
+
+
+def test_embedded_and_node_agree_about_several_groups(tmp_path, lasting_node):
+    rng = np.random.default_rng(6)
+    with contextlib.ExitStack() as stack:
+        stores = [
+            stack.enter_context(holdfast.open(host="64 MiB", disk="64 MiB", path=str(tmp_path))),
+            stack.enter_context(holdfast.open(lasting_node.address, domain="default")),
+        ]
+        engines = [stack.enter_context(contextlib.closing(HybridEngine(store))) for store in stores]
+        for _ in range(60):
+            seed, units = 200 + int(rng.integers(4)), int(rng.integers(1, 9))
+            if rng.random() < 0.5:
+                first = int(rng.integers(units))
+                blocks = [range(units), range(2 * first, 2 * units), range(first, first + 1)]
+                saved = [one.save(seed, 256, blocks) for one in engines]
+                assert saved[0] == saved[1]
+                continue
+            asked = {"have": 32 * int(rng.integers(units)), "tokens": 32 * units + 1}
+            tickets = [one.lookup(seed, 32 * units, **asked) for one in engines]
+            assert told(tickets[0]) == told(tickets[1])
+            loaded = [one.load(seed, ticket) for one, ticket in zip(engines, tickets, strict=True)]
+            assert loaded[0][:3] == loaded[1][:3]
 
 
 def test_a_store_that_went_away_is_an_outcome_and_no_error(store):

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from holdfast.blocks.fingerprint import Fingerprint
+from holdfast.blocks.fingerprint import Attention, Fingerprint, KvGroup
+from holdfast.blocks.group_rules import GroupRule
 from holdfast.blocks.key import unpack_keys
 from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import SharedMapping
@@ -32,6 +33,7 @@ from holdfast.session import LOOK_S, PIN_S
 from holdfast.store import lookup
 from holdfast.store.activity import PromptCounts
 from holdfast.store.estimates import EngineId, EngineStep
+from holdfast.store.group_lookup import GroupChain
 from holdfast.store.lookup import PromptTokens
 from holdfast.store.plan_log import PLANS_KEPT, PlanEnding
 from holdfast.store.save import ChainRun
@@ -44,23 +46,55 @@ THREADS = 8
 """Requests of one client that run at once; later ones wait."""
 
 
+class _EmbeddedGroup(NamedTuple):
+    """One KV group of a session; `part`: the ranges of each payload that the session writes."""
+
+    namespace: Namespace
+    rule: GroupRule
+    part: bytes
+    element_bytes: int
+
+    @classmethod
+    def of(cls, domain: bytes, group: m.GroupHello) -> _EmbeddedGroup:
+        """Return a group as a hello names it."""
+        size = group.block_tokens
+        attention: Attention = group.attention  # type: ignore[assignment]  # `KvGroup` checks it
+        rule = GroupRule.of(KvGroup(attention, group.window, (0,)), size)
+        namespace = Namespace(group.fingerprint, domain, group.raw_bytes, size)
+        return cls(namespace, rule, group.part, group.element_bytes)
+
+
+def _first_group(hello: m.Hello) -> m.GroupHello:
+    return m.GroupHello(
+        fingerprint=hello.fingerprint,
+        raw_bytes=hello.raw_bytes,
+        block_tokens=hello.block_tokens,
+        attention=hello.attention,
+        window=hello.window,
+        part=hello.part,
+        element_bytes=hello.element_bytes,
+    )
+
+
 class EmbeddedClient:
     """See `StoreClient`; `hello` names the namespace, as it does for a node.
 
-    `fingerprint`: that of the namespace, quantised if the domain asks for it.
+    `fingerprints`: those of the namespaces, quantised if the domain asks for it.
     """
 
-    def __init__(self, store: Store, hello: m.Hello, fingerprint: Fingerprint) -> None:
+    def __init__(self, store: Store, hello: m.Hello, fingerprints: Sequence[Fingerprint]) -> None:
         self.address = "embedded"
         self.refused = False
         self._store = store
         domain_key, domain = store.domain(hello.domain)
-        self._namespaces = [
-            Namespace(hello.fingerprint, domain, hello.raw_bytes, hello.block_tokens)
+        self._groups = [
+            _EmbeddedGroup.of(domain, each) for each in (_first_group(hello), *hello.more_groups)
         ]
-        self._parts = [hello.part]
-        store.quantise.enter(self._namespaces[0], fingerprint)
-        store.note_element_bytes(self._namespaces[0], hello.element_bytes)
+        for group, fingerprint in zip(self._groups, fingerprints, strict=True):
+            store.quantise.enter(group.namespace, fingerprint)
+            store.note_element_bytes(group.namespace, group.element_bytes)
+        rules = [group.rule for group in self._groups]
+        self._is_plain = len(rules) == 1 and rules[0].attention == "full"
         arena = store.arena(domain)
         self.arena: SharedMapping | None = arena.mapping
         self.welcome = m.Welcome(
@@ -220,18 +254,26 @@ class EmbeddedClient:
                 raise RefusedError(f"an embedded store does not answer {type(request).__name__}")
 
     def _cover(self, request: m.Cover) -> m.Covered:
-        store, namespace, keys = self._store, self._namespaces[0], unpack_keys(request.keys)
+        store, namespace, keys = self._store, self._groups[0].namespace, unpack_keys(request.keys)
         if request.session:
             store.follow(namespace, request.session, keys)
-        asked = self._run(
-            partial(lookup.ask_in_time, store, namespace, keys, request.deadline_s or LOOK_S)
-        )
         prompt = PromptTokens(
             *(self._engine, request.tokens, request.have, request.limit_s, request.plan),
             QueuedPrefill(request.queued_tokens, request.queued_pairs),
             request.to_load,
         )
-        planned = store.plan_fetch(namespace, keys, prompt, asked.unanswered)
+        within_s = request.deadline_s or LOOK_S
+        if self._is_plain:
+            look = partial(lookup.ask_in_time, store, namespace, keys, within_s)
+            planned = store.plan_fetch(namespace, keys, prompt, self._run(look).unanswered)
+        else:
+            packed = [request.keys, *request.more_keys]
+            chains = [
+                GroupChain(group.namespace, group.rule, unpack_keys(each))
+                for group, each in zip(self._groups, packed, strict=True)
+            ]
+            unanswered = store.look_groups(chains, prompt.tokens, prompt.have, within_s)
+            planned = store.plan_groups(chains, prompt, unanswered)
         if planned.number:
             self._open_plans.append(planned.number)
         plan = planned.plan
@@ -248,7 +290,7 @@ class EmbeddedClient:
         )
 
     def _fetch(self, request: m.Fetch) -> m.Fetched:
-        store, namespace = self._store, self._namespaces[request.group]
+        store, namespace = self._store, self._groups[request.group].namespace
         asked_at = store.clock.now()
         fetched = store.fetch(namespace, unpack_keys(request.keys), request.deadline_s)
         took_s, outcome = store.clock.now() - asked_at, str(fetched.outcome)
@@ -271,7 +313,8 @@ class EmbeddedClient:
     def _reserve(self, request: m.Reserve) -> m.Reserved:
         keys = unpack_keys(request.keys)
         run = ChainRun(keys, request.parent, request.depth, request.segment)
-        reserved = self._store.reserve_part(self._namespaces[0], run, self._parts[0])
+        group = self._groups[request.group]
+        reserved = self._store.reserve_part(group.namespace, run, group.part)
         if reserved.outcome is Outcome.GONE:
             raise NodeGoneError(self._store.gone)
         self._reservations.add(reserved.ticket)
@@ -302,9 +345,10 @@ class EmbeddedClient:
         return m.Done()
 
     def _hint(self, request: m.Prestage | m.Pin | m.Sync | m.Returns | m.Closed) -> int:
-        store, namespace = self._store, self._namespaces[0]
+        store = self._store
         if isinstance(request, m.Closed):
-            return store.closed(namespace.domain, request.session)
+            return store.closed(self._groups[0].namespace.domain, request.session)
+        namespace = self._groups[request.group].namespace
         keys = unpack_keys(request.keys)
         match request:
             case m.Prestage():

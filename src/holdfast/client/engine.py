@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.group_rules import GroupRule
-from holdfast.blocks.key import Chain, Tokens
+from holdfast.blocks.key import KEY_BYTES, Chain, Tokens
 from holdfast.blocks.layout import LayoutSlice
 from holdfast.devices.base import DirectDevice
 from holdfast.errors import Outcome
@@ -34,16 +34,19 @@ class EngineGroup(NamedTuple):
     """A KV group of a model, as one rank holds it.
 
     `layout_slice`: the part of each portable block that this rank writes and reads; None: all.
+    `retained`: tokens before its window that the engine needs for a resume, too.
     """
 
     fingerprint: Fingerprint
     layout_slice: LayoutSlice | None = None
+    retained: int = 0
 
     @property
     def rule(self) -> GroupRule:
         """Which blocks of this group a resume needs."""
         meaning = self.fingerprint.meaning
-        return GroupRule.of(meaning.kv_group, meaning.block_tokens)
+        rule = GroupRule.of(meaning.kv_group, meaning.block_tokens)
+        return rule._replace(window=rule.window + self.retained)
 
 
 class ContextKeys(NamedTuple):
@@ -60,8 +63,8 @@ class ContextKeys(NamedTuple):
 class LookupOptions(NamedTuple):
     """What an engine tells about a prompt that it looks up.
 
-    `tokens`: length of the whole prompt, whose last token is always computed; 0: the keyed tokens
-    are all to be looked up, and no plan is logged. `have`: leading tokens that the engine holds
+    `tokens`: length of the whole prompt, whose last token is always computed; 0: one more than the
+    blocks of the first group. `have`: leading tokens that the engine holds
     itself. `limit_s`: longest time of the load. `deadline_s`: time for shared tiers, after which
     the answer leaves them out. `session`: name of the context's session, for later hints.
     """
@@ -82,7 +85,7 @@ class BlockRun(NamedTuple):
     @property
     def blocks(self) -> range:
         """The numbers of the blocks."""
-        return range(self.first, self.first + len(self.keys) // 16)
+        return range(self.first, self.first + len(self.keys) // KEY_BYTES)
 
 
 class Ticket(NamedTuple):

@@ -7,6 +7,7 @@ Loads run on the threads of `client.loader`; saves, and writes to the durable ti
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -83,7 +84,9 @@ def open_engine(
     if isinstance(store, Store):
         name = domain or "default"
         groups = [_quantised(store, name, group) for group in groups]
-        client = EmbeddedClient(store, _hello(groups, name, peer), groups[0].fingerprint)
+        client = EmbeddedClient(
+            store, _hello(groups, name, peer), [group.fingerprint for group in groups]
+        )
         return StoreEngine(client, client, groups)
     name = store.domain if domain is None else domain
     hello = _hello(groups, name, peer)
@@ -137,15 +140,16 @@ class StoreEngine:
         client = self._connection.client()
         if client is None:
             return Answered(Ticket(have, have, outcome=Outcome.GONE, reason=self._why_away()))
+        keys = [chain.packed(0, CHAIN_BLOCKS_MAX) for chain in context.chains]
         chain = context.chains[0]
-        blocks = min(len(chain), CHAIN_BLOCKS_MAX)
         cover = m.Cover(
-            chain.packed(0, blocks),
-            tokens=options.tokens or blocks * chain.block_tokens,
+            keys[0],
+            tokens=options.tokens or len(chain) * chain.block_tokens + 1,
             have=have,
             limit_s=options.limit_s,
             session=options.session,
             deadline_s=max(options.deadline_s, _SHORTEST_DEADLINE_S),
+            more_keys=keys[1:],
         )
         try:
             request_id = client.send(cover)
@@ -202,13 +206,18 @@ class StoreEngine:
         work = partial(self._save, runs, retention)
         return PendingContextSave(self, self._submit(work), context, blocks)
 
-    def sync(self, keys: bytes, deadline_s: float) -> int:
-        """Write the held blocks of group 0's chain to the durable tier; return how many it keeps.
+    def sync(self, context: ContextKeys, blocks: Sequence[range], deadline_s: float) -> int:
+        """Write held blocks of a context to the durable tier; return how many it keeps.
 
-        Blocks the caller for up to `deadline_s`.
+        `blocks`: consecutive ones of each group. Blocks the caller for up to `deadline_s`.
         """
-        client = self._client()
-        return client.call(m.Sync(keys, deadline_s), m.Hinted, deadline_s + ANSWER_S).blocks
+        until_s, client, kept = time.monotonic() + deadline_s, self._client(), 0
+        for group, (chain, chosen) in enumerate(zip(context.chains, blocks, strict=True)):
+            if chosen:
+                left_s = max(until_s - time.monotonic(), 0.0)
+                sync = m.Sync(chain.packed(chosen.start, chosen.stop), left_s, group=group)
+                kept += client.call(sync, m.Hinted, left_s + ANSWER_S).blocks
+        return kept
 
     def run_later(self, work: Callable[[], T]) -> Pending[T | None]:
         """Run work on a thread for saves; the answer is None if the store went away."""
@@ -247,8 +256,7 @@ class StoreEngine:
         held = covered.blocks * unit
         tokens = covered.worth * unit
         if options.tokens:
-            step = self._rules[0].step_tokens if len(self._rules) == 1 else unit
-            tokens = min(tokens, (options.tokens - 1) // step * step)
+            tokens = min(tokens, (options.tokens - 1) // unit * unit)
         tokens = max(tokens, have)
         runs = []
         for rule, chain in zip(self._rules, context.chains, strict=True):
@@ -434,9 +442,8 @@ class PendingContextSave:
 
     def durable(self, deadline_s: float) -> Pending[int | None]:
         """Have the blocks written to the durable tier; the answer is how many it has flushed."""
-        chosen = self._blocks[0]
-        keys = self._context.chains[0].packed(chosen.start, chosen.stop)
-        return self._engine.run_later(partial(self._engine.sync, keys, deadline_s))
+        sync = partial(self._engine.sync, self._context, self._blocks, deadline_s)
+        return self._engine.run_later(sync)
 
 
 class _SaveRun(NamedTuple):
@@ -449,12 +456,11 @@ class _SaveRun(NamedTuple):
 
 def _save_runs(group: int, chain: Chain, blocks: range, given: GroupPages) -> Iterator[_SaveRun]:
     """Yield the reservations of a group's blocks."""
-    del group
     per_block = given.device.pages.pages_per_block
     for first in range(blocks.start, blocks.stop, RESERVE_BLOCKS_MAX):
         stop = min(first + RESERVE_BLOCKS_MAX, blocks.stop)
         reserve = m.Reserve(
-            chain.packed(first, stop), chain.parent(first), first, chain.segment(first)
+            chain.packed(first, stop), chain.parent(first), first, chain.segment(first), group
         )
         at = (first - blocks.start) * per_block
         pages = given.pages[at : at + (stop - first) * per_block]
@@ -500,16 +506,31 @@ def _quantised(store: Store, domain: str, group: EngineGroup) -> EngineGroup:
 
 def _hello(groups: Sequence[EngineGroup], domain: str, peer: str) -> m.Hello:
     """Return the greeting that names the groups."""
-    fingerprint, layout_slice = groups[0]
-    layout = fingerprint.representation
+    first, *others = [_group_hello(group) for group in groups]
     return m.Hello(
         protocol=m.PROTOCOL,
         peer=peer,
-        fingerprint=fingerprint.digest(),
+        fingerprint=first.fingerprint,
+        raw_bytes=first.raw_bytes,
+        block_tokens=first.block_tokens,
+        domain=domain,
+        description=msgspec.json.encode(groups[0].fingerprint).decode(),
+        part=first.part,
+        element_bytes=first.element_bytes,
+        attention=first.attention,
+        window=first.window,
+        more_groups=others,
+    )
+
+
+def _group_hello(group: EngineGroup) -> m.GroupHello:
+    layout, rule = group.fingerprint.representation, group.rule
+    return m.GroupHello(
+        fingerprint=group.fingerprint.digest(),
         raw_bytes=layout.raw_bytes,
         block_tokens=layout.block_tokens,
-        domain=domain,
-        description=msgspec.json.encode(fingerprint).decode(),
-        part=SliceCopy(layout.raw_bytes, layout_slice).part,
+        attention=rule.attention,
+        window=rule.window,
+        part=SliceCopy(layout.raw_bytes, group.layout_slice).part,
         element_bytes=layout.element_bytes,
     )

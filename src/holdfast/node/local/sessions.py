@@ -507,7 +507,8 @@ class NodeSession:
         """Answer a hint; in a thread if it may ask shared tiers, or read."""
         if isinstance(request, m.Closed):
             return m.Hinted(self._store.closed(self._entered().domain, request.session))
-        store, namespace, keys = self._store, self._entered(), unpack_chain(request.keys)
+        namespace = self._entered_groups()[request.group].namespace
+        store, keys = self._store, unpack_chain(request.keys)
         match request:
             case m.Prestage():
                 check_seconds("prestage.deadline_s", request.deadline_s, DEADLINE_S_MAX)

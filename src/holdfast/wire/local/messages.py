@@ -315,11 +315,13 @@ class Prestage(_Message, frozen=True, tag="prestage"):
     """Hint: promote the held blocks of this chain to memory within `in_s` seconds.
 
     Shared tiers are asked for the other blocks, for at most `deadline_s` (0: the node's default).
+    `group`, here and in other hints: number of the KV group of the session.
     """
 
     keys: PackedBytes
     in_s: float
     deadline_s: float = 0.0
+    group: Integer = 0
 
 
 class Pin(_Message, frozen=True, tag="pin"):
@@ -331,6 +333,7 @@ class Pin(_Message, frozen=True, tag="pin"):
     keys: PackedBytes
     ttl_s: float
     deadline_s: float = 0.0
+    group: Integer = 0
 
 
 class Sync(_Message, frozen=True, tag="sync", omit_defaults=True):
@@ -342,6 +345,7 @@ class Sync(_Message, frozen=True, tag="sync", omit_defaults=True):
 
     keys: PackedBytes
     deadline_s: float
+    group: Integer = 0
     saving: bool = False
 
 
@@ -357,6 +361,7 @@ class Returns(_Message, frozen=True, tag="returns"):
     session: Text
     in_s: float
     keys: PackedBytes = b""
+    group: Integer = 0
 
 
 class Hinted(_Message, frozen=True, tag="hinted"):
