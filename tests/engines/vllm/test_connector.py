@@ -25,6 +25,7 @@ from holdfast.engines.vllm import HoldfastConnector
 from holdfast.engines.vllm.counters import COUNTERS, ConnectorCounts
 from holdfast.engines.vllm.kv_groups import PagedGroup
 from holdfast.engines.vllm.work import Handshake, StepWork, WorkerReport
+from holdfast.engines.vllm.worker_rank import WorkerRank
 from holdfast.errors import ConfigError
 
 
@@ -64,7 +65,7 @@ def test_an_option_that_contradicts_the_model_stops_the_engine_at_start(monkeypa
     group = PagedGroup(("layer",), 32, None)
     monkeypatch.setattr("holdfast.engines.vllm.connector.only_group", lambda *_: group)
     monkeypatch.setattr("holdfast.engines.vllm.connector.geometry_of", lambda *_: None)
-    monkeypatch.setattr("vllm.distributed.parallel_state.get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr("holdfast.engines.vllm.connector.rank_of", lambda _: WorkerRank())
     worker = connector(KVConnectorRole.WORKER, block_tokens=100)
     worker._vllm_config.model_config = None
     with pytest.raises(ConfigError, match=r"extra_config\.block_tokens: 100 .* write 128"):
@@ -117,7 +118,7 @@ def replace_parts(monkeypatch, part=b""):
     }
     for name, replaced in parts.items():
         monkeypatch.setattr(f"holdfast.engines.vllm.connector.{name}", replaced)
-    monkeypatch.setattr("vllm.distributed.parallel_state.get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr("holdfast.engines.vllm.connector.rank_of", lambda _: WorkerRank())
     return closed
 
 

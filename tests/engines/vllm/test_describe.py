@@ -31,6 +31,7 @@ from holdfast.engines.vllm.describe import (
     portable_fingerprint_of,
 )
 from holdfast.engines.vllm.kv_groups import PagedGroup, UnsupportedError, geometry_of, only_group
+from holdfast.engines.vllm.worker_rank import WorkerRank
 from holdfast.errors import ConfigError
 
 
@@ -58,9 +59,11 @@ def test_a_block_size_not_a_multiple_of_the_page_or_too_large_is_refused(group):
         fingerprint(group, setting=SETTING._replace(block_tokens=1 << 20))
 
 
-def fingerprint(group, rank=0, setting=SETTING, **changes):
+def fingerprint(group, rank=0, setting=SETTING, stage=(0, 1), **changes):
     geometry = geometry_of(group, tensors_of(), PAGES)
-    return fingerprint_of(config_of(**changes), group, geometry, setting, rank)
+    config = config_of(**changes)
+    size = config.parallel_config.tensor_parallel_size
+    return fingerprint_of(config, group, geometry, setting, WorkerRank(rank, size, *stage))
 
 
 def model_of(**changes):
@@ -81,6 +84,8 @@ def test_whatever_changes_pages_changes_the_fingerprint(group):
         fingerprint(group, setting=SETTING._replace(model_digest="other")),
         fingerprint(group, setting=SETTING._replace(block_tokens=64)),
         fingerprint(group, rank=1, parallel_config=SimpleNamespace(tensor_parallel_size=2)),
+        fingerprint(group, stage=(0, 2)),
+        fingerprint(group, stage=(1, 2)),
         fingerprint(group, **model_of(hf={"rope_theta": 5e5})),
         fingerprint(group, **model_of(hf={"hidden_size": 65})),
         fingerprint(group, **model_of(dtype=torch.float16)),

@@ -46,9 +46,9 @@ def group():
         (config_of(), groups_of(object()), "2 of object.*does not know these pages"),
         (config_of(), groups_of(spec_of(non_causal=True)), "later tokens"),
         (
-            config_of(parallel_config=SimpleNamespace(pipeline_parallel_size=2)),
+            config_of(parallel_config=SimpleNamespace(decode_context_parallel_size=2)),
             groups_of(spec_of()),
-            "pipeline_parallel_size 2",
+            "decode_context_parallel_size 2",
         ),
         (
             config_of(speculative_config=SimpleNamespace(method="eagle")),

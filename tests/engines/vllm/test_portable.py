@@ -18,6 +18,7 @@ from holdfast.engines.vllm import portable
 from holdfast.engines.vllm.kv_groups import PagedGroup, geometry_of
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.portable import block_form
+from holdfast.engines.vllm.worker_rank import WorkerRank
 from holdfast.testing.packings import pack_hnd, pack_hnd_fused, pack_nhd_fused
 
 SETTING = ConnectorSettings("", "default", 0, "pinned", 0.05, 5.0, saves=True, layout="portable")
@@ -48,13 +49,18 @@ def latent():
     )
 
 
+def rank_in(config, rank):
+    return WorkerRank(rank, config.parallel_config.tensor_parallel_size)
+
+
 def form_of(spec, config=None, rank=0, names=NAMES, shape=None, setting=SETTING):
     group = PagedGroup(names, TOKENS, spec)
     row = spec.head_size if isinstance(spec, kv.MLAAttentionSpec) else 2 * spec.head_size
     shape = shape or (PAGES, spec.num_kv_heads, TOKENS, row)
     tensors = {name: torch.zeros(shape, dtype=spec.dtype) for name in names}
     geometry = geometry_of(group, tensors, PAGES)
-    return block_form(config or config_of(), group, geometry, setting, rank)
+    config = config or config_of()
+    return block_form(config, group, geometry, setting, rank_in(config, rank))
 
 
 @pytest.fixture(autouse=True)
@@ -115,14 +121,14 @@ def test_pages_whose_tensor_has_axes_of_length_1_elsewhere_are_portable():
     whole = torch.zeros((PAGES, TOKENS, 1, 576), dtype=torch.bfloat16)
     geometry = geometry_of(group, dict.fromkeys(NAMES, whole.transpose(1, 2)), PAGES)
     assert geometry.order.endswith(":213")
-    assert block_form(config_of(backend="CPU_MLA"), group, geometry, SETTING, 0).portable
+    assert block_form(config_of(backend="CPU_MLA"), group, geometry, SETTING, WorkerRank()).portable
 
 
 def test_pages_with_tokens_before_heads_are_not_portable():
     group = PagedGroup(NAMES, TOKENS, full())
     whole = torch.zeros((PAGES, TOKENS, HEADS, 2 * SIZE), dtype=torch.bfloat16)
     geometry = geometry_of(group, dict.fromkeys(NAMES, whole.transpose(1, 2)), PAGES)
-    assert block_form(config_of(), group, geometry, SETTING, 0).portable is None
+    assert block_form(config_of(), group, geometry, SETTING, WorkerRank()).portable is None
 
 
 @pytest.mark.parametrize(
@@ -196,7 +202,7 @@ def gpu_form(order, layer, between_layers=0, heads=HEADS, ranks=1, rank=0):
     whole = torch.zeros((PAGES, 1 + between_layers, *inner, 2 * SIZE), dtype=torch.bfloat16)
     pages = whole[:, 0].transpose(1, 2) if order == "nhd" else whole[:, 0]
     geometry = geometry_of(group, dict.fromkeys(NAMES, pages), PAGES)
-    return block_form(config, group, geometry, SETTING, rank)
+    return block_form(config, group, geometry, SETTING, rank_in(config, rank))
 
 
 @pytest.mark.parametrize("between_layers", [0, 3], ids=["layer by layer", "block by block"])
@@ -245,7 +251,7 @@ def test_pages_on_a_gpu_of_an_order_that_is_not_known_are_not_portable(caplog):
     pages = whole.permute(0, 2, 3, 1)
     geometry = geometry_of(group, dict.fromkeys(NAMES, pages), PAGES)
     config = config_of(device="cuda", backend="FLASH_ATTN")
-    assert block_form(config, group, geometry, SETTING, 0).portable is None
+    assert block_form(config, group, geometry, SETTING, WorkerRank()).portable is None
     assert "the order 1x4.32.128:312; known are 1x4.32.128:213 and" in caplog.text
 
 

@@ -112,7 +112,7 @@ class Driver:
         import torch
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        layers = get_kv_transfer_group()._worker._device._keep
+        layers = get_kv_transfer_group()._worker._devices[0]._keep
         return [
             hashlib.sha256(
                 b"".join(layer[page].view(torch.uint8).numpy().tobytes() for layer in layers)

@@ -36,6 +36,7 @@ from holdfast.engines.vllm.portable import BlockForm, block_form
 from holdfast.engines.vllm.request_identity import adapter_settings
 from holdfast.engines.vllm.scheduler import SchedulerSide
 from holdfast.engines.vllm.work import Handshake, StepWork, WorkerReport
+from holdfast.engines.vllm.worker_rank import rank_of
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.wire.local.messages import PROTOCOL, Hello
 from holdfast.wire.local.reconnecting_client import ReconnectingClient
@@ -105,15 +106,13 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     # Worker
 
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
-        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-
         if self._worker is not None:
             self._worker.close()
             self._worker = None
         with self._passive_on_error():
             group = only_group(self._vllm_config, self._kv_cache_config, kv_caches)
             geometry = geometry_of(group, kv_caches, self._kv_cache_config.num_blocks)
-            rank = get_tensor_model_parallel_rank()
+            rank = rank_of(self._vllm_config)
             form = block_form(self._vllm_config, group, geometry, self._setting, rank)
             layout = form.fingerprint.representation
             tensors = [kv_caches[name] for name in group.layers]
@@ -127,7 +126,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
                 device.close()
                 raise
             transfers = TransferOptions(
-                self._setting.fetch_deadline_s, (self._setting.saves and form.writes,), rank
+                self._setting.fetch_deadline_s, (self._setting.saves and form.writes,), rank.number
             )
             self._worker = RankTransfers(node, [device], transfers, running=RunningClock())
             if isinstance(device, LockingDevice):
@@ -202,13 +201,9 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             )
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], Any]) -> None:
-        # With several pipeline stages the workers refuse; vLLM's default implementation raises.
+        # In the order of `WorkerRank.number`; vLLM's default implementation takes one stage only.
         self.set_xfer_handshake_metadata(
-            {
-                tp_rank: namespace
-                for (pp_rank, tp_rank), namespace in metadata.items()
-                if not pp_rank
-            }
+            {number: metadata[rank] for number, rank in enumerate(sorted(metadata))}
         )
 
     def on_new_request(self, request: Any) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.blocks.fingerprint import TOKENS, Fingerprint, Meaning
-from holdfast.blocks.layout import ExactLayout, PortableLayout, RankSlice
+from holdfast.blocks.layout import ExactLayout, PortableLayout
 from holdfast.client.model_meaning import (
     POSITION_WORDS,
     VOLATILE_FIELDS,
@@ -26,6 +26,7 @@ from holdfast.client.weights_digest import check_unchanged, files_digest, proces
 from holdfast.engines.vllm.checkpoint import CONFIG, checkpoint_of
 from holdfast.engines.vllm.kv_groups import CacheGeometry, PagedGroup, UnsupportedError
 from holdfast.engines.vllm.options import EXTRA_CONFIG, ConnectorSettings
+from holdfast.engines.vllm.worker_rank import WorkerRank
 from holdfast.errors import BlockError, ConfigError
 from holdfast.limits import BLOCK_TOKENS
 
@@ -72,9 +73,9 @@ def fingerprint_of(
     group: PagedGroup,
     geometry: CacheGeometry,
     setting: ConnectorSettings,
-    rank: int,
+    rank: WorkerRank,
 ) -> Fingerprint:
-    """Return the fingerprint of exact blocks, the pages of one tensor-parallel rank."""
+    """Return the fingerprint of exact blocks, the pages of one rank."""
     model, spec = vllm_config.model_config, group.spec
     block_tokens = block_tokens_of(setting, group)
     kernels = _kernels(vllm_config, group)
@@ -94,12 +95,7 @@ def fingerprint_of(
             engine_version=kernels.version,
             backend=kernels.backend,
             device=kernels.device,
-            slice=RankSlice(
-                tp_rank=rank,
-                tp_size=vllm_config.parallel_config.tensor_parallel_size,
-                pp_rank=0,
-                pp_size=1,
-            ),
+            slice=rank.slice_of(spec),
         )
     positions = {
         key: value

@@ -151,7 +151,6 @@ def _check_settings(vllm_config: Any) -> None:
     """Raise UnsupportedError for a setting under which pages are not what their tokens say."""
     parallel = vllm_config.parallel_config
     for name in (
-        "pipeline_parallel_size",
         "decode_context_parallel_size",
         "prefill_context_parallel_size",
     ):

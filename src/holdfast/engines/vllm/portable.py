@@ -27,6 +27,7 @@ from holdfast.engines.vllm.describe import (
 )
 from holdfast.engines.vllm.kv_groups import CacheGeometry, PagedGroup, UnsupportedError
 from holdfast.engines.vllm.options import ConnectorSettings
+from holdfast.engines.vllm.worker_rank import WorkerRank
 from holdfast.errors import BlockError
 
 _LATENT_BACKEND = "CPU_MLA"
@@ -37,11 +38,12 @@ _log = logging.getLogger("vllm.holdfast")
 class BlockForm(NamedTuple):
     """What an engine's blocks are: their fingerprint, and how portable ones are converted.
 
-    `portable` None: blocks are whole pages.
+    `portable` None: blocks are whole pages. `is_first`: no rank before this one has equal pages.
     """
 
     fingerprint: Fingerprint
     portable: PortablePages | None
+    is_first: bool = True
 
     @property
     def part(self) -> bytes:
@@ -51,7 +53,7 @@ class BlockForm(NamedTuple):
     @property
     def writes(self) -> bool:
         """Whether this rank writes any part of a block; of ranks with equal pages, one does."""
-        return self._copy().writes
+        return self.is_first and self._copy().writes
 
     def _copy(self) -> SliceCopy:
         part = self.portable.part if self.portable is not None else None
@@ -63,9 +65,9 @@ def block_form(
     group: PagedGroup,
     geometry: CacheGeometry,
     setting: ConnectorSettings,
-    rank: int,
+    rank: WorkerRank,
 ) -> BlockForm:
-    """Return what the blocks of a tensor-parallel rank are, by the option `layout`.
+    """Return what the blocks of a rank are, by the option `layout`.
 
     If portable blocks were chosen and cannot be made, blocks are exact, and a warning says why.
     """
@@ -80,13 +82,18 @@ def block_form(
                 "blocks are exact, not portable, so contexts of other engines are not found: %s",
                 error,
             )
-    return BlockForm(fingerprint_of(vllm_config, group, geometry, setting, rank), None)
+    fingerprint = fingerprint_of(vllm_config, group, geometry, setting, rank)
+    return BlockForm(fingerprint, None, rank.saves(group.spec))
 
 
 def portable_pages(
-    vllm_config: Any, group: PagedGroup, geometry: CacheGeometry, block_tokens: int, rank: int
+    vllm_config: Any,
+    group: PagedGroup,
+    geometry: CacheGeometry,
+    block_tokens: int,
+    rank: WorkerRank,
 ) -> PortablePages:
-    """Return how the pages of a tensor-parallel rank and portable blocks are converted.
+    """Return how the pages of a rank and portable blocks are converted.
 
     Raises UnsupportedError for a model, device, setting or version whose pages are not converted.
     """
@@ -95,6 +102,11 @@ def portable_pages(
         raise UnsupportedError(
             f"the pages of {group.attention} attention in {len(group.tables)} of vLLM's KV cache "
             "groups are not converted, only full attention in one"
+        )
+    if rank.pp_size > 1:
+        raise UnsupportedError(
+            f"pipeline_parallel_size is {rank.pp_size}, and the layers of one stage are not "
+            "converted, only those of a whole model"
         )
     if device not in ("cpu", "cuda"):
         raise UnsupportedError(f"pages on {device} are not converted, only on CPUs and GPUs")
@@ -108,11 +120,10 @@ def portable_pages(
         if getattr(spec, field, None):
             raise UnsupportedError(f"layers with {field} {getattr(spec, field)} are not converted")
     _check_layer_order(group)
-    tp_size = vllm_config.parallel_config.tensor_parallel_size
     try:
         form = _format_of(vllm_config, group, geometry)
         layout = _layout_of(vllm_config, group, form, block_tokens)
-        return PortablePages(form, layout.rank(rank, tp_size))
+        return PortablePages(form, layout.rank(rank.tp_rank, rank.tp_size))
     except BlockError as error:
         raise UnsupportedError(str(error)) from error
 
