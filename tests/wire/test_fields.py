@@ -40,6 +40,9 @@ def unbounded(kind, at):
         case inspect.TupleType():
             for i, part in enumerate(kind.item_types):
                 yield from unbounded(part, f"{at}[{i}]")
+        case inspect.StructType():
+            for field in kind.fields:
+                yield from unbounded(field.type, f"{at}.{field.name}")
         case inspect.FloatType() | inspect.BoolType() | inspect.LiteralType():
             pass  # of fixed size; the receiver checks the range of a float by name
         case _:
