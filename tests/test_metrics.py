@@ -27,6 +27,7 @@ from holdfast.status import (
     NodeStatus,
     PageLockStatus,
     TargetStatus,
+    TierStatus,
 )
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
@@ -122,6 +123,22 @@ def test_a_tiers_write_budget_and_what_is_spent_of_it_are_metrics():
         "holdfast_audit_lost_lines_total 3",
     ):
         assert line in lines
+
+
+def test_paid_requests_of_a_tier_are_counted_by_verb_with_their_price():
+    tiers = [
+        TierStatus("object", used_bytes=7, requests={"get": 5, "put": 2}, request_dollars=0.25),
+        TierStatus("pool"),
+    ]
+    lines = exposition(node_samples(NodeStatus(tiers=tiers))).splitlines()
+    for line in (
+        'holdfast_tier_requests_total{tier="object",verb="get"} 5',
+        'holdfast_tier_requests_total{tier="object",verb="put"} 2',
+        'holdfast_tier_request_dollars_total{tier="object"} 0.25',
+        'holdfast_tier_used_bytes{tier="object"} 7',
+    ):
+        assert line in lines
+    assert not [line for line in lines if "requests" in line and "pool" in line]
 
 
 def test_locked_memory_is_counted_by_domain_and_by_the_names_of_engines():

@@ -100,6 +100,12 @@ METRICS: Mapping[str, Metric] = {
     "tier_parity_bytes_total": Metric(
         ("tier",), "Bytes of parity records written; a part of the bytes written."
     ),
+    "tier_requests_total": Metric(
+        ("tier", "verb"), "Requests to the medium of a tier that is paid by them: an object store."
+    ),
+    "tier_request_dollars_total": Metric(
+        ("tier",), "Price of these requests at the list price of Amazon S3 Standard."
+    ),
     "tier_writes_stopped": Metric(
         ("tier",), "1 while a tier takes no new records, because its medium failed."
     ),
@@ -380,6 +386,7 @@ def _tier_samples(status: NodeStatus) -> Iterator[Sample]:
     for tier, usage in tier_totals(status.tiers).items():
         if usage.capacity_bytes:
             yield Sample("tier_capacity_bytes", (tier,), usage.capacity_bytes)
+        if usage.capacity_bytes or usage.used_bytes:
             yield Sample("tier_used_bytes", (tier,), usage.used_bytes)
             yield Sample("tier_records", (tier,), usage.records)
         yield Sample("tier_read_bytes_total", (tier,), usage.read_bytes)
@@ -390,6 +397,10 @@ def _tier_samples(status: NodeStatus) -> Iterator[Sample]:
         yield Sample("tier_parity_bytes_total", (tier,), usage.parity_bytes)
         yield Sample("tier_away", (tier,), int(bool(usage.away)))
         yield Sample("tier_losses_total", (tier,), usage.losses)
+        for verb, requests in usage.requests.items():
+            yield Sample("tier_requests_total", (tier, verb), requests)
+        if usage.requests:
+            yield Sample("tier_request_dollars_total", (tier,), usage.request_dollars)
     for codec in status.codecs:
         labels = (codec.tier,)
         yield Sample("codec_encodes", labels, int(codec.encodes))

@@ -35,6 +35,8 @@ class TierStatus(StatusFields, frozen=True):
     while it can. `replaced`: when its medium was replaced, as words that follow "replaced"; empty
     if it was not. `losses`: how often it lost its medium. `trouble`: why the tier's own report
     could not be used; empty if it could. `rebuilt`: records computed from parity of others.
+    `requests`: requests to a medium that is paid by them, by verb, at a list price of
+    `request_dollars`.
     """
 
     tier: str
@@ -50,6 +52,8 @@ class TierStatus(StatusFields, frozen=True):
     away: str = ""
     replaced: str = ""
     losses: int = 0
+    requests: dict[str, int] = {}
+    request_dollars: float = 0.0
     trouble: str = ""
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from holdfast.status import NodeStatus, TierStatus
@@ -29,6 +30,8 @@ def tier_totals(tiers: Iterable[TierStatus]) -> dict[str, TierStatus]:
             away=before.away or one.away,
             replaced=before.replaced or one.replaced,
             losses=before.losses + one.losses,
+            requests=dict(Counter(before.requests) + Counter(one.requests)),
+            request_dollars=before.request_dollars + one.request_dollars,
             trouble=before.trouble or one.trouble,
         )
     return totals

@@ -143,6 +143,7 @@ def test_a_tier_without_a_capacity_of_its_own_is_not_called_empty():
         TierStatus("host", capacity_bytes=4096, records=1),
         TierStatus("pool", failures=1),
         TierStatus("disk", capacity_bytes=4096, writes_stopped="9 s ago: No space"),
+        TierStatus("object", used_bytes=4096, records=2, requests={"get": 1_200, "put": 3}),
         TierStatus("odd", trouble="usage() is of type str, not TierUsage"),
     ]
     shared = {"pool": SharedTierStatus(trouble="OSError: no answer")}
@@ -150,6 +151,8 @@ def test_a_tier_without_a_capacity_of_its_own_is_not_called_empty():
     assert "  pool     reports no members: OSError: no answer" in lines
     assert "  host     0 B of 4 KiB used, 1 record, 0 failures" in lines
     assert "  pool     shared: `holdfast inspect pool` shows its members; 1 failure" in lines
+    assert "  object   4 KiB used, 2 records, 0 failures" in lines
+    assert "  calls   object: 1,200 GET, 3 PUT; $0.0000 at list price" in lines
     assert "  disk     writes stopped 9 s ago: No space" in lines
     assert "  odd      reports no usage: usage() is of type str, not TierUsage" in lines
 

@@ -7,9 +7,15 @@ import pytest
 
 from holdfast import metrics
 from holdfast.cli import stats, top
-from holdfast.cli.top import _page_locks
+from holdfast.cli.top import _page_locks, _requests
 from holdfast.node.http import pages
-from holdfast.status import DomainStatus, EngineLockStatus, NodeStatus, PageLockStatus
+from holdfast.status import (
+    DomainStatus,
+    EngineLockStatus,
+    NodeStatus,
+    PageLockStatus,
+    TierStatus,
+)
 from holdfast.store import activity
 
 
@@ -31,6 +37,16 @@ def test_page_locked_memory_has_a_table_if_there_is_any():
     table = _page_locks(NodeStatus(domains=domains, page_locks=locks))
     cells = [next(iter(column.cells)) for column in table.columns]
     assert cells == ["vllm", "acme", "64 MiB", "128 MiB", "1 MiB", "ENOMEM"]
+
+
+def test_requests_to_an_object_store_have_a_table_with_their_price():
+    assert not _requests(NodeStatus(tiers=[TierStatus("disk")])).rows
+    counts = {"get": 1_200, "put": 3, "list": 4, "delete": 0}
+    tiers = [TierStatus("object", requests=counts, request_dollars=12.5)]
+    table = _requests(NodeStatus(tiers=tiers))
+    assert [column.header for column in table.columns][1:5] == ["GET", "PUT", "LIST", "DELETE"]
+    cells = [next(iter(column.cells)) for column in table.columns]
+    assert cells == ["object", "1,200", "3", "4", "0", "$12.50"]
 
 
 def test_an_interval_out_of_bounds_is_refused(holdfast, node):

@@ -3,6 +3,7 @@
 import pytest
 
 from holdfast.sim.economy import assumptions, economy_figures
+from holdfast.sim.figures import paid_request_figures
 
 ENGINE = {"gpu": "H200x2", "prefill": {"a": 1.0}, "decode_tokens_per_s": 10, "decodes_at_once": 1}
 DISK = {"kind": "disk", "medium": "nvme-tlc"}
@@ -35,19 +36,24 @@ def test_the_assumptions_omit_gpu_hours_if_the_engines_have_time(priced):
     assert not [line for line in assumptions(priced(10, DISK)) if "there are" in line]
 
 
-def test_an_object_store_is_charged_by_objects_not_by_blocks(priced):
+def test_an_object_store_is_charged_by_segments_and_ranges_not_by_blocks(priced):
     run = priced(10, {"kind": "object", "medium": "s3-standard"})
     medium = run.fleet.hardware.tier_specs[0].medium
     read, written = run.tier_bytes(0)
     [store] = run.fleet.tier_states(0)
     stored_gb = store.peak * run.fleet.hardware.namespace.slot_bytes / 1e9
     months = run.span_s / (8_760 / 12 * 3_600)
-    calls = (written * medium.dollars_per_million_puts.mid) / 8e6 / 1e6
-    calls += (read * medium.dollars_per_million_gets.mid) / 8e6 / 1e6
+    puts = 2 * written / (64 << 20) + len(run.fleet.workers) * run.span_s / 60
+    calls = puts * medium.dollars_per_million_puts.mid / 1e6
+    calls += read / (8 << 20) * medium.dollars_per_million_gets.mid / 1e6
     assert written > 0
     assert economy_figures(run)[0].more["object_dollars"] == pytest.approx(
         stored_gb * medium.dollars_per_gb_month.mid * months + calls
     )
+    [row] = paid_request_figures(run)
+    assert (row.what, row.value) == ("sim.paid_requests.0.object", pytest.approx(calls))
+    assert row.more["puts"] + row.more["lists"] == pytest.approx(puts)
+    assert paid_request_figures(priced(10, DISK)) == []
 
 
 def test_two_tiers_of_one_kind_are_paid_together(made, ran):

@@ -29,7 +29,9 @@ def figures(section):
 
 def test_the_shipped_profile_has_every_tier_and_a_source_for_each_figure():
     profile = shipped()
-    assert {m.tier for m in profile.media.values()} == {"device", "host", "disk", "pool", "object"}
+    assert {m.tier for m in profile.media.values()} == {
+        *("device", "host", "disk", "pool", "files", "object")
+    }
     assert profile.date.year == 2026
     for section in (profile.site, *profile.media.values(), *profile.gpus.values()):
         assert figures(section)

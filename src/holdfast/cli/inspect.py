@@ -19,7 +19,7 @@ from holdfast.cli.options import (
     read_fingerprint,
     show,
 )
-from holdfast.cli.stats import codec_line, move_lines, quantise_line, summary
+from holdfast.cli.stats import codec_line, move_lines, quantise_line, request_lines, summary
 from holdfast.config import Size
 from holdfast.errors import ConfigError, NotFollowed
 from holdfast.keys.audit import check
@@ -198,26 +198,28 @@ def _status_lines(status: NodeStatus) -> list[str]:
     lines = summary(status)
     lines.append(f"node {status.incarnation}: {many(status.blocks, 'block')}")
     for tier, used in tier_totals(status.tiers).items():
-        failures = many(used.failures, "failure")
+        shared = status.shared.get(tier)
+        limits = f"; {shared.limits}" if shared and shared.limits else ""
+        failures = f"{many(used.failures, 'failure')}{limits}"
         if used.trouble:
             lines.append(f"  {tier:<8} reports no usage: {used.trouble}")
-        elif used.capacity_bytes:
+        elif used.capacity_bytes or used.used_bytes:
+            of = f" of {Size(used.capacity_bytes)}" if used.capacity_bytes else ""
             lines.append(
-                f"  {tier:<8} {Size(used.used_bytes)} of {Size(used.capacity_bytes)} used, "
+                f"  {tier:<8} {Size(used.used_bytes)}{of} used, "
                 f"{many(used.records, 'record')}, {failures}"
             )
             lines += [f"  {tier:<8} {name} {why}" for name, why in used.conditions.items()]
         else:
-            shared = status.shared.get(tier)
-            limits = f"; {shared.limits}" if shared and shared.limits else ""
             lines.append(
-                f"  {tier:<8} shared: `holdfast inspect pool` shows its members; {failures}{limits}"
+                f"  {tier:<8} shared: `holdfast inspect pool` shows its members; {failures}"
             )
     lines += [
         f"  {name:<8} reports no members: {shared.trouble}"
         for name, shared in status.shared.items()
         if shared.trouble
     ]
+    lines += [f"  calls   {line}" for line in request_lines(status)]
     lines += [f"  codec   {codec_line(codec)}" for codec in status.codecs if codec.used]
     lines += [f"  moves   {line}" for line in move_lines(status)]
     for rule in status.admission:

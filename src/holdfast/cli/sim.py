@@ -25,7 +25,13 @@ from holdfast.sim.amounts import size_text
 from holdfast.sim.bounds import bounds, bounds_figures
 from holdfast.sim.economy import assumptions, economy_figures
 from holdfast.sim.evidence import check_reuse, check_times, paced
-from holdfast.sim.figures import SimulationFigures, hit_figures, time_figures, wear_figures
+from holdfast.sim.figures import (
+    SimulationFigures,
+    hit_figures,
+    paid_request_figures,
+    time_figures,
+    wear_figures,
+)
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.hardware import capacity_text, check_contexts, resolve
 from holdfast.sim.ladder import read_ladder
@@ -124,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
         *hit_figures(found),
         *time_figures(found),
         *wear_figures(found),
+        *paid_request_figures(found),
         *economy_figures(found),
         *bounds_figures(curves),
         Row("sim.speed", trace.blocks / max(spent_s, 1e-9), "blocks/s", {"cpu_s": spent_s}),

@@ -25,9 +25,11 @@ from holdfast.status import (
     TargetStatus,
     read_curve,
 )
+from holdfast.tier_totals import tier_totals
 from holdfast.wire.local.messages import Curve
 
 _MULTIPLES = ("0.5", "1", "2", "10")
+_CENTS_FROM = 10.0
 _UNITS = ((86_400.0, "day"), (3_600.0, "hour"), (60.0, "minute"), (1.0, "second"))
 
 
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     names = (
         *("version", "host", "role", "addresses", "uptime_s", "activity", "evictions"),
         *("moves", "dropped_unmoved", "failed_checks"),
-        *("codecs", "quantise", "target", "credentials"),
+        *("codecs", "quantise", "target", "credentials", "tiers"),
     )
     data = msgspec.to_builtins(status)
     kept = {name: data[name] for name in names}
@@ -64,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if status.quantise.domains:
         lines.append(f"int8: {quantise_line(status.quantise)}")
     lines += move_lines(status)
+    lines += request_lines(status)
     show("\n".join(lines), {"node": address, **kept}, args.json)
     return OK
 
@@ -104,6 +107,23 @@ def move_lines(status: NodeStatus) -> list[str]:
         for tier, number in status.dropped_unmoved.items()
     ]
     return lines
+
+
+def request_lines(status: NodeStatus) -> list[str]:
+    """Return a line for each tier whose medium is paid by request: how many, and their price."""
+    lines = []
+    for tier, used in tier_totals(status.tiers).items():
+        if used.requests:
+            counts = ", ".join(
+                f"{number:,} {verb.upper()}" for verb, number in used.requests.items()
+            )
+            lines.append(f"{tier}: {counts}; {dollars_text(used.request_dollars)} at list price")
+    return lines
+
+
+def dollars_text(dollars: float) -> str:
+    """Return an amount: "$12.30", with parts of a cent below ten dollars."""
+    return f"${dollars:,.2f}" if dollars >= _CENTS_FROM else f"${dollars:.4f}"
 
 
 def codec_line(codec: CodecStatus) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from holdfast.byte_size import Size
 from holdfast.cli import OK
 from holdfast.cli.options import Ask, add_node_arguments, ask_status, connected, many, node_address
-from holdfast.cli.stats import identity, quantise_line, summary
+from holdfast.cli.stats import dollars_text, identity, quantise_line, summary
 from holdfast.errors import ConfigError
 from holdfast.status import NodeStatus
 from holdfast.tier_totals import tier_totals
@@ -132,8 +132,19 @@ def _tables(status: NodeStatus, before: NodeStatus | None) -> list[Table]:
                 "" if latency_s is None else f"{1e3 * latency_s:.2f} ms",
                 *(str(Size(member.in_flight_bytes)), member.trouble),
             )
-    more = (others, _page_locks(status), members)
+    more = (others, _requests(status), _page_locks(status), members)
     return [tiers, queues, *(table for table in more if table.rows)]
+
+
+def _requests(status: NodeStatus) -> Table:
+    """Return the table of requests to media that are paid by request; empty without such a tier."""
+    totals = {name: used for name, used in tier_totals(status.tiers).items() if used.requests}
+    verbs = list(dict.fromkeys(verb for used in totals.values() for verb in used.requests))
+    table = _table("requests of", *(verb.upper() for verb in verbs), "list price")
+    for name, used in totals.items():
+        counts = (f"{used.requests.get(verb, 0):,}" for verb in verbs)
+        table.add_row(name, *counts, dollars_text(used.request_dollars))
+    return table
 
 
 def _page_locks(status: NodeStatus) -> Table:

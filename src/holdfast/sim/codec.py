@@ -16,7 +16,7 @@ from holdfast.sim.profile import Profile
 ENCODED_DTYPES = ("bf16",)
 """Types of KV state that shrink by the profile's ratio; others shrink less, and count raw."""
 
-ENCODED_KINDS = ("disk", "pool", "object")
+ENCODED_KINDS = ("disk", "pool", "files", "object")
 """Kinds of tiers that keep encoded records; memory keeps raw ones."""
 
 

@@ -4,7 +4,7 @@ GPUs cost their hourly price for the seconds in which they work; the price cover
 power. Work that exceeds the run's time counts too, and `assumptions` then says so. All other media
 are bought in whole units and written off over the profile's years. They draw idle power, and up to
 active power in proportion to the time in which they move bytes. Object stores cost by the bytes
-stored and by request.
+stored and by request (`holdfast.sim.paid_requests`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from holdfast.report import Row
 from holdfast.sim.amounts import HOURS_PER_YEAR, SECONDS_PER_DAY
 from holdfast.sim.evidence import trace_notes
 from holdfast.sim.figures import SimulationFigures
-from holdfast.sim.profile import OBJECT_BYTES
+from holdfast.sim.paid_requests import paid_requests
 from holdfast.sim.trace import share
 
 HOUR_S = 3_600.0
@@ -44,8 +44,8 @@ def economy_figures(run: SimulationFigures) -> list[Row]:
         hardware = gb * medium.dollars_per_gb.mid * span_s / (site.amortised_years.mid * YEAR_S)
         stored_gb = sum(state.peak for state in tier_states) * run.stored_block_bytes(tier) / 1e9
         hardware += stored_gb * medium.dollars_per_gb_month.mid * span_s / MONTH_S
-        requests = medium.dollars_per_million_gets.mid * (read / OBJECT_BYTES) / 1e6
-        requests += medium.dollars_per_million_puts.mid * (written / OBJECT_BYTES) / 1e6
+        calls = paid_requests(read, written, len(run.fleet.workers), span_s)
+        requests = calls.dollars(medium, lambda figure: figure.mid)
         requests += medium.dollars_per_gb_out.mid * read / 1e9
         requests += medium.dollars_per_gb_in.mid * written / 1e9
         units = tier_spec.units_bought * len(tier_states)

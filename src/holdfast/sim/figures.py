@@ -9,6 +9,7 @@ import numpy as np
 from holdfast.report import Row
 from holdfast.sim.amounts import SECONDS_PER_DAY
 from holdfast.sim.fleet import Fleet
+from holdfast.sim.paid_requests import paid_requests
 from holdfast.sim.served import ServedRequests
 from holdfast.sim.statistics import mean
 from holdfast.sim.trace import Longs, Trace, share
@@ -153,6 +154,19 @@ def time_figures(run: SimulationFigures) -> list[Row]:
         Row("sim.late", float(found.late.sum()), "requests"),
         Row("sim.requests", float(run.trace.requests), "requests", {"span_s": run.span_s}),
     ]
+
+
+def paid_request_figures(run: SimulationFigures) -> list[Row]:
+    """Return the requests to each tier whose medium is paid by them, and their price."""
+    figures = []
+    for tier, tier_spec in enumerate(run.fleet.hardware.tier_specs):
+        medium = tier_spec.medium
+        calls = paid_requests(*run.tier_bytes(tier), len(run.fleet.workers), run.span_s)
+        dollars = calls.dollars(medium, lambda figure: figure.mid) if medium else 0.0
+        if dollars:
+            more: dict[str, object] = calls._asdict()
+            figures.append(Row(f"sim.paid_requests.{tier}.{tier_spec.kind}", dollars, "$", more))
+    return figures
 
 
 def wear_figures(run: SimulationFigures) -> list[Row]:

@@ -22,10 +22,10 @@ from holdfast.prepared import prepared
 from holdfast.tiers.kind import Admit
 from holdfast.yaml_file import read_mapping
 
-Kind: TypeAlias = Literal["device", "host", "cxl", "disk", "pool", "object"]
+Kind: TypeAlias = Literal["device", "host", "cxl", "disk", "pool", "files", "object"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-SHARED: tuple[Kind, ...] = ("pool", "object")
+SHARED: tuple[Kind, ...] = ("pool", "files", "object")
 
 _BELOW_MEMORY = ("admit_evicted", "admit_fetched", "move_limit")
 """Keys of tiers below memory only."""

@@ -56,10 +56,6 @@ class ProfileRange(FileSection, frozen=True):
 _FREE = ProfileRange(low=0.0, mid=0.0, high=0.0, source="not charged")
 
 
-OBJECT_BYTES = 8e6
-"""Bytes per object store request: the blocks of a segment are stored as one object."""
-
-
 class Medium(FileSection, frozen=True):
     """Storage hardware for a tier; figures are per `unit` (a channel, a drive, a stream).
 
@@ -67,7 +63,7 @@ class Medium(FileSection, frozen=True):
     None do not apply.
     """
 
-    tier: Literal["device", "host", "disk", "pool", "object"]
+    tier: Literal["device", "host", "disk", "pool", "files", "object"]
     about: str
     unit: str
     latency_s: ProfileRange

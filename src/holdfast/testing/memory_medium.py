@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.errors import Outcome
-from holdfast.tiers.segments.medium import MediumAnswer, MediumProbe
+from holdfast.tiers.segments.medium import MediumAnswer, MediumProbe, MediumRequests
 from holdfast.wire.remote.stream import Deadline
 
 
@@ -78,6 +78,9 @@ class MemoryMedium:
     def probe(self, deadline: Deadline) -> MediumProbe:
         failed = self._begin("probe", "", deadline)
         return MediumProbe(failed.outcome, why=failed.why) if failed else MediumProbe(Outcome.OK)
+
+    def requests(self) -> MediumRequests:
+        return MediumRequests()
 
     def describe(self) -> dict[str, Any]:
         return {"medium": "memory"}

@@ -96,7 +96,8 @@ class TierUsage(msgspec.Struct, frozen=True):
     "away"; empty while it can. `replaced`: when its medium was replaced, as words that follow
     "replaced"; empty if it was not. `losses`: how often the tier lost its medium. `rebuilt`:
     records computed from others of their row; `parity_bytes`: bytes of the records that make that
-    possible, a part of `written_bytes`.
+    possible, a part of `written_bytes`. `requests`: requests to a medium that is paid by them, by
+    verb; `request_dollars`: their list price.
     """
 
     capacity_bytes: int
@@ -111,6 +112,8 @@ class TierUsage(msgspec.Struct, frozen=True):
     away: str = ""
     replaced: str = ""
     losses: int = 0
+    requests: dict[str, int] = {}
+    request_dollars: float = 0.0
 
 
 class Tier(Protocol):

@@ -33,6 +33,9 @@ DEPTH_MAX = 6
 
 INTEGER_MAX = (1 << 63) - 1
 
+VERBS_MAX = 16
+"""Most verbs of requests that a tier counts."""
+
 _COUNTERS = tuple(field.name for field in msgspec.structs.fields(TierUsage) if field.type is int)
 _TEXTS = tuple(field.name for field in msgspec.structs.fields(TierUsage) if field.type is str)
 
@@ -92,10 +95,26 @@ def tier_status(tier: _Used) -> TierStatus:
         for name, value in figures.items():
             if type(value) is not int or value < 0:
                 raise _NotPlainError(f"usage().{name} is {value!r:.80}, not an integer >= 0")
+        requests, dollars = _requests(usage)
         texts = {name: str(plain_value(getattr(usage, name), f"usage().{name}")) for name in _TEXTS}
-        return msgspec.structs.replace(TierStatus(tier.name, **figures), **texts)
+        counted = TierStatus(tier.name, **figures, requests=requests, request_dollars=dollars)
+        return msgspec.structs.replace(counted, **texts)
     except Exception as error:  # noqa: BLE001  # code of another package, in a report for people
         return TierStatus(tier.name, trouble=_words(error))
+
+
+def _requests(usage: TierUsage) -> tuple[dict[str, int], float]:
+    """Return the requests of a tier by verb, and their price."""
+    requests = plain_value(usage.requests, "usage().requests")
+    if not isinstance(requests, dict) or len(requests) > VERBS_MAX:
+        raise _NotPlainError(f"usage().requests is not a mapping of at most {VERBS_MAX} verbs")
+    for verb, number in requests.items():
+        if type(number) is not int or number < 0:
+            raise _NotPlainError(f"usage().requests.{verb:.80} is {number!r:.80}, not a count")
+    dollars = plain_value(usage.request_dollars, "usage().request_dollars")
+    if type(dollars) not in (int, float) or dollars < 0:
+        raise _NotPlainError(f"usage().request_dollars is {dollars!r:.80}, not a number >= 0")
+    return requests, float(dollars)
 
 
 def shared_status(tier: SharedTier) -> SharedTierStatus:

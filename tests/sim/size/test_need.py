@@ -126,8 +126,11 @@ def test_an_object_store_is_paid_by_the_month_and_the_call(worked_out, asked):
     [tier] = worked_out(question, CandidateTier("s3-standard", question.demand.unique_tokens)).tiers
     read, written = 9000 * 327_680 * 3600, 1000 * 327_680 * 3600
     stored = 100 * 10_000 * 327_680 / 1e9 * 0.023 / (8760 / 12)
-    calls = (read * 0.4 + written * 5) / 8e6 / 1e6
+    puts = 2 * written / (64 << 20) + 60  # one machine lists once a minute
+    calls = (read / (8 << 20) * 0.4 + puts * 5) / 1e6
     assert tier.dollars_per_h == pytest.approx(stored + calls)
+    assert tier.request_dollars_per_h == pytest.approx(calls)
+    assert tier.requests_per_h.gets == pytest.approx(read / (8 << 20))
     assert tier.watts == 0
 
 

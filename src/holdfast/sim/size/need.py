@@ -16,7 +16,8 @@ from holdfast.limits import STRIPE_TARGETS
 from holdfast.plan.planner import SHARE as FETCH_SHARE
 from holdfast.sim.amounts import GB, HOURS_PER_MONTH, HOURS_PER_YEAR, SECONDS_PER_DAY
 from holdfast.sim.codec import RAW, TierEncoding
-from holdfast.sim.profile import OBJECT_BYTES, Medium
+from holdfast.sim.paid_requests import PaidRequests, paid_requests
+from holdfast.sim.profile import Medium
 from holdfast.sim.size.question import GPU_BUSY, REMOTE, SizingGoal, SizingQuestion
 from holdfast.sim.trace import Floats
 
@@ -73,6 +74,10 @@ class TierNeed(NamedTuple):
     """The purchase written off, or the rent, and power."""
     watts: float
     """Mean power, cooling and distribution included."""
+    requests_per_h: PaidRequests | None
+    """Requests of a medium that is paid by them; None for others."""
+    request_dollars_per_h: float
+    """Price of the requests, a part of `dollars_per_h`."""
 
     @property
     def bought_bytes(self) -> float:
@@ -301,11 +306,11 @@ def _tier(
     # A rented medium costs by its bytes, its requests, and the bytes moved.
     price, read_per_h, written_per_h = question.price, read_mean * 3600, written * 3600
     stored = bought / GB * price(medium.dollars_per_gb_month) / HOURS_PER_MONTH
-    calls = read_per_h * price(medium.dollars_per_million_gets)
-    calls += written_per_h * price(medium.dollars_per_million_puts)
+    calls = paid_requests(read_per_h, written_per_h, nodes, 3600)
+    call_dollars_per_h = calls.dollars(medium, price)
     moved = read_per_h * price(medium.dollars_per_gb_out)
     moved += written_per_h * price(medium.dollars_per_gb_in)
-    rent_dollars_per_h = stored + calls / OBJECT_BYTES / 1e6 + moved / GB
+    rent_dollars_per_h = stored + call_dollars_per_h + moved / GB
     overhead = question.profile.site.power_overhead.mid
     watts = medium.watts(units, read_mean + written) * overhead
     return TierNeed(
@@ -331,6 +336,8 @@ def _tier(
         + rent_dollars_per_h
         + watts / 1000 * price(question.profile.site.dollars_per_kwh),
         watts=watts,
+        requests_per_h=calls if call_dollars_per_h else None,
+        request_dollars_per_h=call_dollars_per_h,
     )
 
 

@@ -18,6 +18,7 @@ _LOWEST = {
     "host": "host only",
     "disk": "down to disk",
     "pool": "down to a pool",
+    "files": "down to shared files",
     "object": "down to an object store",
 }
 """Name of an alternative by the kind of its lowest tier."""
@@ -76,6 +77,12 @@ def proposal_lines(question: SizingQuestion, found: SizingAnswer) -> Iterator[st
         f"               ${million_tokens_dollars(question, best):.4f} per million input tokens; "
         f"without memory ${million_tokens_dollars(question, without):.4f}"
     )
+    for tier in best.tiers:
+        if (calls := tier.requests_per_h) is not None:
+            yield (
+                f"requests       {tier.medium}: {calls.gets:,.0f} GET, {calls.puts:,.0f} PUT and "
+                f"{calls.lists:,.0f} LIST an hour, ${tier.request_dollars_per_h:,.2f} of its cost"
+            )
     yield "               not counted: decode, network, staff, storage servers but for their drives"
     yield from _purchase_lines(question, best)
     yield (

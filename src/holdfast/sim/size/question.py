@@ -28,7 +28,7 @@ _GPU_MEMORY_USED = 0.9
 _PREFILL_POINTS = 4096
 """Prompt lengths at which prefill time is computed; between them it is interpolated."""
 
-REMOTE = ("pool", "object")
+REMOTE = ("pool", "files", "object")
 """Kinds of tiers that engines reach over the network."""
 
 

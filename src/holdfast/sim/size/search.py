@@ -38,7 +38,7 @@ _TTFT_PRECISION = 1.003
 _NEAR_BOUND = 1.25
 """Up to this ratio to the lower bound, links and GPUs are named as the limit of a TTFT."""
 
-_TIER_CHOICES = (("host",), ("disk", "pool"), ("object",))
+_TIER_CHOICES = (("host",), ("disk", "pool"), ("files", "object"))
 """Kinds of tiers of which a ladder has at most one each, from the top."""
 
 
@@ -109,8 +109,11 @@ class _Search:
         choices: list[list[CandidateTier | None]] = []
         for kinds in _TIER_CHOICES:
             names = [n for n in question.media if question.profile.medium(n).tier in kinds]
-            fractions = (1.0,) if kinds == ("object",) else _FRACTIONS
-            tiers = (CandidateTier(n, f * unique) for n in names for f in fractions)
+            tiers = (
+                CandidateTier(n, f * unique)
+                for n in names
+                for f in ((1.0,) if question.profile.medium(n).tier == "object" else _FRACTIONS)
+            )
             choices.append([None, *tiers])
         candidates: list[tuple[CandidateTier, ...]] = []
         for chosen in product(*choices):

@@ -42,7 +42,7 @@ from holdfast.tiers.files.requests import (
     ReadPiece,
     WritePiece,
 )
-from holdfast.tiers.segments.medium import MediumAnswer, MediumProbe
+from holdfast.tiers.segments.medium import MediumAnswer, MediumProbe, MediumRequests
 from holdfast.wire.remote.buffer_pool import copy_parts
 from holdfast.wire.remote.stream import Deadline
 
@@ -173,6 +173,10 @@ class FilesMedium:
         if answer.why.startswith(_NO_ROOM):  # deletions end this
             return MediumProbe(Outcome.OK, findings=[Finding("space", "there is none", answer.why)])
         return MediumProbe(Outcome.OK, read_only=f"it cannot be written: {answer.why}")
+
+    def requests(self) -> MediumRequests:
+        """Return none: calls of a file system are not paid."""
+        return MediumRequests()
 
     def describe(self) -> dict[str, Any]:
         """Return the folder and the number of the process that makes the calls."""

@@ -33,7 +33,7 @@ from holdfast.tiers.object.probe import probe_store
 from holdfast.tiers.object.range_client import Hedging, RangeClient
 from holdfast.tiers.object.store import ABSENT, Store
 from holdfast.tiers.pool.hedged_read import HedgeBudget
-from holdfast.tiers.segments.medium import MediumAnswer, MediumProbe
+from holdfast.tiers.segments.medium import MediumAnswer, MediumProbe, MediumRequests
 from holdfast.wire.remote.stream import Deadline
 
 if TYPE_CHECKING:
@@ -217,14 +217,19 @@ class ObjectMedium:
             answer = MediumAnswer(Outcome.GONE, why=answer.why)
         return found[0] if found else MediumProbe(answer.outcome, why=answer.why)
 
+    def requests(self) -> MediumRequests:
+        with self._requests_lock:
+            by_verb = {verb: self._requests[verb] for verb in PRICE_PER_1000}
+        return MediumRequests(by_verb, request_dollars(by_verb))
+
     def describe(self) -> dict[str, Any]:
-        requests = {verb: self._requests[verb] for verb in ("get", "put", "list", "delete")}
+        requests = self.requests()
         return {
             "address": self._options.url,
             "endpoint": self._options.endpoint,
-            "requests": requests,
+            "requests": dict(requests.by_verb),
             "hedges": self._hedges.hedges,
-            "request_dollars": round(request_dollars(requests), 6),
+            "request_dollars": round(requests.dollars, 6),
         }
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ writes to no buffer of it. Threads: every method may be called from any thread, 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from holdfast.errors import Outcome
@@ -39,6 +39,16 @@ class MediumAnswer(NamedTuple):
     nbytes: int = 0
     names: Sequence[str] = ()
     why: str = ""
+
+
+class MediumRequests(NamedTuple):
+    """Requests to a medium since start, by verb, and their list price in dollars.
+
+    No verb: requests to the medium are not paid.
+    """
+
+    by_verb: Mapping[str, int] = {}
+    dollars: float = 0.0
 
 
 class MediumProbe(NamedTuple):
@@ -95,6 +105,10 @@ class SegmentMedium(Protocol):
 
         Called at start and by `holdfast doctor`.
         """
+        ...
+
+    def requests(self) -> MediumRequests:
+        """Return the requests that were sent since start, if they are paid."""
         ...
 
     def describe(self) -> dict[str, Any]:

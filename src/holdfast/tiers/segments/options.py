@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 CAPACITY_MIN = 256 * MIB
 WRITE_S_MAX = 600.0
 POLL_S_MIN, POLL_S_MAX = 1.0, 3_600.0
+POLL_S = 60.0
+"""Default interval between two listings of one node, in seconds."""
+
 GATHER_S_MAX = 600.0
 EXAMINE_S = 20.0
 """Maximum duration of the probe when a tier is examined, in seconds."""
@@ -36,7 +39,7 @@ class SegmentTierSection(RecordTierSection, frozen=True, kw_only=True):
     deadline_s: float = 2.0
     write_s: float = 60.0
     ask_s: float = 0.25
-    poll_s: float = 60.0
+    poll_s: float = POLL_S
     gather_s: float = 10.0
 
 

@@ -354,6 +354,7 @@ class SegmentTier(AnsweringTier):
         counted = self._counts.usage()
         _, nbytes, blocks = self._index.counts()
         stopped = "" if self._writes.is_closed() else self._writes.describe()["state"]
+        requests = self._medium.requests()
         return TierUsage(
             self._limits.capacity_bytes,
             nbytes,
@@ -362,6 +363,8 @@ class SegmentTier(AnsweringTier):
             counted.written_bytes,
             counted.failures,
             stopped,
+            requests=dict(requests.by_verb),
+            request_dollars=requests.dollars,
         )
 
     def close(self) -> None:
