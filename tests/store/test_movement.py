@@ -12,6 +12,7 @@ from holdfast.policy.retention import Retention
 from holdfast.store.block_table import HOST
 from holdfast.store.move_queues import MoveReason
 from holdfast.store.options import TierRules
+from holdfast.store.write_batches import ParallelSeal
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 
 MIB = 1 << 20
@@ -314,6 +315,36 @@ def test_what_is_used_again_from_below_is_kept_above(harness):
     one.flush()
     assert tiers_of(one, chain) == [(HOST, NEAR, FAR)] * 4
     assert table.movement.moved[HOST, NEAR, MoveReason.PROMOTION] == 4
+
+
+def test_blocks_are_read_from_their_source_while_others_are_written(ladder, monkeypatch):
+    monkeypatch.setattr("holdfast.store.tier_writer.AHEAD_GROUP_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr("holdfast.store.tier_writer.LOCAL_SEAL", ParallelSeal(1, 1, 1, 1))
+    reads = threading.Semaphore(0)
+
+    class Source(MemoryTier):
+        def read(self, batch):
+            reads.release()
+            return super().read(batch)
+
+    class Target(MemoryTier):
+        waits = True
+
+        def write(self, batch):
+            if Target.waits:  # the first group is read before, the second one meanwhile
+                for _ in range(2):
+                    assert reads.acquire(timeout=60), "nothing is read during a write"
+                Target.waits = False
+            return super().write(batch)
+
+    near = Source(NEAR_BYTES, name="near")
+    one = ladder(Target(64 * MIB), near=near)
+    chain = save_used(one, 1, 8)
+    while reads.acquire(blocking=False):
+        pass
+    push_out(one, 10, 6)
+    assert tiers_of(one, chain) == [(FAR,)] * 8
+    assert one.read(chain) == 8
 
 
 def test_moves_from_below_keep_to_their_limit(ladder):

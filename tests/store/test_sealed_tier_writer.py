@@ -4,19 +4,16 @@ import threading
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from holdfast.blocks.envelope import read_header
 from holdfast.blocks.namespace import namespace_of
 from holdfast.codec.seal import Sealer
 from holdfast.keys.keyring import KeyRing
 from holdfast.store import tier_writer
-from holdfast.store.tier_writer import _Load
 from holdfast.store.write_batches import ParallelSeal
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.testing.store_control import leave, leave_all, write_through
-from holdfast.tiers.base import Place, Queryable, SharedTier, TierPut
+from holdfast.tiers.base import Queryable, SharedTier
 from holdfast.workers import submit_or_run
 
 MIB = 1 << 20
@@ -89,20 +86,6 @@ def test_a_batch_makes_two_groups_for_each_thread_within_bounds():
     assert [parallel.group_bytes(nbytes) for nbytes in (1, 80, 400, 640, 9_999)] == [
         10, 10, 50, 80, 80,
     ]  # fmt: skip
-
-
-@given(st.lists(st.integers(1, 40)), st.integers(1, 100))
-def test_every_block_is_in_one_group_and_each_full_group_ends_at_its_size_limit(sizes, most):
-    loads = [
-        _Load(n, 0, TierPut(Place(0), memoryview(bytes(nbytes))), b"", 0)
-        for n, nbytes in enumerate(sizes)
-    ]
-    groups = list(tier_writer._groups(loads, most))
-    assert [load for group in groups for load in group] == loads
-    for group in groups:
-        nbytes = [sizes[load.row] for load in group]
-        assert sum(nbytes[:-1]) < most
-        assert sum(nbytes) >= most or group is groups[-1]
 
 
 def check_written_together(one):

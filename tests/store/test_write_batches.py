@@ -1,7 +1,10 @@
 """A tier that prefers large batches gets them: small ones wait a while for more blocks."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from holdfast.store.write_batches import groups_of
 from holdfast.testing.memory import SharedMemoryTier
 from holdfast.testing.memory_medium import MemoryMedium, MemoryObjects
 from holdfast.tiers.base import PrefersBatches
@@ -94,3 +97,14 @@ def test_a_tier_with_an_impossible_preference_is_written_without_a_wait(
     one.save(one.chain(1, 4))
     written(one)
     assert sum(tier.batches) == 4
+
+
+@given(st.lists(st.integers(1, 40)), st.integers(1, 100))
+def test_every_block_is_in_one_group_and_each_full_group_ends_at_its_size_limit(sizes, most):
+    items = list(enumerate(sizes))
+    groups = list(groups_of(items, most, lambda item: item[1]))
+    assert [item for group in groups for item in group] == items
+    for group in groups:
+        nbytes = [size for _, size in group]
+        assert sum(nbytes[:-1]) < most
+        assert sum(nbytes) >= most or group is groups[-1]

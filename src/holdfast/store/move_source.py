@@ -1,6 +1,6 @@
 """Read blocks that are not in memory for a move to another lower tier, verified on the way.
 
-Records are read into a bounded staging buffer, so a move needs no slot in memory. Reads have a
+Records are read into bounded staging buffers, so a move needs no slot in memory. Reads have a
 lower priority than those of fetches and prestages. A sealed record is opened in a buffer of its own
 to verify it, and moved as it is stored: sealed, and encoded if it is. A raw record that the target
 wants encoded is moved plain, so that the target's writer encodes and seals it.
@@ -28,7 +28,7 @@ from holdfast.store.verify import verify_as_stored
 from holdfast.tiers.base import Place, TierGet
 
 READ_BYTES = 8 * MIB
-"""Bytes read at once, at least one record: demand reads pass between such reads."""
+"""Bytes read at once, and at most one record more: demand reads pass between such reads."""
 
 _log = logging.getLogger("holdfast.store")
 
@@ -42,7 +42,7 @@ class WantedMove(NamedTuple):
 
 
 class StagedRecord(NamedTuple):
-    """A verified record in the staging buffer.
+    """A verified record in a staging buffer.
 
     `is_plain`: it is not sealed, so a sealed domain's must be. `encodes`: the target's writer is to
     encode it. `epoch`: that of the data key that sealed it.
@@ -64,7 +64,8 @@ class MoveSource:
     def __init__(self, table: BlockTable, readers: Sequence[FairThreads]) -> None:
         self._table = table
         self._readers = readers
-        self._stage = memoryview(b"")
+        self._stages = [memoryview(b""), memoryview(b"")]
+        """Used in turns: what was read last is written while the next records are read."""
         self._opened = memoryview(b"")
 
     def read(
@@ -73,12 +74,14 @@ class MoveSource:
         """Read and verify pinned rows; None for each that cannot be moved.
 
         A copy that fails its check is quarantined, as on a fetch. The records are valid until
-        `end`. Takes the lock only for moments.
+        the second next call, or `end`. Takes the lock only for moments.
         """
         sizes = [self._table.index.namespace(each.row).slot_bytes for each in wanted]
-        if len(self._stage) < sum(sizes):
-            self._stage = aligned_buffer(sum(sizes))
-        rest, gets = self._stage, list[TierGet]()
+        stage = self._stages.pop(0)
+        if len(stage) < sum(sizes):
+            stage = aligned_buffer(sum(sizes))
+        self._stages.append(stage)
+        rest, gets = stage, list[TierGet]()
         for each, size in zip(wanted, sizes, strict=True):
             key = self._table.index.keys[each.row] or b""
             namespace = self._table.index.namespace(each.row)
@@ -93,7 +96,8 @@ class MoveSource:
 
     def end(self) -> None:
         """Give the staging buffers back to the system; the records are used no more."""
-        self._stage = self._opened = memoryview(b"")
+        self._stages = [memoryview(b""), memoryview(b"")]
+        self._opened = memoryview(b"")
 
     def _read(self, wanted: Sequence[WantedMove], gets: Sequence[TierGet]) -> list[Outcome]:
         """Read records on the threads of their tiers, in runs of `READ_BYTES`."""
@@ -102,7 +106,7 @@ class MoveSource:
             until = at + len(list(group))
             while at < until:
                 run, nbytes = list[TierGet](), 0
-                while at < until and (not run or nbytes + len(gets[at].into) <= READ_BYTES):
+                while at < until and nbytes < READ_BYTES:
                     run.append(gets[at])
                     nbytes += len(gets[at].into)
                     at += 1

@@ -4,8 +4,9 @@ The writer picks a batch of moves under the store's lock, moves bytes without it
 copies under it. Each tier has its own queue and thread, so that a slow pool does not delay the
 disk. A block in memory is taken from its slot; any other is read from the fastest tier that holds
 it into a staging buffer, and moved as it is stored there (`store/move_source.py`). If the tier's
-codec pays, a batch is encoded in groups into staging memory, each while the previous one is
-written. An encoded group gets places for the size that it has then.
+codec pays, blocks are encoded into staging memory. A batch that is read or encoded is divided into
+groups, each of which is prepared while the previous one is written. An encoded group gets places
+for the size that it has then.
 Blocks of a sealed domain are sealed into staging memory in groups. The cipher releases the GIL, so
 some groups are sealed while others are written.
 """
@@ -17,7 +18,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import NamedTuple
 
@@ -36,7 +37,13 @@ from holdfast.store.record_encoder import RecordEncoder
 from holdfast.store.rewrite import defer_queued
 from holdfast.store.sealing import UNKNOWN_EPOCH
 from holdfast.store.verify import is_damaged_in_memory
-from holdfast.store.write_batches import LOCAL_SEAL, SHARED_SEAL, BatchWait, batch_limits
+from holdfast.store.write_batches import (
+    LOCAL_SEAL,
+    SHARED_SEAL,
+    BatchWait,
+    batch_limits,
+    groups_of,
+)
 from holdfast.tiers.base import (
     NOWHERE,
     LocalTier,
@@ -51,11 +58,11 @@ from holdfast.tiers.base import (
 from holdfast.tiers.checked import CheckedLocalTier
 from holdfast.workers import submit_or_run, workers
 
-ENCODED_GROUP_BYTES = 8 * MIB
-"""Raw bytes of a group that is encoded while the previous one is written. A shared tier's groups
-are as long as those that are sealed, if that is longer."""
+AHEAD_GROUP_BYTES = 8 * MIB
+"""Raw bytes of a group that is read and encoded while the previous one is written. A shared tier's
+groups are as long as those that are sealed, if that is longer."""
 
-_ENCODED_BATCH_BYTES = 16 * ENCODED_GROUP_BYTES
+_ENCODED_BATCH_BYTES = 16 * AHEAD_GROUP_BYTES
 """Raw bytes of a batch to be encoded: many groups, because nothing is written beside the first."""
 
 _LOOK_AGAIN_S = 0.5
@@ -130,7 +137,7 @@ class TierWriter:
             size = self._batch.preferred_bytes
             self._parallel = self._parallel._replace(group_bytes_min=size, group_bytes_max=size)
         self._encoder = RecordEncoder(table, table.codecs[number - 1])
-        self._encoding: ThreadPoolExecutor | None = None
+        self._ahead: ThreadPoolExecutor | None = None
         self._sealers: ThreadPoolExecutor | None = None
         self._work_slots = threading.BoundedSemaphore(self._parallel.sealed_at_once)
         # One for each sealing thread, and one for the writer, if the pool takes no more work.
@@ -162,7 +169,7 @@ class TierWriter:
         """Wait until the writer thread ends; call after `end_by`."""
         if self._thread.is_alive():
             self._thread.join(max(0.0, self._until - time.monotonic()) + _STOP_S)
-        for pool in (self._sealers, self._encoding):
+        for pool in (self._sealers, self._ahead):
             if pool:
                 pool.shutdown(wait=not self._thread.is_alive())
 
@@ -235,12 +242,7 @@ class TierWriter:
             for row in rows:
                 table.copies.begin_filling(row, number)
         try:
-            marked = self._mark_held(self._stage(picked))
-            if any(load.encodes and not load.held for load in marked):
-                self._write_encoded(marked)
-            else:
-                self._write_group(marked)
-            self._pace(marked)
+            self._write_groups(self._split(picked))
             self._candidates.look()
         finally:
             self._source.end()
@@ -250,29 +252,42 @@ class TierWriter:
                     table.copies.end_filling(row, number)
                 table.unpin(rows)
 
-    def _write_encoded(self, picked: Sequence[_Load]) -> None:
-        """Encode and write a batch in groups: each is encoded while the previous one is written."""
-        size = max(ENCODED_GROUP_BYTES, self._parallel.group_bytes_max)
-        groups = list(_groups(picked, size))
-        ahead = submit_or_run(self._encoding_thread(len(groups)), self._encode, groups[0])
+    def _split(self, picked: Sequence[_Load]) -> list[Sequence[_Load]]:
+        """Split a batch into groups; what is written as it is in memory stays together."""
+        if all(load.source == HOST and not load.encodes for load in picked):
+            return [picked]
+        index, size = self._table.index, max(AHEAD_GROUP_BYTES, self._parallel.group_bytes_max)
+        return list(groups_of(picked, size, lambda load: index.namespace(load.row).slot_bytes))
+
+    def _write_groups(self, groups: Sequence[Sequence[_Load]]) -> None:
+        """Write groups, each of which is read and encoded while the previous one is written."""
+        first, *rest = groups
+        if not rest:
+            self._write_group(self._prepare(first))
+            return
+        ahead = submit_or_run(self._ahead_thread(), self._prepare, first)
         try:
-            for group in [*groups[1:], None]:
-                encoded = ahead.result()
+            for group in [*rest, None]:
+                prepared = ahead.result()
                 if group is not None:
-                    ahead = submit_or_run(self._encoding, self._encode, group)
-                self._write_group(encoded)
+                    ahead = submit_or_run(self._ahead, self._prepare, group)
+                self._write_group(prepared)
         finally:
             wait([ahead])  # a slot must not be reused while it is read
 
-    def _encoding_thread(self, groups: int) -> ThreadPoolExecutor | None:
-        """Return the thread that encodes ahead; None if this thread encodes the only group."""
-        if groups > 1 and self._encoding is None:
+    def _prepare(self, picked: Sequence[_Load]) -> list[_Load]:
+        """Return blocks in the form in which the tier stores them, but for their seal."""
+        return self._encode(self._mark_held(self._stage(picked)))
+
+    def _ahead_thread(self) -> ThreadPoolExecutor | None:
+        """Return the thread that prepares groups ahead; None if none can be started any more."""
+        if self._ahead is None:
             try:
-                self._encoding = workers(1, f"holdfast-to-{self._tier.name}-encoded")
+                self._ahead = workers(1, f"holdfast-to-{self._tier.name}-ahead")
             except ConfigError:
-                if not self._closing:  # no new threads at interpreter exit: encode in this one
+                if not self._closing:  # no new threads at interpreter exit: prepare in this one
                     raise
-        return self._encoding if groups > 1 else None
+        return self._ahead
 
     def _write_group(self, encoded: Sequence[_Load]) -> None:
         """Write blocks in the form in which the tier stores them, and publish them."""
@@ -284,6 +299,7 @@ class TierWriter:
             sent = [(Outcome.GONE, UNKNOWN_EPOCH)] * len(batch)
             self._free([load.put.place for load in batch if not load.held])
         self._publish(batch, sent)
+        self._pace(encoded)
 
     def _publish(self, batch: Sequence[_Load], sent: Sequence[tuple[Outcome, int]]) -> None:
         """Publish the blocks that were written, defer or do not admit the others."""
@@ -353,7 +369,8 @@ class TierWriter:
             if load.source != HOST or load.reason is MoveReason.DEMOTION
         )
         if nbytes and self._bytes_per_s < math.inf:
-            self._from_below_at = self._table.clock.now() + nbytes / self._bytes_per_s
+            begin_s = max(self._from_below_at, self._table.clock.now())
+            self._from_below_at = begin_s + nbytes / self._bytes_per_s
 
     def _send(self, batch: Sequence[_Load]) -> list[tuple[Outcome, int]]:
         """Write what the tier lacks: directly if no block is sealed, else in parallel groups.
@@ -378,7 +395,9 @@ class TierWriter:
                 else load
                 for load in new
             ]
-            groups = _groups(new, self._parallel.group_bytes(nbytes))
+            groups = groups_of(
+                new, self._parallel.group_bytes(nbytes), lambda load: len(load.put.record)
+            )
             sent = [submit_or_run(self._sealers, self._send_sealed, group) for group in groups]
             wait(sent)  # a slot must not be reused while it is read
             outcomes = [outcome for each in sent for outcome in each.result()]
@@ -464,10 +483,8 @@ class TierWriter:
         source = next((t for t in table.index.tiers(row) if not is_away(table.lower[t - 1])), HOST)
         if source == HOST or table.sealing.is_away(namespace.domain):
             return None
-        place, generation = (
-            table.copies.place(row, source),
-            table.erase_generation(namespace.domain),
-        )
+        place = table.copies.place(row, source)
+        generation = table.erase_generation(namespace.domain)
         put = TierPut(NOWHERE, memoryview(b""))
         load = _Load(row, place, put, namespace.domain, generation)
         return load._replace(source=source, reason=move.reason)
@@ -580,17 +597,3 @@ class TierWriter:
         """Free places that were not written; nothing is reserved on a shared tier."""
         if self._local is not None:
             self._local.free(places)
-
-
-def _groups(batch: Sequence[_Load], group_bytes: int) -> Iterator[list[_Load]]:
-    """Split a batch into groups; a group ends when it has at least `group_bytes`."""
-    group: list[_Load] = []
-    nbytes = 0
-    for load in batch:
-        group.append(load)
-        nbytes += len(load.put.record)
-        if nbytes >= group_bytes:
-            yield group
-            group, nbytes = [], 0
-    if group:
-        yield group

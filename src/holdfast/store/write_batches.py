@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from holdfast.clock import Clock
 from holdfast.limits import MIB
 from holdfast.tiers.base import PrefersBatches, Tier
 from holdfast.tiers.host import HostTier
+
+Item = TypeVar("Item")
 
 BATCH_BLOCKS = 32
 """Maximum number of blocks in one batch, unless the tier prefers larger ones."""
@@ -101,3 +103,19 @@ class BatchWait:
     def end(self) -> None:
         """Begin a new wait with the next block: what was queued is being written."""
         self._since_s = None
+
+
+def groups_of(
+    items: Sequence[Item], group_bytes: int, size: Callable[[Item], int]
+) -> Iterator[list[Item]]:
+    """Split items into groups; a group ends when it has at least `group_bytes`."""
+    group = list[Item]()
+    nbytes = 0
+    for item in items:
+        group.append(item)
+        nbytes += size(item)
+        if nbytes >= group_bytes:
+            yield group
+            group, nbytes = [], 0
+    if group:
+        yield group

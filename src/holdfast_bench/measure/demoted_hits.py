@@ -25,6 +25,9 @@ from holdfast.sim.run import Simulation, SimulationSettings
 from holdfast.sim.shipped import find_trace
 from holdfast.sim.trace import Trace, share
 
+AGENTS = ("claude-code",)
+"""The traces of agents that are long enough to fill two tiers."""
+
 GOAL = 0.98
 TOTAL_SHARE = 0.1
 """Both lower tiers together, as a share of the distinct blocks of a trace."""
@@ -56,7 +59,10 @@ def demoted_hits(trace: Trace) -> DemotedHits:
 
 
 def hits_rows(traces: list[str]) -> Iterator[Row]:
-    """Yield a row for each trace, by the name that `holdfast sim` knows it by."""
+    """Yield a row for each trace, by the name that `holdfast sim` knows it by.
+
+    Traces of agents have a goal.
+    """
     for name in traces:
         found = demoted_hits(load(find_trace(name)))
         ratio = found.demoted / found.summed
@@ -66,8 +72,8 @@ def hits_rows(traces: list[str]) -> Iterator[Row]:
             "token hit",
             limit=found.summed,
             ratio=ratio,
-            goal=GOAL,
-            ok=ratio >= GOAL,
+            goal=GOAL if name in AGENTS else None,
+            ok=ratio >= GOAL if name in AGENTS else None,
             more={"disk_alone": found.alone, "limit_is": "one disk of the summed capacity"},
         )
 
