@@ -29,8 +29,8 @@ export PYTHONDONTWRITEBYTECODE :=
 quietly = echo "set-up: $(1)"; mkdir -p $(DONE); \
 	{ $(2); } >$@.log 2>&1 || { cat $@.log; exit 1; }; touch $@
 
-.PHONY: help setup run test quick compatible coverage lint format docs architecture bench peers soak \
-    release clean
+.PHONY: help setup run test quick compatible coverage lint format docs architecture bench peers sglang \
+    soak release clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -85,6 +85,9 @@ peers: setup ## install the servers that `holdfast bench pool` compares with (ap
 	    else echo "peers: installing $$package"; \
 	        apt-get install -y --no-install-recommends $$package >$(DONE)/peers.log 2>&1 \
 	        || { cat $(DONE)/peers.log; exit 1; }; fi; done
+
+sglang: setup ## install SGLang for the CPU in an environment of its own (3 GB), for its long tests
+	@echo "sglang: installing, once"; $(BIN)/python -m holdfast_bench.peers.sglang_environment
 
 soak: setup ## every campaign at full length, or all for MINUTES; then the long tests
 	@mkdir -p build

@@ -86,16 +86,24 @@ class Chain:
         incomplete block are not checked.
         """
         tokens = _checked(tokens)
-        size = self.block_tokens
-        first, last = len(self.keys), len(tokens) // size
-        if last <= first:
-            return
-        packed = _little_endian(tokens, first * size, last * size)
+        done = len(self.keys) * self.block_tokens
+        if len(tokens) - done >= self.block_tokens:
+            self._add(tokens, done)
+
+    def append(self, tokens: Tokens) -> None:
+        """Add the keys of the full blocks of `tokens`, which follow those of the chain."""
+        self._add(_checked(tokens), 0)
+
+    def _add(self, tokens: Tokens, start: int) -> None:
+        """Add the keys of the full blocks from token `start`."""
+        size, first = self.block_tokens, len(self.keys)
+        count = (len(tokens) - start) // size
+        packed = _little_endian(tokens, start, start + count * size)
         parent = self.keys[-1] if self.keys else self.fingerprint
         width = 4 * size
-        count = size.to_bytes(4, "little")
+        length = size.to_bytes(4, "little")
         copy, extras = self._base.copy, self._extras
-        for i in range(first, last):
+        for i in range(first, first + count):
             at = (i - first) * width
             more = _NO_EXTRAS
             if i in extras:
@@ -104,7 +112,7 @@ class Chain:
                     parts += [len(extra).to_bytes(4, "little"), extra]
                 more = b"".join(parts)
             state = copy()
-            state.update(parent + count + packed[at : at + width] + more)
+            state.update(parent + length + packed[at : at + width] + more)
             parent = state.digest()
             self.keys.append(parent)
 

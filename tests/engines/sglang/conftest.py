@@ -33,7 +33,9 @@ def sglang(monkeypatch, node, tmp_path):
             "model_path": str(model.make("tiny")),
             **(arguments or {}),
         }
-        facts = {key: extra.pop(key) for key in ("version", "multimodal") if key in extra}
+        facts = {
+            key: extra.pop(key) for key in ("version", "multimodal", "tree_core") if key in extra
+        }
         for name, module in sglang_stubs.installed(given, **facts).items():
             monkeypatch.setitem(sys.modules, name, module)
         binding = importlib.import_module(BINDING)

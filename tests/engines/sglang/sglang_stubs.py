@@ -127,6 +127,24 @@ class WeightUpdater:
 
 class HookType(enum.Enum):
     BEFORE = "before"
+    AROUND = "around"
+
+
+def get_hash_str(token_ids, prior_hash=None, page_size=None):
+    """Name pages by a chain of hashes, as SGLang does."""
+    names, prior = [], bytes.fromhex(prior_hash or "")
+    for first in range(0, len(token_ids), page_size or len(token_ids)):
+        page = token_ids[first : first + (page_size or len(token_ids))]
+        prior = hashlib.sha256(prior + str(list(page)).encode()).digest()
+        names.append(prior.hex())
+    return names if page_size else names[-1]
+
+
+class SglangUtils(SimpleNamespace):
+    """The module of SGLang that names pages; a hook replaces its function."""
+
+
+UTILS = SglangUtils(get_hash_str=get_hash_str)
 
 
 class HookRegistry:
@@ -141,7 +159,10 @@ class HookRegistry:
     @classmethod
     def apply_hooks(cls):
         for method, hook in cls.hooks.items():
-            setattr(WeightUpdater, method, _hooked(getattr(WeightUpdater, method), hook))
+            if method == "get_hash_str":
+                UTILS.get_hash_str = functools.partial(hook, get_hash_str)
+            else:
+                setattr(WeightUpdater, method, _hooked(getattr(WeightUpdater, method), hook))
         cls.hooks.clear()
 
 
@@ -162,9 +183,17 @@ class HostPool:
     start_layer, end_layer = 0, 2
 
     def __init__(self, pages=16, dtype=torch.float32):
-        self.dtype = dtype
+        self.dtype, self.size = dtype, pages * self.page_size
         shape = (2, pages, self.layer_num, self.page_size, self.head_num, self.head_dim)
         self.kv_buffer = torch.zeros(shape, dtype=dtype)
+
+    @property
+    def k_buffer(self):
+        return self.kv_buffer[0]
+
+    @property
+    def v_buffer(self):
+        return self.kv_buffer[1]
 
     def fill(self, seed):
         drawn = torch.randn(self.kv_buffer.shape, generator=torch.Generator().manual_seed(seed))
@@ -205,7 +234,7 @@ def indices(pages, page_size=4):
     return torch.cat([torch.arange(page * page_size, (page + 1) * page_size) for page in pages])
 
 
-def installed(arguments, *, version="0.5.23", multimodal=False):
+def installed(arguments, *, version="0.5.23", multimodal=False, tree_core="python"):
     """Return stubs by the names of modules, for a server with these arguments."""
     model_config = SimpleNamespace(
         ModelConfig=SimpleNamespace(
@@ -216,12 +245,18 @@ def installed(arguments, *, version="0.5.23", multimodal=False):
     contents = {
         "sglang": SimpleNamespace(__version__=version),
         "sglang.srt.mem_cache.hicache_storage": here,
+        "sglang.srt.mem_cache.utils": UTILS,
         "sglang.srt.plugins.hook_registry": here,
         "sglang.srt.model_executor.model_runner_components.weight_updater": here,
         "sglang.srt.runtime_context": SimpleNamespace(
             get_server_args=lambda: SimpleNamespace(**arguments)
         ),
         "sglang.srt.configs.model_config": model_config,
+        "sglang.srt.environ": SimpleNamespace(
+            envs=SimpleNamespace(
+                SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND=SimpleNamespace(get=lambda: tree_core)
+            )
+        ),
     }
     modules = {}
     for name, content in contents.items():

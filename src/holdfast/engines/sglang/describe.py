@@ -14,8 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.blocks.fingerprint import Fingerprint, KvGroup, Meaning
-from holdfast.blocks.layout import OpaqueLayout
-from holdfast.client.local_model import CONFIG, local_source, weight_files
+from holdfast.blocks.layout import OpaqueLayout, PortableLayout
+from holdfast.client.local_model import (
+    CONFIG,
+    local_source,
+    portable_fingerprint,
+    weight_files,
+)
 from holdfast.client.model_meaning import ModelSource, canonical_json, model_digest, positions_of
 from holdfast.client.weights_digest import (
     NoDigestError,
@@ -64,6 +69,9 @@ POOL_FIELDS = (
 
 REPLICATED = ("MLA", "DSA", "DeepSeekV4")
 """Parts of the names of the classes of pools of which all tensor-parallel ranks hold copies."""
+
+TREE_CORE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
+"""SGLang's variable for the implementation of its tree of contexts."""
 
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -176,6 +184,53 @@ def fingerprint_of(
     return Fingerprint(meaning, layout)
 
 
+def refuse_portable(arguments: Any, config: Any) -> None:
+    """Raise ConfigError if the pages of this server have no portable form.
+
+    `config`: SGLang's HiCacheStorageConfig.
+    """
+    reasons = {
+        "more than one rank": max(config.tp_size, config.pp_size, config.attn_cp_size) > 1,
+        "latent KV (MLA)": config.is_mla_model,
+        "a quantised KV cache": arguments.kv_cache_dtype not in (None, "auto"),
+        "quantisation on load": arguments.quantization is not None,
+        "adapters": bool(getattr(arguments, "lora_paths", None)),
+        "speculative decoding": getattr(arguments, "speculative_algorithm", None) is not None,
+        "interface_v1 not set to 1": not (config.extra_config or {}).get("interface_v1"),
+    }
+    found = [reason for reason, holds in reasons.items() if holds]
+    if found:
+        raise ConfigError(
+            f"{EXTRA_CONFIG}: layout is portable, which is not possible with {', '.join(found)}; "
+            "omit layout"
+        )
+    if _tree_core() != "python":
+        raise ConfigError(
+            f"{EXTRA_CONFIG}: layout is portable, but SGLang's tree of contexts names pages itself;"
+            f" start it with {TREE_CORE}=python in its environment"
+        )
+
+
+def portable_fingerprint_of(
+    arguments: Any, setting: StorageOptions, layout: PortableLayout
+) -> Fingerprint:
+    """Return the fingerprint of portable blocks of a server's model, as other engines derive it."""
+    folder = model_folder(arguments.model_path, arguments.revision)
+    overrides = json.loads(arguments.json_model_override_args or "{}")
+    if folder is None:
+        raise NoDigestError(_no_files(arguments.model_path))
+    if not setting.model_digest:
+        _check_unchanged(folder)
+    return portable_fingerprint(folder, layout, name=setting.model_digest, overrides=overrides)
+
+
+def _tree_core() -> str:
+    """Return which implementation of its tree of contexts SGLang is told to use."""
+    from sglang.srt.environ import envs
+
+    return str(envs.SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND.get())
+
+
 def is_replicated(config: Any, pool: Any) -> bool:
     """Whether every tensor-parallel rank holds a copy of this pool's pages."""
     names = [one.__name__ for one in type(pool).__mro__]
@@ -197,6 +252,13 @@ def _slice(config: Any, pool: Any) -> dict[str, Any]:
     if not is_replicated(config, pool):
         part |= {"tp_rank": config.tp_rank, "tp_size": config.tp_size}
     return part
+
+
+def _no_files(named: str) -> str:
+    return (
+        f"{EXTRA_CONFIG}: the files of {named!r} are neither in a folder nor in the Hugging Face "
+        "cache, so nothing identifies the model; download it first"
+    )
 
 
 def model_folder(named: str, revision: str | None) -> Path | None:
@@ -224,20 +286,21 @@ def _source(
     """Return a model as its files and SGLang's arguments describe it."""
     folder = model_folder(named, revision)
     if folder is None:
-        raise NoDigestError(
-            f"{EXTRA_CONFIG}: the files of {named!r} are neither in a folder nor in the Hugging "
-            "Face cache, so nothing identifies the model; download it first"
-        )
+        raise NoDigestError(_no_files(named))
     name = setting.model_digest
     source = local_source(folder, str(arguments.dtype), name=name, overrides=overrides)
     if not name:
-        # Checked last: a later change affects neither the loaded weights nor the digest.
-        files = [*weight_files(folder), folder / CONFIG]
-        check_unchanged(folder, files, process_start_ns() + START_NS)
+        _check_unchanged(folder)
     return source._replace(
         quantised_on_load=str(arguments.quantization or "none"),
         code=str(revision) if arguments.trust_remote_code else "none",
     )
+
+
+def _check_unchanged(folder: Path) -> None:
+    """Raise NoDigestError if a file may differ from what this process has loaded."""
+    files = [*weight_files(folder), folder / CONFIG]
+    check_unchanged(folder, files, process_start_ns() + START_NS)
 
 
 def _draft_source(arguments: Any, setting: StorageOptions) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -28,18 +28,24 @@ OF_SGLANG = (
 """Keys of the same JSON that SGLang itself reads."""
 
 
+BlockLayout = Literal["exact", "portable"]
+
+
 @prepared
 class StorageOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All options of the storage backend.
 
     `holdfast`: address of a node (`unix:///run/holdfast/node.sock`) or path of the node's YAML
-    file. `domain`: the trust domain of this engine. `model_digest`: name of the weights; empty:
-    the weights are read and hashed. `get_deadline_s`: maximum duration of one batch of reads.
-    `images`: serve requests with images, which SGLang names by 64 bits of a hash.
+    file. `domain`: the trust domain of this engine. `layout`: `exact` blocks are pages of this
+    build of SGLang, `portable` blocks are converted and named by tokens, so that other engines find
+    and read them. `model_digest`: name of the weights; empty: the weights are read and hashed.
+    `get_deadline_s`: maximum duration of one batch of reads. `images`: serve requests with images,
+    which SGLang names by 64 bits of a hash.
     """
 
     holdfast: str
     domain: str = "default"
+    layout: BlockLayout = "exact"
     model_digest: str = ""
     get_deadline_s: float = GET_S
     images: bool = False

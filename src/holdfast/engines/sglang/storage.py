@@ -17,6 +17,7 @@ from holdfast.engines.sglang.hits import PoolHits, RestorablePrefixes, leading, 
 from holdfast.engines.sglang.host_pool import HostPool, position_after
 from holdfast.engines.sglang.options import read_options
 from holdfast.engines.sglang.pages import tensor_memory
+from holdfast.engines.sglang.portable_pool import PortablePool
 from holdfast.engines.sglang.served_rank import ServedRank
 from holdfast.errors import HoldfastError
 
@@ -37,7 +38,7 @@ class HoldfastStorage(HiCacheStorage):
         interface.check()
         self._options = read_options(storage_config.extra_config or {})
         self._rank = ServedRank(storage_config, self._options)
-        self._pools: dict[str, HostPool] = {}
+        self._pools: dict[str, HostPool | PortablePool] = {}
         self._logical: set[str] = set()
         self._updates = weight_updates.watch()
         self._updates_before = self._updates.begun
@@ -174,7 +175,7 @@ class HoldfastStorage(HiCacheStorage):
         return self._answers(name, keys, lambda pool: pool.save(keys, indices, after))
 
     def _answers(
-        self, name: str, keys: Sequence[str], ask: Callable[[HostPool], list[bool]]
+        self, name: str, keys: Sequence[str], ask: Callable[[HostPool | PortablePool], list[bool]]
     ) -> list[bool]:
         """Return what a pool answers for each key; False for all if it cannot answer."""
         nothing = [False] * len(keys)

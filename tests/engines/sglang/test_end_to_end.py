@@ -1,0 +1,172 @@
+"""Real SGLang: its factory and host pools, and servers on the CPU over a real node.
+
+SGLang is installed in an environment of its own, on the first run (3 GB).
+"""
+
+import json
+import os
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.limits import BLOCK_TOKENS, MIB
+from holdfast_bench.harness import model
+from holdfast_bench.harness.node import NodeUnderTest
+from holdfast_bench.peers import sglang_environment
+from holdfast_bench.peers.sglang_server import (
+    PAGE_TOKENS,
+    SglangServer,
+    SglangServerOptions,
+    holdfast_storage,
+)
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
+
+PROMPT = [100 + 37 * i % 30_000 for i in range(1_000)]
+WHOLE = len(PROMPT) // PAGE_TOKENS * PAGE_TOKENS
+TOKENS = 8
+SCRIPT = Path(__file__).with_name("sglang_pools.py")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment():
+    sglang_environment.install()
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Start nodes and servers that end with the test."""
+    with ExitStack() as stack:
+
+        def node(name="n"):
+            return stack.enter_context(NodeUnderTest(tmp_path / name, 64 * MIB, 256 * MIB))
+
+        def server(node, layout="exact", **options):
+            storage = {"storage": "dynamic", "extra": holdfast_storage(node.address, layout)}
+            given = SglangServerOptions(model.make("tiny"), **storage, **options)
+            one = SglangServer("sglang", given, tmp_path / "sglang.log")
+            stack.enter_context(one.process)
+            one.wait_ready()
+            return one
+
+        yield node, server
+
+
+def same(one, other):
+    """Whether two answers have equal tokens, and log-probabilities that differ by rounding."""
+    return one.tokens == other.tokens and one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_its_own_factory_and_host_pools_get_every_page_back(started, tmp_path):
+    node, _ = started
+    variables = sglang_environment.variables(tmp_path)
+    argv = [sglang_environment.python(), str(SCRIPT), str(model.make("tiny")), node().address]
+    done = subprocess.run(
+        argv, env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3_000:]
+    found = json.loads(done.stdout)
+    assert found.pop("differences") == []
+    assert len(found) == 14  # two interfaces, four layouts of MHA and three of MLA
+    assert set(found.values()) == {"equal"}, found
+
+
+def test_a_context_survives_caches_restarts_damage_and_a_lost_node(started):
+    make_node, make_server = started
+    node = make_node()
+    server = make_server(node)
+    cold = server.ask(PROMPT, TOKENS)
+    assert (cold.cached, cold.stored) == (0, 0)
+    server.forget()
+    warm = server.ask(PROMPT, TOKENS)
+    assert (warm.cached, warm.stored) == (WHOLE, WHOLE)
+    assert same(warm, cold)
+
+    node.wait_on_disk(WHOLE // PAGE_TOKENS)
+    server.process.stop()
+    node.restart()
+    server = make_server(node)
+    again = server.ask(PROMPT, TOKENS)
+    assert again.stored == WHOLE
+    assert same(again, cold)
+
+    node.kill()
+    damage(node)
+    node.start()
+    server.forget()
+    damaged = server.ask(PROMPT, TOKENS)
+    assert damaged.stored < WHOLE  # the pages before the first damaged one
+    assert same(damaged, cold)
+    server.forget()
+    repaired = server.ask(PROMPT, TOKENS)
+    assert repaired.stored == WHOLE
+    assert same(repaired, cold)
+
+    node.kill()
+    server.forget()
+    alone = server.ask(PROMPT, TOKENS)
+    assert alone.stored == 0
+    assert same(alone, cold)
+
+
+def damage(node):
+    """Reverse bytes in most pages in the disk tier's file."""
+    file = Path(node.address.removeprefix("unix://")).parent / "disk" / "blocks.holdfast"
+    with file.open("r+b") as blocks:
+        end = file.stat().st_size
+        for at in range(1 * MIB, end, 64 * 1024):
+            blocks.seek(at)
+            piece = blocks.read(4_096)
+            blocks.seek(at)
+            blocks.write(piece[::-1])
+
+
+def test_ranks_share_a_node_and_find_their_own_heads(started):
+    make_node, make_server = started
+    node = make_node()
+    one = make_server(node)
+    alone = one.ask(PROMPT, TOKENS)
+    one.process.stop()
+    two = make_server(node, ranks=2)
+    cold = two.ask(PROMPT, TOKENS)
+    assert cold.stored == 0  # pages of one rank are not those of two
+    assert same(cold, alone)
+    two.forget()
+    warm = two.ask(PROMPT, TOKENS)
+    assert warm.stored == WHOLE
+    assert same(warm, cold)
+
+
+def test_transformers_and_sglang_continue_each_others_contexts(started):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    make_node, make_server = started
+    node = make_node()
+    server = make_server(node, layout="portable", page_tokens=BLOCK_TOKENS)
+    whole = len(PROMPT) // BLOCK_TOKENS * BLOCK_TOKENS
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(model.make("tiny"), dtype="float32")
+    ids, other = torch.tensor([PROMPT]), [(7 * token) % 30_000 + 100 for token in PROMPT]
+
+    def answer(prompt, cache=None):
+        given = {"past_key_values": cache} if cache is not None else {}
+        tensor = torch.tensor([prompt])
+        made = loaded.generate(tensor, max_new_tokens=TOKENS, do_sample=False, **given)
+        return tuple(made[0, len(prompt) :].tolist())
+
+    with holdfast.open(node.address, domain="default") as store:
+        alone = server.ask(other, TOKENS)  # computed by SGLang, and saved
+        assert alone.stored == 0
+        node.wait_on_disk(whole // BLOCK_TOKENS)
+        cache = holdfast.transformers.cache(loaded, torch.tensor([other]), store)
+        assert cache.prefix.fetched == whole
+        assert answer(other, cache) == alone.tokens == answer(other)
+
+        cache = holdfast.transformers.cache(loaded, ids, store)  # computed here, and saved
+        own = answer(PROMPT)
+        assert answer(PROMPT, cache) == own
+    warm = server.ask(PROMPT, TOKENS)
+    assert warm.stored == whole
+    assert warm.tokens == own
