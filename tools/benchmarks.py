@@ -409,10 +409,9 @@ QUESTIONS = (
     ),
     Question(
         "How fast do blocks move between tiers?",
-        "A store over a disk and a second tier: what it saves to the disk, what the disk evicts to "
-        "the second tier (demotion), and what is fetched from there and kept on the disk again "
-        "(promotion). Records are verified on the way. Grey is the slower of source and target "
-        "alone, in the same run; the disks are folders of one drive.",
+        "A store over a disk and a second tier: saves, demotions of what the disk evicts, and "
+        "promotions of what is fetched. Records are verified. Grey is the slower of source and "
+        "target alone, in the same run; the disks are folders of one drive.",
         "bench movement",
         "movement.svg",
         limits_chart,

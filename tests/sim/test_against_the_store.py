@@ -244,7 +244,7 @@ ALL_DOWN = Intake(saves=False, evicted="always", fetched="never")
 """Gets all that faster tiers evict, and nothing else."""
 FOUR_TIERS = {
     "all": [
-        LowerTier("cxl", 600, Intake(evicted="never")),
+        LowerTier("cxl", 800, Intake(evicted="never")),
         LowerTier("disk", 1_500, Intake(evicted="never", fetched="always")),
         LowerTier("object", 0, ALL_DOWN),
     ],

@@ -216,6 +216,7 @@ def test_a_source_that_fails_during_a_move_loses_only_what_it_had(ladder):
     assert one.store.cover(one.namespace, chain.keys).blocks == 0
     near.pulled = False
     assert one.save(chain) == 8, "it can be saved again"
+    one.flush()
     assert one.nothing_is_left_over()
 
 

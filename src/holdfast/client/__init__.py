@@ -1,5 +1,6 @@
-"""Shared code of node clients: sessions, private node, hints, backoff, timing, weights digest.
+"""What every engine and program that uses a store shares: engine client, sessions, private node.
 
-The modules for engines log as `vllm.holdfast`, and their remedies name options of vLLM's connector:
-vLLM shows only records of loggers below `vllm`, and no other engine has a connector yet.
+`engine` is the protocol of engines, and `store_engine` its implementation. An engine that has a
+scheduler and workers in processes of their own uses the parts below it: `loader`,
+`rank_transfers`, `tracked_request`.
 """

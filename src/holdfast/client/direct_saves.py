@@ -23,7 +23,7 @@ from holdfast.errors import NodeGoneError, ProtocolError, RefusedError
 from holdfast.limits import RECLAIM_S
 from holdfast.wire.local.messages import Commit, Reserved
 
-_log = logging.getLogger("vllm.holdfast")
+_log = logging.getLogger(__name__)
 
 
 class DirectSaves:

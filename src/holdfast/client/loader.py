@@ -36,7 +36,7 @@ COPY_S = 1.0
 LOADS_AT_ONCE = 4
 """Loading threads at most. Each but the first runs only loads much shorter than the others'."""
 
-_log = logging.getLogger("vllm.holdfast")
+_log = logging.getLogger(__name__)
 
 
 class GroupLoad(NamedTuple):

@@ -56,7 +56,7 @@ STALE_S = 600.0
 and its node may be invisible from here (a container with its own /tmp)."""
 
 
-_log = logging.getLogger("vllm.holdfast")
+_log = logging.getLogger(__name__)
 
 
 class PrivateNode:
@@ -205,7 +205,7 @@ def _listens(address: str) -> bool:
 
 def _answers(address: str) -> bool:
     try:
-        Client(address, Hello(PROTOCOL, "vllm"), ANSWER_S).close()
+        Client(address, Hello(PROTOCOL, "engine"), ANSWER_S).close()
     except (NodeGoneError, RefusedError):
         return False
     except (ConfigError, ProtocolError, ValueError) as error:

@@ -21,7 +21,7 @@ class CountedPrompt(NamedTuple):
     """A prompt's tokens by source; `computed` is the rest of `tokens`.
 
     `tokens`: all tokens of the prompt, or of an aborted one those that have KV state. `engine`: in
-    vLLM's own prefix cache, or loaded by another connector of vLLM. `loaded`: by tier.
+    the engine's own prefix cache, or loaded by another connector of it. `loaded`: by tier.
     """
 
     tokens: int

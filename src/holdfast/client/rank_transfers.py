@@ -34,7 +34,7 @@ REST_S = 0.002
 DEADLINE_MIN_S = 0.01
 """Minimum deadline of a load; a shorter one is below scheduling jitter."""
 
-_log = logging.getLogger("vllm.holdfast")
+_log = logging.getLogger(__name__)
 
 
 class StepTasks(Protocol):
@@ -162,7 +162,7 @@ class RankTransfers:
         """After the forward: copy full blocks out of their pages."""
         if work.tokens and not self._passive:
             self._saves.copy()
-        # Nothing was computed: vLLM waits for loads or answers, and would poll without pause.
+        # Nothing was computed: the engine waits for loads or answers, and would poll without pause.
         elif not self._loader.rest(REST_S):
             time.sleep(POLL_S)
         if not self._passive:

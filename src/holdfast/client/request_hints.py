@@ -20,7 +20,7 @@ from holdfast.wire.local.messages import Closed, Pin, Request, Returns
 
 FIELD = "holdfast"
 
-_log = logging.getLogger("vllm.holdfast")
+_log = logging.getLogger(__name__)
 
 
 @prepared

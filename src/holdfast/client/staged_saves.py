@@ -26,7 +26,7 @@ COPY_BEFORE_S = RECLAIM_S / 4
 """Age of a request after which no copy into its slots begins: the node may use them again
 `RECLAIM_S` after the session has ended."""
 
-_log = logging.getLogger("vllm.holdfast")
+_log = logging.getLogger(__name__)
 
 
 class _WaitingSave(NamedTuple):

@@ -30,7 +30,7 @@ POLL_S = 0.0002
 COMMIT_S = 1.0
 """Timeout of the store's replies to the last commits in `close`."""
 
-_log = logging.getLogger("vllm.holdfast")
+_log = logging.getLogger(__name__)
 
 
 class PendingReserve(NamedTuple):

@@ -1,7 +1,7 @@
 """Send timing reports to nodes from a background thread, `REPORT_DELAY_S` after their step.
 
-Sending takes the GIL and wakes the node's process; right after a step vLLM needs the GIL and the
-core to emit its tokens.
+Sending takes the GIL and wakes the node's process; right after a step the engine needs the GIL and
+the core to emit its tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.wire.local.reconnecting_client import ReconnectingClient
 REPORT_DELAY_S = 0.02
 """Delay before a report is sent, so that it does not compete with the step's own output."""
 
-_log = logging.getLogger("vllm.holdfast")
+_log = logging.getLogger(__name__)
 
 
 class TimingReporter:

@@ -56,7 +56,7 @@ REMEDY = "set model_digest to a name that changes whenever the weights do"
 BLOBS = "blobs"
 """Folder of a Hugging Face cache with the files that the links in its snapshots lead to."""
 
-_log = logging.getLogger("vllm.holdfast")
+_log = logging.getLogger(__name__)
 
 
 class NoDigestError(HoldfastError):

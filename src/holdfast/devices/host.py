@@ -43,7 +43,7 @@ and 3.4, 0.8 copied 6.1 and 3.7.
 
 _LOOK_S = 50e-6
 _ONE = array("q", [1])
-_log = logging.getLogger("vllm.holdfast")  # shown by vLLM, with its time and level
+_log = logging.getLogger(__name__)
 
 
 Row: TypeAlias = tuple[int, int, int]

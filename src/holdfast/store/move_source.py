@@ -85,7 +85,7 @@ class MoveSource:
         for each, size in zip(wanted, sizes, strict=True):
             key = self._table.index.keys[each.row] or b""
             namespace = self._table.index.namespace(each.row)
-            gets.append(TierGet(each.place, key, rest[:size], namespace))
+            gets.append(TierGet(each.place, key, rest[:size], namespace, is_use=False))
             rest = rest[size:]
         outcomes = self._read(wanted, gets)
         reach("move_read")

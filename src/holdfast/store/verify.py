@@ -29,7 +29,8 @@ def read_copy(table: BlockTable, row: int, tier: int, place: Place) -> tuple[Out
     if tier == HOST:
         return Outcome.OK, table.host(namespace).view(place, namespace.slot_bytes)
     record = aligned_buffer(namespace.slot_bytes)
-    return table.lower[tier - 1].read([TierGet(place, key, record, namespace)])[0], record
+    get = TierGet(place, key, record, namespace, is_use=False)
+    return table.lower[tier - 1].read([get])[0], record
 
 
 def verify_record(

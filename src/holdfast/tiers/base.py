@@ -73,12 +73,15 @@ class TierGet(NamedTuple):
 
     The buffer is at least as long as the record; a buffer of a slot's size always is. The record is
     at its start, and the rest is undefined. A record that is longer than the buffer is a MISS.
+    `is_use`: False if the record is read to be moved or checked, so that a tier which evicts what
+    was not used lately does not take the read for a use.
     """
 
     place: Place
     key: bytes
     into: memoryview
     namespace: Namespace
+    is_use: bool = True
 
 
 class SurvivingRecord(NamedTuple):

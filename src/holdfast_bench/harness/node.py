@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import msgspec
 import yaml
 
 from holdfast.errors import HoldfastError, NodeGoneError
@@ -110,6 +111,14 @@ class NodeUnderTest:
     def drop_all(self) -> None:
         """Drop every block from the node; copies in a pool stay."""
         self._query(m.Drop("*"))
+
+    def listing(self) -> list[dict[str, Any]]:
+        """Return the stored blocks by fingerprint, domain and tier."""
+        return msgspec.convert(self._query(m.List())["blocks"], list[dict[str, Any]])
+
+    def drop(self, fingerprint: str) -> None:
+        """Drop all blocks of one fingerprint."""
+        self._query(m.Drop(fingerprint))
 
     def token_bytes(self) -> float:
         """Return the payload bytes per token in the namespace with the most blocks."""

@@ -52,9 +52,9 @@ is measured only after that."""
 class VllmServerOptions(msgspec.Struct, frozen=True):
     """Options of a vLLM server; an empty `kv_transfer` starts it without a connector.
 
-    `ranks`: its tensor-parallel size. `requests_max`: requests that it serves at once; 0: as many
-    as vLLM does by default. `environment`: variables of its process that differ from the
-    defaults here.
+    `ranks`: its tensor-parallel size; `stages`: its pipeline stages. `requests_max`: requests that
+    it serves at once; 0: as many as vLLM does by default. `environment`: variables of its process
+    that differ from the defaults here.
     """
 
     model: Path
@@ -63,6 +63,7 @@ class VllmServerOptions(msgspec.Struct, frozen=True):
     batch_tokens_max: int = 1024
     dtype: str = "auto"
     ranks: int = 1
+    stages: int = 1
     requests_max: int = 0
     environment: dict[str, str] = {}
 
@@ -105,9 +106,14 @@ class VllmServer:
             *("--max-model-len", str(options.model_tokens_max)),
             *("--max-num-batched-tokens", str(options.batch_tokens_max)),
             *("--kv-cache-memory-bytes", str(KV_BYTES)),
-            "--enforce-eager",
             "--enable-prompt-tokens-details",
         ]
+        if options.stages > 1:
+            # A stage gets the buffer for what the one before computes only from the warm-up run,
+            # which an eager engine with a given cache size leaves out.
+            argv += ["--pipeline-parallel-size", str(options.stages), "-cc.mode=1"]
+        else:
+            argv.append("--enforce-eager")
         if options.requests_max:
             argv += ["--max-num-seqs", str(options.requests_max)]
         if options.kv_transfer:

@@ -5,9 +5,10 @@ import threading
 
 import pytest
 
+from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
 from holdfast.testing.tier_contract import Blocks, TierContract
-from holdfast.tiers.base import NOWHERE, DroppedBlock, TierPut, Volatile
+from holdfast.tiers.base import NOWHERE, DroppedBlock, TierGet, TierPut, Volatile
 from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.cxl.tier import CxlTier
 
@@ -60,6 +61,19 @@ def test_the_least_recently_read_record_is_evicted_first(tier):
     expected = [blocks.key(n) for n in numbers[5:]]
     assert gone == expected[: len(gone)]
     assert len(gone) >= 8
+
+
+@pytest.mark.parametrize("is_use", [True, False])
+def test_a_candidate_that_a_request_reads_stays_and_one_that_is_only_moved_leaves(tier, is_use):
+    blocks = Blocks(60_000)
+    fill(tier, blocks)
+    ahead = 4 * blocks.namespace.slot_bytes
+    [oldest, second, *_] = tier.candidates(ahead)
+    into = aligned_buffer(blocks.namespace.slot_bytes)
+    get = TierGet(oldest.place, oldest.key, into, blocks.namespace, is_use=is_use)
+    assert tier.read([get]) == [Outcome.OK]
+    [next_one, *_] = tier.candidates(ahead)
+    assert next_one == (second if is_use else oldest)
 
 
 def test_memory_moves_to_another_slot_size_one_run_at_a_time(tier):

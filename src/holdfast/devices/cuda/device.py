@@ -64,7 +64,7 @@ SAVE_S = RECLAIM_S / 4
 ROW_BYTES = 8
 """Bytes of a page's number and its slot, as kernels read them."""
 
-_log = logging.getLogger("vllm.holdfast")  # shown by vLLM, with its time and level
+_log = logging.getLogger(__name__)
 
 _devices: weakref.WeakSet[CudaDevice] = weakref.WeakSet()
 

@@ -13,7 +13,7 @@ from holdfast.devices.registry import DeviceKind, DeviceOptions
 if TYPE_CHECKING:
     from holdfast.devices.cuda.device import CudaDevice
 
-_log = logging.getLogger("vllm.holdfast")  # shown by vLLM, with its time and level
+_log = logging.getLogger(__name__)
 
 
 def _open(

@@ -47,7 +47,7 @@ SAVE_S = RECLAIM_S / 4
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 """Types in which pages are copied; kernels copy wide words several times faster than bytes."""
 
-_log = logging.getLogger("vllm.holdfast")  # shown by vLLM, with its time and level
+_log = logging.getLogger(__name__)
 
 
 class LoadTransfer(NamedTuple):

@@ -31,6 +31,7 @@ from holdfast.devices.registry import DeviceOptions, open_device
 from holdfast.engines.vllm.counters import ConnectorCounts, ConnectorMetrics
 from holdfast.engines.vllm.describe import step_blocks_of
 from holdfast.engines.vllm.kv_groups import geometry_of, only_group
+from holdfast.engines.vllm.log import log_to_vllm
 from holdfast.engines.vllm.options import ConnectorSettings, failure_policy_advice, read_options
 from holdfast.engines.vllm.portable import BlockForm, block_form
 from holdfast.engines.vllm.request_identity import adapter_settings
@@ -57,6 +58,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        log_to_vllm()
         transfer = vllm_config.kv_transfer_config
         self._setting: ConnectorSettings = read_options(
             transfer.kv_connector_extra_config, transfer.kv_role

@@ -76,8 +76,7 @@ def fingerprint_of(
     rank: WorkerRank,
 ) -> Fingerprint:
     """Return the fingerprint of exact blocks, the pages of one rank."""
-    model, spec = vllm_config.model_config, group.spec
-    block_tokens = block_tokens_of(setting, group)
+    spec, block_tokens = group.spec, block_tokens_of(setting, group)
     kernels = _kernels(vllm_config, group)
     names = hashlib.blake2b("\0".join(group.layers).encode(), digest_size=8).hexdigest()
     order = geometry.order if geometry.tables == 1 else f"{geometry.order}x{geometry.tables}"
@@ -97,6 +96,13 @@ def fingerprint_of(
             device=kernels.device,
             slice=rank.slice_of(spec),
         )
+    weights, positions = resolved_digest(vllm_config, setting), resolved_positions(vllm_config)
+    return Fingerprint(_meaning(vllm_config, group, weights, positions, block_tokens), layout)
+
+
+def resolved_positions(vllm_config: Any) -> str:
+    """Return the settings of positions as vLLM resolved them, for exact blocks."""
+    model = vllm_config.model_config
     positions = {
         key: value
         for key, value in model.hf_text_config.to_dict().items()
@@ -106,8 +112,7 @@ def fingerprint_of(
     # original training length (`phi3_long_rope_scaled_rope.py`).
     if _LONG_ROPE in canonical_json(positions):
         positions["max_model_len"] = model.max_model_len
-    weights, positions_text = resolved_digest(vllm_config, setting), canonical_json(positions)
-    return Fingerprint(_meaning(vllm_config, group, weights, positions_text, block_tokens), layout)
+    return canonical_json(positions)
 
 
 def portable_fingerprint_of(

@@ -68,8 +68,6 @@ class CxlTier:
         self._reserved: dict[Place, int] = {}
         self._writing: set[Place] = set()
         self._entries: OrderedDict[Place, _Entry] = OrderedDict()
-        self._named: set[Place] = set()
-        """Candidates named last that were not read since."""
         self._read_bytes = self._written_bytes = 0
 
     def reserve(self, sizes: Sequence[int]) -> ReservedPlaces:
@@ -89,18 +87,13 @@ class CxlTier:
         return ReservedPlaces(places, dropped)
 
     def candidates(self, nbytes: int) -> list[Candidate]:
-        """Return the least recently used records; free slots of a run in use do not count.
-
-        The first read of a candidate after that is no use, because it is read to be moved.
-        """
+        """Return the least recently used records; free slots of a run in use do not count."""
         with self._lock:
-            self._named.clear()
             free, found = self._budget.free_chunks * self._budget.chunk_bytes, list[Candidate]()
             for place, entry in self._entries.items():
                 if free >= nbytes:
                     break
                 found.append(Candidate(entry.key, place, entry.namespace))
-                self._named.add(place)
                 free += align_up(entry.nbytes)
             return found
 
@@ -197,9 +190,7 @@ class CxlTier:
             entry = self._entries.get(get.place)
             if entry is None or entry.key != get.key or entry.nbytes > len(get.into):
                 return Outcome.MISS
-            if get.place in self._named:  # read to be moved, which is no use
-                self._named.remove(get.place)
-            else:
+            if get.is_use:
                 self._entries.move_to_end(get.place)
         np.frombuffer(get.into, np.uint8)[: entry.nbytes] = self._slot(get.place, entry.nbytes)
         with self._lock:

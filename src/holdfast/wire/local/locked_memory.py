@@ -48,7 +48,7 @@ END_S = 10.0
 
 _START_POLL_S = 0.002
 
-_log = logging.getLogger("vllm.holdfast")  # shown by vLLM, with its time and level
+_log = logging.getLogger(__name__)
 
 _unreleased: list[SharedMapping] = []
 """Mappings that could not be unlocked; they stay mapped, because the device may still use them."""

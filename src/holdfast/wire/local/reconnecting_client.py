@@ -14,7 +14,7 @@ from holdfast.wire.local.refusal_backoff import RefusalBackoff
 _FIRST_RETRY_S = 0.02
 """Delay before the second attempt to connect."""
 
-_log = logging.getLogger("vllm.holdfast")  # shown by vLLM, with its time and level
+_log = logging.getLogger(__name__)
 
 
 class ReconnectingClient:

@@ -1,0 +1,88 @@
+"""Compare an engine's interface, as it is installed, with the one that a binding was written for.
+
+A binding to a version that was not tested works if the signatures match, and says so once. Else it
+is refused in one sentence that names the versions tested.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from holdfast.errors import HoldfastError
+
+_logged = set[str]()
+
+
+class InterfaceError(HoldfastError):
+    """An engine's interface is not the one that a binding was written for."""
+
+
+class ExpectedClass(NamedTuple):
+    """What a binding uses of an engine's class.
+
+    `methods`: parameters of each method by name, without `self`. `fields`: names of the fields of a
+    data class. `abstract`: whether the class may have no other abstract methods.
+    """
+
+    methods: Mapping[str, tuple[str, ...]] = {}
+    fields: Collection[str] = ()
+    abstract: bool = False
+
+
+def differences(found: type[Any], expected: ExpectedClass) -> list[str]:
+    """Return in words how an installed class differs from what a binding expects of it."""
+    name, texts = found.__name__, list[str]()
+    for method, parameters in expected.methods.items():
+        function = inspect.getattr_static(found, method, None)
+        if function is None:
+            texts.append(f"{name} has no {method}")
+            continue
+        signature = inspect.signature(getattr(function, "__func__", function))
+        skipped = 0 if isinstance(function, staticmethod) else 1
+        has = tuple(signature.parameters)[skipped:]
+        if has != parameters:
+            texts.append(f"{name}.{method} takes {', '.join(has)}, not {', '.join(parameters)}")
+    if expected.fields:
+        has_fields = _fields(found)
+        texts += [f"{name} has no {field}" for field in expected.fields if field not in has_fields]
+    if expected.abstract:
+        more: set[str] = set(getattr(found, "__abstractmethods__", ())) - expected.methods.keys()
+        texts += [f"{name} has a new abstract method {method}" for method in sorted(more)]
+    return texts
+
+
+def check_version(
+    engine: str,
+    version: str,
+    tested: Collection[str],
+    found: Sequence[str],
+    log: logging.Logger,
+) -> None:
+    """Raise InterfaceError for differences; warn once of a version that was not tested.
+
+    `tested`: versions up to their second number, such as "0.32".
+    """
+    known = ", ".join(sorted(tested))
+    if found:
+        raise InterfaceError(
+            f"{engine} {version} has another interface than the versions tested ({known}): "
+            f"{found[0]}; install a tested version, or a newer Holdfast"
+        )
+    if ".".join(version.split(".")[:2]) not in tested and engine not in _logged:
+        _logged.add(engine)
+        log.warning(
+            "%s %s was not tested with this Holdfast (tested: %s); its interface is the same",
+            engine,
+            version,
+            known,
+        )
+
+
+def _fields(found: type[Any]) -> set[str]:
+    if dataclasses.is_dataclass(found):
+        return {field.name for field in dataclasses.fields(found)}
+    return set(getattr(found, "_fields", ())) | set(inspect.get_annotations(found))

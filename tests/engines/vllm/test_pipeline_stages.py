@@ -1,0 +1,73 @@
+"""Real vLLM with two pipeline stages: each saves its layers, and another engine loads all."""
+
+import random
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from holdfast.limits import MIB
+from holdfast_bench.harness.completion import ask
+from holdfast_bench.harness.model import make
+from holdfast_bench.harness.node import NodeUnderTest
+from holdfast_bench.harness.process import wait_until
+from holdfast_bench.harness.server import (
+    VllmServer,
+    VllmServerOptions,
+    holdfast_kv_transfer,
+    wait_all_ready,
+)
+
+pytestmark = [pytest.mark.vllm, pytest.mark.soak]  # two stages start within a minute or two
+
+BLOCK, TOKENS, ANSWER = 128, 700, 8
+HELD = TOKENS // BLOCK * BLOCK
+
+
+def holds(node, blocks):
+    return node.status()["blocks"] == blocks
+
+
+def logprobs(completion):
+    return [dict(step) for step in completion.answer.logprobs]
+
+
+@pytest.mark.timeout(900)
+def test_a_prompt_is_loaded_if_every_stage_holds_its_layers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stages")
+    prompt = random.Random(3).choices(range(300, 30_000), k=TOKENS)
+    with ExitStack() as stack:
+        node = NodeUnderTest(folder / "node", 128 * MIB, 256 * MIB, settings={"plan": "held"})
+        stack.enter_context(node)
+        options = VllmServerOptions(
+            make("tiny"),
+            holdfast_kv_transfer(node.address, 5000),
+            model_tokens_max=2048,
+            dtype="float32",
+            stages=2,
+            environment={"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"},
+        )
+        engine = VllmServer("writer", options, folder / "writer.log")
+        with engine.process:
+            wait_all_ready([engine])
+            cold = ask(engine, prompt, ANSWER)
+            # Five blocks of each stage: they have layers of their own, so other names.
+            wait_until(engine.process, partial(holds, node, 2 * HELD // BLOCK), 60)
+            listed = {each["fingerprint"]: each["blocks"] for each in node.listing()}
+            assert sorted(listed.values()) == [HELD // BLOCK] * 2
+        assert cold.tokens.fetched == {}
+        reader = VllmServer("reader", options, folder / "reader.log")
+        with reader.process:
+            wait_all_ready([reader])
+            warm = ask(reader, prompt, ANSWER)
+            assert warm.tokens.fetched == {"host": HELD}
+            assert warm.answer.tokens == cold.answer.tokens
+            assert logprobs(warm) == logprobs(cold)
+            # Without the blocks of one stage the prompt is computed.
+            reader.reset_prefix_cache()
+            node.drop(min(listed))
+            again = ask(reader, prompt, ANSWER)
+            assert again.tokens.fetched == {}
+            assert again.answer.tokens == cold.answer.tokens
