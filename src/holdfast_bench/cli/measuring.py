@@ -105,13 +105,20 @@ def scratch(parent: Path) -> Iterator[Path]:
 
 @contextmanager
 def engines(keep: Path | None) -> Iterator[Path]:
-    """Yield the absolute path of a folder for the logs and the store of engines.
-
-    It is `keep`, or else a scratch folder. Raises ConfigError if vLLM is not installed, or if
-    `keep` is not empty: a run must not find the blocks of an earlier one.
-    """
+    """Yield a folder as `run_folder` does; raise ConfigError if vLLM is not installed."""
     if find_spec("vllm") is None:
         raise ConfigError(NO_VLLM)
+    with run_folder(keep) as folder:
+        yield folder
+
+
+@contextmanager
+def run_folder(keep: Path | None) -> Iterator[Path]:
+    """Yield the absolute path of a folder for the logs and the store of engines.
+
+    It is `keep`, or else a scratch folder. Raises ConfigError if `keep` is not empty: a run must
+    not find the blocks of an earlier one.
+    """
     if keep is not None and keep.is_dir() and any(keep.iterdir()):
         raise ConfigError(f"--keep {keep}: the folder is not empty; name a new one, or empty it")
     with scratch(Path(PRIVATE_PARENT)) as folder:
