@@ -37,6 +37,33 @@ CONFIGS = {
             "attention_chunk_size": 48, "no_rope_layer_interval": 4,
         },
     ),
+    "gemma4": (
+        "Gemma4TextConfig",
+        {
+            "sliding_window": 50, "layer_types": _WINDOWS, "vocab_size_per_layer_input": VOCABULARY,
+            "hidden_size_per_layer_input": 0,
+        },
+    ),
+    "lfm2": (
+        "Lfm2Config",
+        {
+            "layer_types": ["conv", "conv", "full_attention", "conv"],
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        {
+            "layer_types": ["linear_attention"] * 3 + ["full_attention"], "num_experts": 4,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32, "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        },
+    ),
+    "falcon_h1": (
+        "FalconH1Config",
+        {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16},
+    ),
     "mla": (
         "DeepseekV2Config",
         {

@@ -9,28 +9,24 @@ whether the blocks were held or not.
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from contextlib import closing
+from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import Cache
 
 from holdfast.client.session import NodeStore
-from holdfast.devices.context_tensors import blocks_to_tensors, tensors_to_blocks
 from holdfast.engines.transformers import identity, layer_states
 from holdfast.engines.transformers.known_model import KnownModel, known_model
-from holdfast.errors import BlockError, HoldfastError, StoreClosedError
+from holdfast.engines.transformers.prompt_blocks import PromptBlocks
+from holdfast.errors import BlockError
 from holdfast.limits import BLOCK_TOKENS
-from holdfast.session import Session
 from holdfast.store.store import Store
 
-_Rows: TypeAlias = npt.NDArray[np.uint8]
-
-_log = logging.getLogger("holdfast.transformers")
+STATE_TOKENS = 1024
+"""Tokens between two saved states of a recurrent model; the last of a prompt is saved, too."""
 
 
 class Prefix(NamedTuple):
@@ -136,18 +132,14 @@ def save(
     drop tokens, the answer's blocks are computed once more. Arguments and errors as in `cache`.
     """
     known, tokens = known_model(model, model_digest, block_tokens), prompt_of(model, ids)
-    held = min(len(tokens), int(cache.get_seq_length())) // block_tokens * block_tokens
-    if any(group.kv_group.attention != "full" for group in known.groups):
+    if [each.kv_group.attention for each in known.layers] != ["full"]:
         return _fill(model, tokens, store, known)[1].saved
-    layers = cache.layers
-    rows = []
-    for group in known.groups:
-        states = [
-            (layers[p].keys[0, :, :held], layers[p].values[0, :, :held]) for p in group.places
-        ]
-        rows.append(tensors_to_blocks(group.layout, [(k.cpu(), v.cpu()) for k, v in states]))
-    sessions = [store.session(fingerprint) for fingerprint in known.fingerprints]
-    return _save(sessions, tokens[:held], rows)
+    stop = min(len(tokens), int(cache.get_seq_length())) // block_tokens
+    first = min(cache.prefix.tokens // block_tokens if isinstance(cache, _OfPrompt) else 0, stop)
+    blocks = PromptBlocks(store, known, tokens)
+    with closing(blocks):
+        blocks.save(cache, first, stop)
+    return blocks.saved
 
 
 def prompt_of(model: Any, ids: Any) -> list[int]:
@@ -180,64 +172,30 @@ def _fill(
     model: Any, tokens: list[int], store: Store | NodeStore, known: KnownModel
 ) -> tuple[DynamicCache, Prefix]:
     """Return a dynamic cache of the whole blocks of a prompt, fetched or computed and saved."""
-    size = known.block_tokens
+    size, filled = known.block_tokens, DynamicCache(config=model.config)
     held = (len(tokens) - 1) // size * size  # `generate` must compute at least one token
-    filled = DynamicCache(config=model.config)
-    rows = [np.empty((held // size, group.layout.raw_bytes), np.uint8) for group in known.groups]
-    sessions: list[Session] = []
-    fetched, saved, sources, reason = 0, 0, dict[str, int](), ""
-    try:
-        sessions += [store.session(fingerprint) for fingerprint in known.fingerprints]
-        fetched, sources, reason = _fetch(sessions, tokens[:held], rows)
-    except StoreClosedError:
-        raise
-    except HoldfastError as error:
-        reason = str(error)
-        _log.warning("the store was not asked, so the model computes: %s", reason)
-    if fetched:
-        for group, blocks in zip(known.groups, rows, strict=True):
-            states = layer_states.empty_states(group, fetched)
-            blocks_to_tensors(group.layout, blocks[: fetched // size], states)
-            layer_states.restore(group, filled, states, fetched, model.device)
-    if fetched < held:
-        _compute(model, tokens[fetched:held], filled)
-        for group, blocks in zip(known.groups, rows, strict=True):
-            states = layer_states.last_states(group, filled, held - fetched)
-            blocks[fetched // size :] = tensors_to_blocks(group.layout, states)
-        layer_states.stop_recording(filled)
-        try:
-            saved = _save(sessions, tokens[:held], rows) if sessions else 0
-        except StoreClosedError:
-            raise
-        except HoldfastError as error:
-            reason = str(error)
-            _log.warning("the computed blocks were not saved: %s", reason)
-    return filled, Prefix(fetched, held - fetched, saved, sources, reason)
+    blocks = PromptBlocks(store, known, tokens[: held + 1])
+    with closing(blocks):
+        at = fetched = blocks.fetch(filled, model.device)
+        for stop in _stops(fetched, held, known):
+            layer_states.start_recording(filled)
+            _compute(model, tokens[at:stop], filled)
+            blocks.save(filled, at // size, stop // size)
+            layer_states.stop_recording(filled)
+            at = stop
+    return filled, Prefix(fetched, held - fetched, blocks.saved, blocks.sources, blocks.reason)
 
 
-def _fetch(
-    sessions: Sequence[Session], tokens: Sequence[int], rows: Sequence[_Rows]
-) -> tuple[int, dict[str, int], str]:
-    """Fetch the longest prefix that all groups hold; return its tokens, their tiers, and why."""
-    size = sessions[0].namespace.block_tokens
-    held = min(session.cover(tokens) for session in sessions)
-    found, sources, reason = held, dict[str, int](), "" if held else "nothing is held here"
-    for session, blocks in zip(sessions, rows, strict=True):
-        if found:
-            landed = session.fetch(tokens[:found], into=blocks[: found // size])
-            found, reason = landed.tokens, landed.reason
-            for tier, count in landed.sources.items():
-                sources[tier] = sources.get(tier, 0) + count
-    return found, sources, reason
-
-
-def _save(sessions: Sequence[Session], tokens: Sequence[int], rows: Sequence[_Rows]) -> int:
-    return sum(session.save(tokens, each) for session, each in zip(sessions, rows, strict=True))
+def _stops(fetched: int, held: int, known: KnownModel) -> list[int]:
+    """Return after which tokens the model is to stop: at the end, and where states are saved."""
+    if fetched == held:
+        return []
+    step = -(-STATE_TOKENS // known.block_tokens) * known.block_tokens
+    return [*range((fetched // step + 1) * step, held, step)] * known.is_recurrent + [held]
 
 
 def _compute(model: Any, tokens: Sequence[int], filled: DynamicCache) -> None:
-    """Let the model compute tokens; window layers keep all of them until `stop_recording`."""
-    layer_states.start_recording(filled)
+    """Let the model compute tokens."""
     # The logits of the last token are as many as the model can be told to compute.
     last = {"logits_to_keep": 1} if "logits_to_keep" in _parameters(model) else {}
     with torch.no_grad():

@@ -12,6 +12,7 @@ import torch
 from transformers import DynamicCache
 
 from holdfast.blocks.fingerprint import TOKENS, Fingerprint, Meaning
+from holdfast.client.engine import EngineGroup
 from holdfast.client.model_meaning import model_digest, positions_of
 from holdfast.engines.transformers.identity import (
     refuse_unknown_weights,
@@ -23,11 +24,16 @@ from holdfast.errors import BlockError
 
 
 class KnownModel(NamedTuple):
-    """The KV groups of a model and a fingerprint for each of them."""
+    """The layers of a model's cache by KV group, and the groups as a store knows them."""
 
     block_tokens: int
-    groups: tuple[CacheLayers, ...]
-    fingerprints: tuple[Fingerprint, ...]
+    layers: tuple[CacheLayers, ...]
+    groups: tuple[EngineGroup, ...]
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the model keeps states of exact numbers of tokens."""
+        return self.layers[-1].kv_group.attention == "recurrent"
 
 
 _known: weakref.WeakKeyDictionary[Any, tuple[object, KnownModel]] = weakref.WeakKeyDictionary()
@@ -57,8 +63,8 @@ def _examine(model: Any, name: str, block_tokens: int) -> KnownModel:
     with torch.no_grad():
         first = torch.zeros((1, 1), dtype=torch.long, device=model.device)
         model(input_ids=first, past_key_values=probe, use_cache=True)
-    groups = groups_of(probe, model.config, block_tokens)
-    source = source_of(model, groups[0].layout.dtype, name)
+    layers = groups_of(probe, model.config, block_tokens)
+    source = source_of(model, layers[0].layout.dtype, name)
     fingerprints = [
         Fingerprint(
             Meaning(
@@ -69,10 +75,10 @@ def _examine(model: Any, name: str, block_tokens: int) -> KnownModel:
                 kv_scales="none",
                 naming=TOKENS,
                 block_tokens=block_tokens,
-                kv_group=group.kv_group,
+                kv_group=each.kv_group,
             ),
-            group.layout,
+            each.layout,
         )
-        for group in groups
+        for each in layers
     ]
-    return KnownModel(block_tokens, tuple(groups), tuple(fingerprints))
+    return KnownModel(block_tokens, tuple(layers), tuple(map(EngineGroup, fingerprints)))
