@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="PATH",
-        help="say whether the vLLM connector caches this model: its folder, its config.json, or a "
+        help="say whether vLLM's and transformers' contexts of this model are cached: its folder, its config.json, or a "
         "name of `holdfast size --models`",
     )
     add_json_argument(parser)

@@ -1,4 +1,4 @@
-"""Whether the vLLM connector caches a model, by its config.json: for the commands that name one."""
+"""Whether engines' contexts of a model are cached, by its config.json: for commands that name one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from holdfast.engines.cached_models import (
     ModelKind,
     caching_text,
     kind_of,
+    transformers_text,
 )
 from holdfast.errors import ConfigError
 from holdfast.finding import Finding, problem
@@ -59,7 +60,7 @@ def examine_model(name: str) -> Finding:
         shape = load_model(name)
     except ConfigError as error:
         return problem("model", name, f"not known whether the vLLM connector caches it: {error}")
-    line = caching_line(shape)
+    line = f"{caching_line(shape)}; {transformers_text(kind_of_shape(shape))}"
     if kind_of_shape(shape).caching is Caching.NOT_YET:
         return problem("model", shape.name, line)
     cached = kind_of_shape(shape).caching is Caching.YES

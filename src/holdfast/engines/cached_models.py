@@ -1,4 +1,4 @@
-"""Which models the vLLM connector caches: the table for the connector, the commands and the pages.
+"""Which models are cached, by engine: the table for the connector, the commands and the pages.
 
 A model's kind follows from its layers. The connector finds them in vLLM's KV cache specifications,
 `holdfast doctor`, `size` and `sim` in the model's config.json; both ask `kind_of`.
@@ -39,7 +39,8 @@ class ModelKind(NamedTuple):
     """A row of the table: models whose layers keep the same, and whether they are cached.
 
     `layers`: the kind in words. `models`: examples. `why`: the reason, a clause. `since`: the first
-    version that caches it; empty if none does.
+    version that caches it; empty if none does. These three are about vLLM. `not_in_transformers`:
+    why `holdfast.transformers` does not cache it; empty if it does.
     """
 
     layers: str
@@ -47,6 +48,7 @@ class ModelKind(NamedTuple):
     caching: Caching
     why: str
     since: str = ""
+    not_in_transformers: str = ""
 
 
 FULL = ModelKind(
@@ -94,12 +96,14 @@ SPARSE = ModelKind(
     ("DeepSeek-V3.2", "DeepSeek-V4", "GLM-5"),
     Caching.NOT_YET,
     "the keys of the index are a second kind of page, and the connector saves pages of one kind",
+    not_in_transformers="the keys of the index are not saved",
 )
 OTHER = ModelKind(
     "layers of another kind, such as cross attention of encoder-decoder models",
     ("Whisper",),
     Caching.NOT_YET,
     "the connector does not know these pages",
+    not_in_transformers="the states of these layers are not known",
 )
 
 MODEL_KINDS = (FULL, WINDOWS, CHUNKS, WINDOW_ONLY, SIZES, RECURRENT, SPARSE, OTHER)
@@ -141,11 +145,25 @@ def full_table() -> str:
     """Return the table in Markdown, a row for each kind."""
     rows = [
         f"| {kind.layers} | {', '.join(kind.models)} | {kind.caching} | {kind.since or '-'} | "
-        f"{kind.why} |"
+        f"{kind.why} | {_in_transformers(kind)} |"
         for kind in MODEL_KINDS
     ]
-    heads = "| layers of the model | for example | cached | since | why |\n|---|---|---|---|---|"
+    heads = (
+        "| layers of the model | for example | cached behind vLLM | since | why | cached in "
+        "transformers |\n|---|---|---|---|---|---|"
+    )
     return "\n".join((heads, *rows))
+
+
+def _in_transformers(kind: ModelKind) -> str:
+    return f"no: {kind.not_in_transformers}" if kind.not_in_transformers else "yes"
+
+
+def transformers_text(kind: ModelKind) -> str:
+    """Return a clause: whether `holdfast.transformers` caches this kind of model."""
+    if kind.not_in_transformers:
+        return f"holdfast.transformers does not cache it: {kind.not_in_transformers}"
+    return "holdfast.transformers caches it"
 
 
 def short_table() -> str:

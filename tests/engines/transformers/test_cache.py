@@ -74,12 +74,20 @@ def test_a_static_cache_goes_on_like_a_dynamic_one(kind, store):
     assert (dynamic[1] - static[1]).abs().max() < 1e-4
 
 
-def reverse(layer):
-    layer.keys, layer.values = layer.keys.flip(-1), layer.values.flip(-1)
+def states_of(layer):
+    """Yield every state of a layer."""
+    if getattr(layer, "keys", None) is not None:
+        yield from (layer.keys, layer.values)
+    for states in (getattr(layer, "conv_states", {}), getattr(layer, "recurrent_states", {})):
+        yield from (state for state in states.values() if state is not None)
 
 
-def forget(layer):
-    layer.keys, layer.values = torch.zeros_like(layer.keys), torch.zeros_like(layer.values)
+def reverse(state):
+    state.copy_(state.flip(-1))
+
+
+def forget(state):
+    state.zero_()
 
 
 @pytest.mark.parametrize("fault", [reverse, forget])
@@ -89,7 +97,8 @@ def test_a_wrong_state_of_one_layer_is_seen_in_the_log_probabilities(kind, fault
     right = tail(model, IDS, cache_of(model, IDS, store)).log_softmax(-1)
     for place in range(4):
         broken = cache_of(model, IDS, store)
-        fault(broken.layers[place])
+        for state in states_of(broken.layers[place]):
+            fault(state)
         difference = tail(model, IDS, broken).log_softmax(-1) - right
         assert difference.abs().max() > 1e-3
 
@@ -147,3 +156,33 @@ def test_a_node_serves_the_cache_that_another_store_object_saved(node):
         found = cache_of(model, IDS, other)
     assert found.prefix.fetched == HELD
     assert torch.equal(tail(model, IDS, found), tail(model, IDS, own_cache(model, IDS, HELD)))
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "qwen3_next"])
+def test_a_recurrent_layer_that_does_not_know_of_its_state_is_seen(kind, store):
+    model = model_of(kind)
+    right = tail(model, IDS, cache_of(model, IDS, store)).log_softmax(-1)
+    broken = cache_of(model, IDS, store)
+    broken.layers[0].has_previous_state[0] = False
+    assert (tail(model, IDS, broken).log_softmax(-1) - right).abs().max() > 1e-3
+
+
+def test_a_recurrent_model_resumes_at_the_states_that_were_saved_on_the_way(store):
+    model = model_of("lfm2")
+    ids = prompt_of(4, 1200)
+    assert cache_of(model, ids, store).prefix.tokens == 1184
+    branch = torch.cat([ids[:, :1100], prompt_of(5, 50)], dim=1)
+    found = cache_of(model, branch, store)
+    assert (found.prefix.fetched, found.prefix.computed) == (1024, 96)
+    own = own_cache(model, branch, 1024)
+    with torch.no_grad():
+        model(branch[:, 1024:1120], past_key_values=own)
+    assert torch.equal(tail(model, branch, found), tail(model, branch, own))
+
+
+def test_a_window_model_loads_only_the_blocks_of_its_window(store):
+    model = model_of("gemma3")
+    cache_of(model, IDS, store)
+    found = cache_of(model, IDS, store).prefix
+    # All five blocks of the full layer; of the window of 50, the tokens from 111 to 160.
+    assert found.sources == {"host": 5 + 2}

@@ -1,6 +1,6 @@
 """Hugging Face transformers: `holdfast.transformers.cache(model, ids, store)`."""
 
-from holdfast.engines.transformers.cache import (
+from holdfast.engines.transformers.prompt_cache import (
     Prefix,
     PromptCache,
     StaticPromptCache,

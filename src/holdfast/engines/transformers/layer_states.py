@@ -72,7 +72,9 @@ class AttentionLayers(NamedTuple):
             layer: Any = cache.layers[place]
             keys, values = (each[None].to(device) for each in of_layer)
             if isinstance(layer, DynamicSlidingWindowLayer):
-                layer.update(keys, values)  # it keeps the window
+                # It keeps the window, or a chunk: zeros stand for the part that is never read.
+                spare = (0, 0, max(0, min(tokens, layer.sliding_window - 1) - count), 0)
+                layer.update(*(torch.nn.functional.pad(each, spare) for each in (keys, values)))
                 layer.cumulative_length = tokens
             else:
                 layer.lazy_initialization(keys, values)
