@@ -66,8 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="PATH",
-        help="say whether vLLM's and transformers' contexts of this model are cached: its folder, its config.json, or a "
-        "name of `holdfast size --models`",
+        help="say with which engines this model is cached: its folder, its config.json, or a name "
+        "of `holdfast size --models`",
     )
     add_json_argument(parser)
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Whether engines' contexts of a model are cached, by its config.json: for commands that name one."""
+"""With which engines a model is cached, by its config.json: for the commands that name one."""
 
 from __future__ import annotations
 

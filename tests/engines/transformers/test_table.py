@@ -31,7 +31,7 @@ def test_a_kind_that_the_table_calls_cached_is_fetched(name, store, tmp_path):
     kind = kind_of_shape(load_model(str(tmp_path)))
     assert kind is KINDS[name]
     assert not kind.not_in_transformers
-    assert "holdfast.transformers caches it" in examine_model(str(tmp_path)).says
+    assert "holdfast.transformers caches it" in examine_model(str(tmp_path)).why
     found = [holdfast.transformers.cache(model, ids, store, block_tokens=32) for _ in range(2)]
     assert [each.prefix.fetched for each in found] == [0, 96]
 
