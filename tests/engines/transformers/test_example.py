@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from holdfast_bench.harness.model import make  # noqa: E402
+from holdfast_bench.harness.model import make
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "transformers" / "conversation.py"
 
