@@ -12,7 +12,7 @@ from holdfast.store.copies import CopyTable
 from holdfast.store.move_queues import BELOW_FIRST, BlockMove, MoveQueues, MoveReason
 from holdfast.tiers.base import Place
 
-SAVE, REWRITE, PROMOTION, DEMOTION, RENEWAL = MoveReason
+SAVE, REWRITE, PROMOTION, DEMOTION, RENEWAL, _ = MoveReason
 NAMESPACE = Namespace(b"f" * 32, b"d" * 16, 1_024, 16)
 
 

@@ -133,9 +133,8 @@ def evict_below(table: BlockTable, domain: bytes, tier: int, nbytes: int) -> boo
             break
         table.remove_copy(row, tier)
         table.evictions[tier] += 1
-        if table.is_on(row, HOST):
-            # A rewrite would evict the blocks that replaced it.
-            table.queues.do_not_admit([row])
+        # A rewrite would evict the blocks that replaced it.
+        table.queues.do_not_admit([row])
     return fits
 
 

@@ -147,8 +147,9 @@ class MoveQueues:
                     self._queue(row, tier, MoveReason.SAVE)
 
     def rewrite(self, row: int, tier: int) -> None:
-        """Queue a block in memory for a tier that admitted it before."""
-        self._queue(row, tier, MoveReason.REWRITE)
+        """Queue a block for a tier that admitted it before, if it is in memory."""
+        if self._copies.is_on(row, _HOST):
+            self._queue(row, tier, MoveReason.REWRITE)
 
     def demote(self, row: int, tier: int) -> bool:
         """Queue a block that a faster tier will evict, if the tier admits it."""
@@ -192,8 +193,7 @@ class MoveQueues:
     def defer(self, move: BlockMove) -> None:
         """Make a move when its target answers again; until then the block may be evicted."""
         self._deferred[move.target - 1][move.row] = move.reason
-        if self._copies.is_on(move.row, _HOST):
-            self.do_not_admit([move.row])
+        self.do_not_admit([move.row])
 
     def deferred(self, tier: int) -> int:
         """Return how many blocks wait until a tier answers again."""
@@ -206,8 +206,10 @@ class MoveQueues:
         self._deferred[tier - 1].clear()
 
     def do_not_admit(self, rows: Iterable[int]) -> None:
-        """Let blocks that are queued for no tier be evicted without having been saved."""
-        self._not_admitted.update(row for row in rows if not self.is_queued(row))
+        """Let blocks in memory that are queued for no tier be evicted without a copy below."""
+        self._not_admitted.update(
+            row for row in rows if self._copies.is_on(row, _HOST) and not self.is_queued(row)
+        )
 
     def keep_in_memory_only(self, rows: Iterable[int]) -> None:
         """Write blocks to no lower tier, until `admit_ephemeral` or a queue takes them."""

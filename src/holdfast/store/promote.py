@@ -25,7 +25,6 @@ from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.estimates import Estimates
 from holdfast.store.evict import reserve_slots
 from holdfast.store.move_queues import MoveReason
-from holdfast.store.move_source import MoveSource
 from holdfast.store.record_reader import ReadRecord, RecordForm, RecordReader, WantedRecord
 from holdfast.store.rewrite import rewrite_misplaced
 from holdfast.store.tier_writer import TierWriter
@@ -101,7 +100,7 @@ class BlockMover:
         self._estimates = estimates
         self._readers = readers
         self._writers = [
-            TierWriter(table, number, MoveSource(table, readers), self.wake, limit)
+            TierWriter(table, number, readers, self.wake, limit)
             for number, limit in enumerate(move_bytes_per_s, start=1)
         ]
         self._reader = RecordReader(table)

@@ -20,23 +20,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import NamedTuple
 
-from holdfast.blocks.envelope import read_header, record_length
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.seal import Sealer
-from holdfast.errors import ConfigError, FormatError, Outcome
+from holdfast.errors import ConfigError, Outcome
 from holdfast.failpoints import reach
+from holdfast.fairness.fair_threads import FairThreads
 from holdfast.limits import MIB
-from holdfast.store.block_table import HOST, BlockTable
+from holdfast.store.block_table import BlockTable
 from holdfast.store.candidates import CandidateWatch
 from holdfast.store.evict import evict_below
 from holdfast.store.move_queues import BlockMove, MoveReason
-from holdfast.store.move_source import MoveSource, WantedMove
+from holdfast.store.move_source import MoveSource, MovingBlock
 from holdfast.store.record_encoder import RecordEncoder
 from holdfast.store.rewrite import defer_queued
 from holdfast.store.sealing import UNKNOWN_EPOCH
-from holdfast.store.verify import is_damaged_in_memory
 from holdfast.store.write_batches import (
     LOCAL_SEAL,
     SHARED_SEAL,
@@ -51,8 +49,6 @@ from holdfast.tiers.base import (
     Queryable,
     SharedTier,
     TierPut,
-    is_away,
-    segment_place,
     takes_writes,
 )
 from holdfast.tiers.checked import CheckedLocalTier
@@ -74,47 +70,23 @@ _STOP_S = 5.0
 _log = logging.getLogger("holdfast.store")
 
 
-class _Load(NamedTuple):
-    """One block to be moved, from `place` on tier `source`.
-
-    `erase_generation` is its domain's at the start. `encodes`: it is to be encoded. `held`: a
-    shared tier has it already. `epoch`: that of its data key, if it is moved sealed as it is.
-    `is_ready`: it is moved as it is stored at its source. `sealer`: OK if the block needs no seal,
-    another outcome if it cannot be sealed.
-    """
-
-    row: int
-    place: int
-    put: TierPut
-    domain: bytes
-    erase_generation: int
-    encodes: bool = False
-    held: bool = False
-    sealer: Sealer | Outcome = Outcome.OK
-    source: int = HOST
-    reason: MoveReason = MoveReason.SAVE
-    epoch: int = UNKNOWN_EPOCH
-    is_ready: bool = False
-
-
 class TierWriter:
     """Makes the queued moves to lower tier `number` (1 is the first below the host).
 
-    `source` reads blocks that are not in memory. `wake_writers` wakes the writers of all tiers.
-    `bytes_per_s` limits the bytes moved from other lower tiers.
+    `readers`: the threads that read from each lower tier. `wake_writers` wakes the writers of all
+    tiers. `bytes_per_s` limits the bytes moved from other lower tiers.
     """
 
     def __init__(
         self,
         table: BlockTable,
         number: int,
-        source: MoveSource,
+        readers: Sequence[FairThreads],
         wake_writers: Callable[[], None],
         bytes_per_s: float = math.inf,
     ) -> None:
         self._table = table
         self._number = number
-        self._source = source
         self._candidates = CandidateWatch(table, number, wake_writers)
         self._bytes_per_s = bytes_per_s
         self._from_below_at = -math.inf
@@ -137,6 +109,7 @@ class TierWriter:
             size = self._batch.preferred_bytes
             self._parallel = self._parallel._replace(group_bytes_min=size, group_bytes_max=size)
         self._encoder = RecordEncoder(table, table.codecs[number - 1])
+        self._source = MoveSource(table, number, readers, self._encoder.wants)
         self._ahead: ThreadPoolExecutor | None = None
         self._sealers: ThreadPoolExecutor | None = None
         self._work_slots = threading.BoundedSemaphore(self._parallel.sealed_at_once)
@@ -236,7 +209,7 @@ class TierWriter:
         self._candidates.look()
         with table.lock:
             picked = self._pick()
-            rows = [load.row for load in picked]
+            rows = [block.row for block in picked]
             table.pin(rows)
             table.queues.set_writing(number, len(rows))
             for row in rows:
@@ -252,14 +225,14 @@ class TierWriter:
                     table.copies.end_filling(row, number)
                 table.unpin(rows)
 
-    def _split(self, picked: Sequence[_Load]) -> list[Sequence[_Load]]:
+    def _split(self, picked: Sequence[MovingBlock]) -> list[Sequence[MovingBlock]]:
         """Split a batch into groups; what is written as it is in memory stays together."""
-        if all(load.source == HOST and not load.encodes for load in picked):
+        if not any(block.is_staged or block.encodes for block in picked):
             return [picked]
-        index, size = self._table.index, max(AHEAD_GROUP_BYTES, self._parallel.group_bytes_max)
-        return list(groups_of(picked, size, lambda load: index.namespace(load.row).slot_bytes))
+        size = max(AHEAD_GROUP_BYTES, self._parallel.group_bytes_max)
+        return list(groups_of(picked, size, lambda block: block.nbytes))
 
-    def _write_groups(self, groups: Sequence[Sequence[_Load]]) -> None:
+    def _write_groups(self, groups: Sequence[Sequence[MovingBlock]]) -> None:
         """Write groups, each of which is read and encoded while the previous one is written."""
         first, *rest = groups
         if not rest:
@@ -275,9 +248,9 @@ class TierWriter:
         finally:
             wait([ahead])  # a slot must not be reused while it is read
 
-    def _prepare(self, picked: Sequence[_Load]) -> list[_Load]:
+    def _prepare(self, picked: Sequence[MovingBlock]) -> list[MovingBlock]:
         """Return blocks in the form in which the tier stores them, but for their seal."""
-        return self._encode(self._mark_held(self._stage(picked)))
+        return self._encode(self._mark_held(self._source.stage(picked)))
 
     def _ahead_thread(self) -> ThreadPoolExecutor | None:
         """Return the thread that prepares groups ahead; None if none can be started any more."""
@@ -289,7 +262,7 @@ class TierWriter:
                     raise
         return self._ahead
 
-    def _write_group(self, encoded: Sequence[_Load]) -> None:
+    def _write_group(self, encoded: Sequence[MovingBlock]) -> None:
         """Write blocks in the form in which the tier stores them, and publish them."""
         batch = self._reserve(encoded)
         try:
@@ -297,36 +270,34 @@ class TierWriter:
         except Exception:  # noqa: BLE001  # a tier may be third-party code
             _log.exception("writing failed tier=%s", self._tier.name)
             sent = [(Outcome.GONE, UNKNOWN_EPOCH)] * len(batch)
-            self._free([load.put.place for load in batch if not load.held])
+            self._free([block.put.place for block in batch if not block.held])
         self._publish(batch, sent)
         self._pace(encoded)
 
-    def _publish(self, batch: Sequence[_Load], sent: Sequence[tuple[Outcome, int]]) -> None:
+    def _publish(self, batch: Sequence[MovingBlock], sent: Sequence[tuple[Outcome, int]]) -> None:
         """Publish the blocks that were written, defer or do not admit the others."""
         table, number = self._table, self._number
         reach("write_behind_written")
         # If kept, a block that is corrupt in memory counts as held and cannot be saved again.
         damaged = {
-            load.row
-            for load, (outcome, _) in zip(batch, sent, strict=True)
-            if outcome is Outcome.CORRUPT
-            and load.source == HOST
-            and is_damaged_in_memory(table, load.row)
+            block.row
+            for block, (outcome, _) in zip(batch, sent, strict=True)
+            if outcome is Outcome.CORRUPT and self._source.is_damaged(block)
         }
         away = not takes_writes(self._tier)
         with table.lock:
-            for load, (outcome, epoch) in zip(batch, sent, strict=True):
-                row, place = load.row, load.put.place
+            for block, (outcome, epoch) in zip(batch, sent, strict=True):
+                row, place = block.row, block.put.place
                 if row in damaged:
                     continue
-                erased = load.erase_generation != table.erase_generation(load.domain)
-                if erased or self._is_stale(load):
+                erased = block.erase_generation != table.erase_generation(block.domain)
+                if erased or self._source.is_stale(block):
                     # During the write it was erased, dropped, quarantined or decoded into another
                     # slot. The tier freed the place of a failed write.
                     self._free([place] if outcome is Outcome.OK else [])
-                    if not erased and table.is_on(row, HOST):
+                    if not erased:
                         table.queues.rewrite(row, number)
-                elif outcome is Outcome.OK and table.sealing.is_retired(load.domain, epoch):
+                elif outcome is Outcome.OK and table.sealing.is_retired(block.domain, epoch):
                     self._free([place])
                     table.queues.enqueue(row, [number])
                 elif outcome is Outcome.OK:
@@ -334,53 +305,38 @@ class TierWriter:
                     if table.failed_remote.get(name, table.clock.now()) is Outcome.UNREADABLE:
                         # The tier kept a record that this host cannot open; a corrupt one it
                         # would have replaced.
-                        self._refuse(row)
+                        table.queues.do_not_admit([row])
                     else:
                         table.failed_remote.forget(name)
-                        nbytes = 0 if load.held else len(load.put.record)
+                        nbytes = 0 if block.held else len(block.put.record)
                         table.publish_below(row, number, place, nbytes, epoch)
-                        table.movement.count((load.source, number, load.reason), nbytes)
-                        self._candidates.note_written(nbytes, load.reason)
+                        table.movement.count((block.source, number, block.reason), nbytes)
+                        self._candidates.note_written(nbytes, block.reason)
                 elif away:
-                    table.queues.defer(BlockMove(row, number, load.reason))
+                    table.queues.defer(BlockMove(row, number, block.reason))
                 else:
-                    self._refuse(row)
+                    table.queues.do_not_admit([row])
 
-    def _is_stale(self, load: _Load) -> bool:
-        """Return whether a block must not be published: it was dropped, or its slot has changed.
-
-        Call under the lock. A copy on another lower tier may have been evicted since it was read.
-        """
-        table, row = self._table, load.row
-        if load.source == HOST:
-            return table.copies.place(row, HOST) != load.place
-        return table.copies.fillings(self._number)[row].is_dropped
-
-    def _refuse(self, row: int) -> None:
-        """Let a block that the tier does not take be evicted from memory. Call under the lock."""
-        if self._table.is_on(row, HOST):
-            self._table.queues.do_not_admit([row])
-
-    def _pace(self, batch: Sequence[_Load]) -> None:
+    def _pace(self, batch: Sequence[MovingBlock]) -> None:
         """Delay the next moves that need no memory by the time that the limit requires."""
         nbytes = sum(
-            len(load.put.record)
-            for load in batch
-            if load.source != HOST or load.reason is MoveReason.DEMOTION
+            len(block.put.record)
+            for block in batch
+            if block.is_staged or block.reason is MoveReason.DEMOTION
         )
         if nbytes and self._bytes_per_s < math.inf:
             begin_s = max(self._from_below_at, self._table.clock.now())
             self._from_below_at = begin_s + nbytes / self._bytes_per_s
 
-    def _send(self, batch: Sequence[_Load]) -> list[tuple[Outcome, int]]:
+    def _send(self, batch: Sequence[MovingBlock]) -> list[tuple[Outcome, int]]:
         """Write what the tier lacks: directly if no block is sealed, else in parallel groups.
 
         Returns for each block the outcome and the epoch of the data key that sealed it:
         `UNKNOWN_EPOCH` if it is not sealed, or if another node sealed it.
         """
-        new = [load for load in batch if not load.held]
+        new = [block for block in batch if not block.held]
         sealing, written = self._table.sealing, list[tuple[Outcome, int]]()
-        if any(self._needs_seal(load) for load in new):
+        if any(self._needs_seal(block) for block in new):
             if self._sealers is None:
                 try:
                     name = f"holdfast-to-{self._tier.name}-sealed"
@@ -388,49 +344,49 @@ class TierWriter:
                 except ConfigError:
                     if not self._closing:  # no new threads at interpreter exit: seal in this one
                         raise
-            nbytes = sum(len(load.put.record) for load in new)
+            nbytes = sum(len(block.put.record) for block in new)
             new = [
-                load._replace(sealer=sealing.sealer(load.put.record, load.domain))
-                if self._needs_seal(load)
-                else load
-                for load in new
+                block._replace(sealer=sealing.sealer(block.put.record, block.domain))
+                if self._needs_seal(block)
+                else block
+                for block in new
             ]
             groups = groups_of(
-                new, self._parallel.group_bytes(nbytes), lambda load: len(load.put.record)
+                new, self._parallel.group_bytes(nbytes), lambda block: len(block.put.record)
             )
             sent = [submit_or_run(self._sealers, self._send_sealed, group) for group in groups]
             wait(sent)  # a slot must not be reused while it is read
             outcomes = [outcome for each in sent for outcome in each.result()]
             written = [
-                (outcome, load.sealer.epoch if isinstance(load.sealer, Sealer) else load.epoch)
-                for outcome, load in zip(outcomes, new, strict=True)
+                (outcome, block.sealer.epoch if isinstance(block.sealer, Sealer) else block.epoch)
+                for outcome, block in zip(outcomes, new, strict=True)
             ]
         elif new:
-            outcomes = self._tier.write([load.put for load in new])
-            written = [(out, load.epoch) for out, load in zip(outcomes, new, strict=True)]
+            outcomes = self._tier.write([block.put for block in new])
+            written = [(out, block.epoch) for out, block in zip(outcomes, new, strict=True)]
         rest = iter(written)
-        return [(Outcome.OK, UNKNOWN_EPOCH) if load.held else next(rest) for load in batch]
+        return [(Outcome.OK, UNKNOWN_EPOCH) if block.held else next(rest) for block in batch]
 
-    def _send_sealed(self, group: Sequence[_Load]) -> list[Outcome]:
+    def _send_sealed(self, group: Sequence[MovingBlock]) -> list[Outcome]:
         """Seal a group into this thread's staging buffer, then write it.
 
         Frees the places of blocks that cannot be sealed.
         """
-        size = sum(len(load.put.record) for load in group)
+        size = sum(len(block.put.record) for block in group)
         stage = self._stages.pop()
         try:
             if len(stage) < size:
                 stage = aligned_buffer(size)
             memory, pairs = stage, list[tuple[TierPut, Outcome]]()
             with self._work_slots:
-                for load in group:
-                    put, sealer = load.put, load.sealer
+                for block in group:
+                    put, sealer = block.put, block.sealer
                     if isinstance(sealer, Outcome):  # it needs no seal, or cannot be sealed
                         pairs.append((put, sealer))
                         continue
                     into, memory = memory[: len(put.record)], memory[len(put.record) :]
                     outcome = sealer.seal(put.record, into)
-                    if load.erase_generation != self._table.erase_generation(load.domain):
+                    if block.erase_generation != self._table.erase_generation(block.domain):
                         outcome = Outcome.GONE
                     pairs.append((TierPut(put.place, into), outcome))
             self._free([put.place for put, outcome in pairs if outcome is not Outcome.OK])
@@ -440,128 +396,76 @@ class TierWriter:
         finally:
             self._stages.append(stage)
 
-    def _pick(self) -> list[_Load]:
+    def _pick(self) -> list[MovingBlock]:
         """Dequeue a batch, without places on a local tier. Call under the lock."""
-        table, number = self._table, self._number
-        batch, nbytes, to_encode, staged = list[_Load](), 0, 0, 0
+        queues, number = self._table.queues, self._number
+        batch, nbytes, to_encode, staged = list[MovingBlock](), 0, 0, 0
         from_below = self._may_move_from_below()
         while (
             len(batch) < self._batch.blocks
             and nbytes < self._batch.nbytes
             and to_encode < _ENCODED_BATCH_BYTES
             and staged < self._batch.staged_bytes
-            and (move := table.queues.pop(number, from_below=from_below, turn=self.batches_begun))
+            and (move := queues.pop(number, from_below=from_below, turn=self.batches_begun))
         ):
-            row = move.row
-            if table.is_on(row, number) and move.reason is not MoveReason.RENEWAL:
+            is_there = self._table.is_on(move.row, number)
+            if is_there and move.reason is not MoveReason.RENEWAL:
                 continue
-            if not table.is_on(row, HOST):
-                if (load := self._from_below(move)) is not None:
-                    batch.append(load)
-                    staged += table.index.namespace(row).slot_bytes
-                    nbytes += table.index.namespace(row).slot_bytes
-                continue
-            try:
-                header, _ = read_header(record := self._record(row))
-            except FormatError:
-                table.quarantine(row, HOST, Outcome.CORRUPT)
-                continue
-            namespace, slot = table.index.namespace(row), table.copies.place(row, HOST)
-            put = TierPut(NOWHERE if self._local else segment_place(header.segment), record)
-            generation = table.erase_generation(namespace.domain)
-            encodes = row not in table.encoded and self._encoder.wants(namespace)
-            load = _Load(row, slot, put, namespace.domain, generation, encodes)
-            batch.append(load._replace(reason=move.reason))
-            to_encode += len(record) if encodes else 0
-            nbytes += len(record)
+            if (block := self._source.find(move)) is not None:
+                batch.append(block)
+                nbytes += block.nbytes
+                to_encode += block.nbytes if block.encodes else 0
+                staged += block.nbytes if block.is_staged else 0
         return batch
 
-    def _from_below(self, move: BlockMove) -> _Load | None:
-        """Return the load of a block that is not in memory; None if no tier can be read."""
-        table, row = self._table, move.row
-        namespace = table.index.namespace(row)
-        source = next((t for t in table.index.tiers(row) if not is_away(table.lower[t - 1])), HOST)
-        if source == HOST or table.sealing.is_away(namespace.domain):
-            return None
-        place = table.copies.place(row, source)
-        generation = table.erase_generation(namespace.domain)
-        put = TierPut(NOWHERE, memoryview(b""))
-        load = _Load(row, place, put, namespace.domain, generation)
-        return load._replace(source=source, reason=move.reason)
-
-    def _stage(self, picked: Sequence[_Load]) -> list[_Load]:
-        """Read the blocks that are not in memory; leave out those that cannot be read."""
-        staged = [load for load in picked if load.source != HOST]
-        if not staged:
-            return list(picked)
-        records = iter(
-            self._source.read(
-                [WantedMove(load.row, load.source, Place(load.place)) for load in staged],
-                self._encoder.wants,
-            )
-        )
-        batch = list[_Load]()
-        for load in picked:
-            if load.source == HOST:
-                batch.append(load)
-            elif (found := next(records)) is not None:
-                place = NOWHERE if self._local else segment_place(found.header.segment)
-                batch.append(
-                    load._replace(
-                        put=TierPut(place, found.record),
-                        encodes=found.encodes,
-                        is_ready=not found.is_plain,
-                        epoch=found.epoch,
-                    )
-                )
-        return batch
-
-    def _needs_seal(self, load: _Load) -> bool:
+    def _needs_seal(self, block: MovingBlock) -> bool:
         """Return whether a block is to be sealed before it is written."""
-        return not load.is_ready and self._table.sealing.seals(load.domain)
+        return not block.is_ready and self._table.sealing.seals(block.domain)
 
-    def _mark_held(self, picked: Sequence[_Load]) -> list[_Load]:
+    def _mark_held(self, picked: Sequence[MovingBlock]) -> list[MovingBlock]:
         """Note which of the picked blocks a shared tier has already: they need no encoding."""
         if not picked or not isinstance(self._tier, Queryable):
             return list(picked)
-        known = self._tier.known([load.put for load in picked])
+        known = self._tier.known([block.put for block in picked])
         return [
-            load._replace(held=held) if held else load
-            for load, held in zip(picked, known, strict=True)
+            block._replace(held=held) if held else block
+            for block, held in zip(picked, known, strict=True)
         ]
 
-    def _encode(self, picked: Sequence[_Load]) -> list[_Load]:
+    def _encode(self, picked: Sequence[MovingBlock]) -> list[MovingBlock]:
         """Encode the blocks that are to be encoded; leave out those that are damaged in memory."""
-        table, index = self._table, self._table.index
-        chosen = [load for load in picked if load.encodes and not load.held]
+        index = self._table.index
+        chosen = [block for block in picked if block.encodes and not block.held]
         if not chosen:
             return list(picked)
         encoded = iter(
-            self._encoder.encode([(load.put.record, index.namespace(load.row)) for load in chosen])
+            self._encoder.encode(
+                [(block.put.record, index.namespace(block.row)) for block in chosen]
+            )
         )
-        batch = list[_Load]()
-        for load in picked:
-            record = next(encoded) if load.encodes and not load.held else load.put.record
+        batch = list[MovingBlock]()
+        for block in picked:
+            record = next(encoded) if block.encodes and not block.held else block.put.record
             if record is not None:
-                batch.append(load._replace(put=load.put._replace(record=record)))
-            elif not is_damaged_in_memory(table, load.row):
-                batch.append(load)
+                batch.append(block._replace(put=block.put._replace(record=record)))
+            elif not self._source.is_damaged(block):
+                batch.append(block)
         return batch
 
-    def _make_room(self, picked: Sequence[_Load]) -> list[_Load]:
+    def _make_room(self, picked: Sequence[MovingBlock]) -> list[MovingBlock]:
         """Evict within the domains' quotas on this tier; return the blocks that fit them."""
-        table, incoming, batch = self._table, Counter[bytes](), list[_Load]()
+        table, incoming, batch = self._table, Counter[bytes](), list[MovingBlock]()
         with table.lock:
-            for load in picked:
-                nbytes = incoming[load.domain] + len(load.put.record)
-                if evict_below(table, load.domain, self._number, nbytes):
-                    incoming[load.domain] = nbytes
-                    batch.append(load)
+            for block in picked:
+                nbytes = incoming[block.domain] + len(block.put.record)
+                if evict_below(table, block.domain, self._number, nbytes):
+                    incoming[block.domain] = nbytes
+                    batch.append(block)
                 else:
-                    self._refuse(load.row)
+                    table.queues.do_not_admit([block.row])
         return batch
 
-    def _reserve(self, encoded: Sequence[_Load]) -> list[_Load]:
+    def _reserve(self, encoded: Sequence[MovingBlock]) -> list[MovingBlock]:
         """Return the blocks that fit the quotas, and for which the tier has a place.
 
         The lock is held until what the tier evicted has left the index: otherwise a drop or an
@@ -572,26 +476,19 @@ class TierWriter:
         tier, picked = self._local, self._make_room(encoded)
         if tier is None or not picked:
             return picked
-        table, batch = self._table, list[_Load]()
+        table, batch = self._table, list[MovingBlock]()
         with tier.holding_frees() if isinstance(tier, CheckedLocalTier) else table.lock:
-            reserved = tier.reserve([len(load.put.record) for load in picked])
+            reserved = tier.reserve([len(block.put.record) for block in picked])
             capacity_bytes = tier.usage().capacity_bytes if reserved.dropped else 0
             with table.lock:
                 for dropped in reserved.dropped:
                     table.forget(dropped, self._number, capacity_bytes)
-                for load, place in zip(picked, reserved.places, strict=True):
+                for block, place in zip(picked, reserved.places, strict=True):
                     if place == NOWHERE:
-                        self._refuse(load.row)
+                        table.queues.do_not_admit([block.row])
                     else:
-                        batch.append(load._replace(put=TierPut(place, load.put.record)))
+                        batch.append(block._replace(put=TierPut(place, block.put.record)))
         return batch
-
-    def _record(self, row: int) -> memoryview:
-        """Return the record of a row in memory; one that another node encoded is shorter."""
-        namespace = self._table.index.namespace(row)
-        slot = self._table.copies.place(row, HOST)
-        record = self._table.host(namespace).view(slot, namespace.slot_bytes)
-        return record[: record_length(record)] if row in self._table.encoded else record
 
     def _free(self, places: Sequence[Place]) -> None:
         """Free places that were not written; nothing is reserved on a shared tier."""
