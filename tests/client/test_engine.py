@@ -1,6 +1,7 @@
 """The engine client: embedded and through a node it gives equal answers to the same trace."""
 
 import contextlib
+import threading
 
 import msgspec
 import numpy as np
@@ -95,6 +96,28 @@ def test_the_last_token_of_a_prompt_is_left_to_compute(engine):
     engine.save(1)
     assert engine.lookup(1, tokens=BLOCKS * SIZE).tokens == (BLOCKS - 1) * SIZE
     assert engine.lookup(1, tokens=BLOCKS * SIZE + 1).tokens == BLOCKS * SIZE
+
+
+def test_blocks_that_are_being_saved_are_pending_until_their_save_ends(engine, monkeypatch):
+    engine.save(1, count=1)
+    context = engine.client.context(tokens_for(1))
+    begun, may_end = threading.Event(), threading.Event()
+    gather = engine.memory.device.gather
+
+    def waits(*arguments):
+        begun.set()
+        may_end.wait(ANSWER_S)
+        return gather(*arguments)
+
+    monkeypatch.setattr(engine.memory.device, "gather", waits)
+    saving = engine.client.save(context, [range(1, 2)], engine.pages(0))
+    assert begun.wait(ANSWER_S)
+    ticket = engine.lookup(1)
+    assert (ticket.held, ticket.pending) == (SIZE, 2 * SIZE)
+    may_end.set()
+    assert saving.wait(ANSWER_S).blocks == 1
+    ticket = engine.lookup(1)
+    assert (ticket.held, ticket.pending) == (2 * SIZE, 2 * SIZE)
 
 
 def test_extras_of_a_token_separate_the_contexts_from_its_block_on(engine):

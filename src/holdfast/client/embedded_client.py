@@ -266,6 +266,7 @@ class EmbeddedClient:
         if self._is_plain:
             look = partial(lookup.ask_in_time, store, namespace, keys, within_s)
             planned = store.plan_fetch(namespace, keys, prompt, self._run(look).unanswered)
+            pending = store.pending(namespace, keys, planned.held)
         else:
             packed = [request.keys, *request.more_keys]
             chains = [
@@ -274,6 +275,7 @@ class EmbeddedClient:
             ]
             unanswered = store.look_groups(chains, prompt.tokens, prompt.have, within_s)
             planned = store.plan_groups(chains, prompt, unanswered)
+            pending = planned.held
         if planned.number:
             self._open_plans.append(planned.number)
         plan = planned.plan
@@ -287,6 +289,7 @@ class EmbeddedClient:
             recompute_s=plan.recompute_s,
             reason=plan.reason,
             unanswered={tier: str(outcome) for tier, outcome in planned.unanswered.items()},
+            pending=pending,
         )
 
     def _fetch(self, request: m.Fetch) -> m.Fetched:

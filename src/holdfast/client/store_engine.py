@@ -270,7 +270,7 @@ class StoreEngine:
             tokens=tokens,
             have=have,
             held=held,
-            pending=held,
+            pending=max(covered.pending, covered.blocks) * unit,
             runs=tuple(runs),
             sources={tier: blocks * unit for tier, blocks in covered.sources.items()},
             expected_s=covered.expected_s,

@@ -121,6 +121,15 @@ class LeaseTable:
         for number in [n for n, lease in self._leases.items() if lease.expires_at <= now_s]:
             self.release(number)
 
+    def reserved_keys(self, namespace: Namespace) -> set[bytes]:
+        """Return the keys of the blocks that sessions are saving in a namespace."""
+        return {
+            key
+            for reservation in self._reservations.values()
+            if reservation.namespace == namespace
+            for key in reservation.keys
+        }
+
     def reserve(self, reservation: Reservation) -> int:
         """Add a reservation; return its number."""
         number = self._unused_number()

@@ -90,6 +90,25 @@ def cover(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> Loo
     return LookupResult(coverage.blocks, sources(table, coverage, coverage.blocks), {})
 
 
+def pending(store: StoreParts, namespace: Namespace, keys: Sequence[bytes], held: int) -> int:
+    """Count the leading blocks of a chain that are held or being saved; `held` of them are held.
+
+    A session that saves a block may still give up, so a caller waits for a limited time.
+    """
+    table, rest = store.table, keys[held:]
+    with table.lock:
+        reserved = table.leases.reserved_keys(namespace) if rest else set[bytes]()
+        if not reserved:
+            return held
+        later = table.index.held(namespace, rest)
+    found = (
+        at
+        for at, (key, is_held) in enumerate(zip(rest, later, strict=True))
+        if not is_held and key not in reserved
+    )
+    return held + next(found, len(rest))
+
+
 def asks(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> bool:
     """Return whether `look` would ask a shared tier about blocks unknown to the index."""
     there = not all(map(is_away, store.table.shared.values()))

@@ -169,6 +169,7 @@ class Store(StoreParts):
     find = _while_open(finding.find)
     look = _while_open(lookup.look)
     asks = _while_open(lookup.asks)
+    pending = _while_open(lookup.pending)
     plan_fetch = _while_open(lookup.plan_fetch)
     look_groups = _while_open(group_lookup.look_groups)
     plan_groups = _while_open(group_lookup.plan_groups)

@@ -342,7 +342,9 @@ class NodeSession:
         prompt: PromptTokens,
         unanswered: Mapping[str, Outcome],
     ) -> m.Covered:
-        return self._covered(self._store.plan_fetch(namespace, keys, prompt, unanswered))
+        planned = self._store.plan_fetch(namespace, keys, prompt, unanswered)
+        pending = self._store.pending(namespace, keys, planned.held)
+        return self._covered(planned, pending)
 
     async def _cover_groups(self, request: m.Cover, prompt: PromptTokens) -> m.Covered:
         """Look up a context in several KV groups, as `_ask_shared` does in one, then plan."""
@@ -362,7 +364,7 @@ class NodeSession:
             return self._covered(await run_fair(threads.lookup, work_item, plan))
         return self._covered(plan())
 
-    def _covered(self, planned: PlannedFetch) -> m.Covered:
+    def _covered(self, planned: PlannedFetch, pending: int = 0) -> m.Covered:
         if planned.number:
             self._open_plans.append(planned.number)
         plan = planned.plan
@@ -376,6 +378,7 @@ class NodeSession:
             recompute_s=plan.recompute_s,
             reason=plan.reason,
             unanswered={tier: str(outcome) for tier, outcome in planned.unanswered.items()},
+            pending=max(pending, planned.held),
         )
 
     def ended(self) -> None:

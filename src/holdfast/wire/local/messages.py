@@ -168,6 +168,11 @@ class Covered(_Message, frozen=True, tag="covered"):
     recompute_s: float = 0.0
     reason: Text = ""
     unanswered: ByTier[Text] = {}
+    pending: Integer = 0
+    """Leading blocks that are held or that a session is saving; of one group with full attention.
+
+    For other sessions it is the number of blocks held.
+    """
 
 
 class Find(_Message, frozen=True, tag="find"):
