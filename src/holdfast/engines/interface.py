@@ -64,7 +64,7 @@ def check_version(
 ) -> None:
     """Raise InterfaceError for differences; warn once of a version that was not tested.
 
-    `tested`: versions up to their second number, such as "0.32".
+    `tested`: versions, or what versions begin with, such as "0.32".
     """
     known = ", ".join(sorted(tested))
     if found:
@@ -72,7 +72,7 @@ def check_version(
             f"{engine} {version} has another interface than the versions tested ({known}): "
             f"{found[0]}; install a tested version, or a newer Holdfast"
         )
-    if ".".join(version.split(".")[:2]) not in tested and engine not in _logged:
+    if not any(f"{version}.".startswith(f"{one}.") for one in tested) and engine not in _logged:
         _logged.add(engine)
         log.warning(
             "%s %s was not tested with this Holdfast (tested: %s); its interface is the same",

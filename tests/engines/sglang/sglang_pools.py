@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.storage import StorageBackendFactory
 from sglang.srt.runtime_context import publish
 from sglang.srt.server_args import ServerArgs
 
-from holdfast.engines.sglang.interface import RECORDED, differences
+from holdfast.engines.sglang.interface import found_differences
 
 PAGE = 16
 PAGES = 8
@@ -97,7 +97,7 @@ def round_trip(pool, one, keys, *, v1):
 
 def main(model, node):
     publish(ServerArgs(model_path=model, device="cpu", dtype="bfloat16"), role="scheduler")
-    found = {"differences": differences(RECORDED)}
+    found = {"differences": found_differences()}
     for kind, layouts in (("mha", MHA), ("mla", MLA)):
         for layout in layouts:
             for v1 in (True, False):

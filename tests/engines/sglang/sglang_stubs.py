@@ -116,7 +116,9 @@ class PoolTransferResult:
 
 
 class WeightUpdater:
-    def update_weights_from_disk(self, model_path, load_format): ...
+    def update_weights_from_disk(
+        self, model_path, load_format, weight_name_filter=None, recapture_cuda_graph=False
+    ): ...
 
     def load_weights_from_distributed(self, named_tensors): ...
 
@@ -153,7 +155,7 @@ class HookRegistry:
     hooks: ClassVar[dict[str, Any]] = {}
 
     @classmethod
-    def register(cls, target, hook, hook_type):
+    def register(cls, target, hook, hook_type, *, source=None):
         cls.hooks[target.rpartition(".")[2]] = hook
 
     @classmethod

@@ -12,9 +12,10 @@ from typing import Any
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransferResult
 
-from holdfast.engines.sglang import interface, weight_updates
+from holdfast.engines.sglang import weight_updates
 from holdfast.engines.sglang.hits import PoolHits, RestorablePrefixes, leading, restorable
 from holdfast.engines.sglang.host_pool import HostPool, position_after
+from holdfast.engines.sglang.interface import check_interface
 from holdfast.engines.sglang.options import read_options
 from holdfast.engines.sglang.pages import tensor_memory
 from holdfast.engines.sglang.portable_pool import PortablePool
@@ -35,7 +36,7 @@ class HoldfastStorage(HiCacheStorage):
     """
 
     def __init__(self, storage_config: Any, kwargs: Mapping[str, Any]) -> None:
-        interface.check()
+        check_interface()
         self._options = read_options(storage_config.extra_config or {})
         self._rank = ServedRank(storage_config, self._options)
         self._pools: dict[str, HostPool | PortablePool] = {}
