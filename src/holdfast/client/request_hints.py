@@ -28,7 +28,8 @@ class RequestHint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The hints of a request; `closed`, `returns_in_s` and `pin_s` apply from its end.
 
     A request with `bypass` is neither looked up nor saved, and its other hints are not sent.
-    `tokens` and `chain` are no hints: a proxy passes on what another engine returned.
+    `tokens`, `chain` and `durable_tokens` are no hints: a proxy passes on what another engine
+    returned.
     """
 
     session: Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)] = ""
@@ -38,10 +39,13 @@ class RequestHint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pin_s: Annotated[float, msgspec.Meta(ge=0, le=3_600)] | None = None
     bypass: bool = False
     tokens: int = 0
+    durable_tokens: int = 0
     chain: Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)] = ""
 
 
 NO_HINT = RequestHint()
+DURABLE = "durable"
+"""Retention of a request whose blocks are acknowledged."""
 
 
 def hint_of(request: Any) -> tuple[RequestHint, bool]:

@@ -21,11 +21,13 @@ def is_asked(request: Any) -> bool:
     return any(params.get(name) for name in _ASKING)
 
 
-def transfer_params(tracked: TrackedRequest | None) -> dict[str, Any]:
+def transfer_params(tracked: TrackedRequest | None, durable: int | None = None) -> dict[str, Any]:
     """Return the parameters; `tracked` None: the node is away, or the request is not served.
 
     `tokens`: leading tokens of the prompt in blocks that the node holds or that workers are saving.
-    `chain`: name of the last of these blocks; engines that share contexts return the same one.
+    `chain`: name of the last of these blocks; engines that share contexts return the same one. Of a
+    durable request, `durable_tokens`: those of the `durable` leading blocks that are known to be on
+    the durable tier.
     """
     blocks, size, chain = 0, 0, ""
     if tracked is not None:
@@ -34,4 +36,7 @@ def transfer_params(tracked: TrackedRequest | None) -> dict[str, Any]:
         if blocks:
             chain = tracked.keys(blocks - 1, blocks)[0].hex()
     # No other key: vLLM's MultiConnector ends the engine if two connectors return the same one.
-    return {FIELD: {"tokens": blocks * size, "chain": chain}}
+    params: dict[str, Any] = {"tokens": blocks * size, "chain": chain}
+    if durable is not None:
+        params["durable_tokens"] = durable * size
+    return {FIELD: params}

@@ -43,7 +43,8 @@ def sync(
     Blocks that the tier lacks are copied to it from whichever tier holds them, whatever its
     admission rule says; the domain's write budget still applies. Shared tiers are asked about
     blocks that are not held here. `saving`: instead, blocks that are not held are waited for,
-    because an engine is saving them. Returns when all are written and flushed, or at the deadline.
+    because an engine is saving the chain as durable, and those that were held before are durable
+    from now on. Returns when all are written and flushed, or at the deadline.
 
     Raises BlockError if the store has no tier that can flush.
     """
@@ -56,6 +57,10 @@ def sync(
     if not saving:
         ask_in_time(store, namespace, keys, deadline_s, Priority.PREFETCH)
     kept = _await_copies(store, namespace, keys, until_s, saving=saving)
+    if saving:
+        with table.lock:
+            held = _leading(table, namespace, keys).held
+            store.durable_blocks.mark(namespace, held, store.clock.now())
     if kept and not tier.flush():
         kept = 0
     save_marks(store)
@@ -127,9 +132,9 @@ def _await_copies(
                 if now_s >= again_s:
                     table.queues.write_through(found.missing, [table.durable_tier])
                     again_s = now_s + _QUEUE_AGAIN_S
-            if found.kept < found.held:
+            if found.kept < len(found.held):
                 store.mover.hurry()
-            expected = len(keys) if saving or store.recovery.is_running else found.held
+            expected = len(keys) if saving or store.recovery.is_running else len(found.held)
             left_s = until_s - now_s
             if found.kept == expected or left_s <= 0:
                 return found.kept
@@ -141,25 +146,25 @@ def _await_copies(
 
 
 class _Leading(NamedTuple):
-    """Leading blocks of a chain that any tier holds, and of these that the durable tier keeps.
+    """Leading blocks of a chain that any tier holds, and how many of them the durable tier keeps.
 
-    `missing`: rows of held blocks that are neither there nor on their way there.
+    `missing`: those that are neither there nor on their way there.
     """
 
-    held: int
+    held: list[int]
     kept: int
     missing: list[int]
 
 
 def _leading(table: BlockTable, namespace: Namespace, keys: Sequence[bytes]) -> _Leading:
-    tier, held, kept, missing = table.durable_tier, 0, 0, list[int]()
+    tier, kept, held, missing = table.durable_tier, 0, list[int](), list[int]()
     filling = table.copies.fillings(tier)
     for row in table.index.find_all(namespace, keys):
         if row < 0 or table.index.fastest(row) < 0:
             break
         if table.copies.is_on(row, tier):
-            kept += kept == held
+            kept += kept == len(held)
         elif row not in filling and not table.queues.is_queued_for(row, tier):
             missing.append(row)
-        held += 1
+        held.append(row)
     return _Leading(held, kept, missing)

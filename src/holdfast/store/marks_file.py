@@ -1,6 +1,7 @@
-"""The file of durable marks: a log. Each record adds marks or, with the time 0, removes them.
+"""The file of durable marks: a log of marks that were added and removed.
 
-It is read once, at the start, and rewritten when it has grown to several times its content.
+It is read once, at the start, and rewritten when it has grown to several times its content. A
+record with the time 0 removes marks.
 """
 
 from __future__ import annotations

@@ -10,7 +10,17 @@ from holdfast.client.request_hints import NO_HINT, RequestHint, at_end, hint_of
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.scheduler import SchedulerSide
 from holdfast.engines.vllm.work import Handshake
-from holdfast.wire.local.messages import Closed, Cover, Covered, Done, Observed, Pin, Returns
+from holdfast.wire.local.messages import (
+    Closed,
+    Cover,
+    Covered,
+    Done,
+    Hinted,
+    Observed,
+    Pin,
+    Returns,
+    Sync,
+)
 
 BLOCK = 8
 SETTING = ConnectorSettings("", "default", 0, "", 0.05, 5.0, saves=True)
@@ -138,3 +148,30 @@ def test_params_of_other_connectors_are_not_hints(fakes):
 def test_pin_needs_blocks_and_returns_needs_a_session():
     assert at_end(RequestHint(pin_s=5), b"") == []
     assert at_end(RequestHint(returns_in_s=5), b"k" * 16) == []
+
+
+def test_a_durable_request_is_acknowledged_in_the_counts_and_in_its_response(fakes):
+    def answer(message):
+        if isinstance(message, Cover):
+            return Covered(0, 0, {})
+        return Hinted(len(message.keys) // 16) if isinstance(message, Sync) else Done()
+
+    client = fakes.Client(answer)
+    links, namespace = [fakes.Link(client)], Handshake(b"f" * 16, 64, BLOCK, BLOCK)
+    side = SchedulerSide(links, [namespace], SETTING, fakes.Teller(links))
+    params = {"holdfast": {"retention": "durable"}}
+    request = fakes.Request(tokens=list(range(20)), kv_transfer_params=params)
+    side.on_new_request(request)
+    side.matched_tokens(request, 0)
+    assert side.build_work(fakes.step({"r": [1, 2, 3]}, r=20)).saves
+    for _ in range(2):
+        side.build_work(fakes.step({"r": [1, 2, 3]}))
+    told = side.on_finished(request)["holdfast"]
+    assert (told["tokens"], told["durable_tokens"]) == (16, 16)
+    assert side.counts.data["durable_blocks/kept"] == 2
+    assert [len(sync.keys) // 16 for sync in client.of(Sync)] == [2]
+
+
+def test_a_session_request_asks_for_no_acknowledgement(fakes, client, side):
+    assert asked(fakes, side, {"retention": "session"})
+    assert client.of(Sync) == []

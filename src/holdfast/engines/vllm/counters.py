@@ -35,6 +35,10 @@ COUNTERS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "lock_seconds": ((), "Time in the GPU's driver for page-locking and unlocking."),
     "device_failures": ((), "Workers whose GPU has failed: all later requests are computed."),
     "saved_blocks": ((), "Blocks that were saved."),
+    "durable_blocks": (
+        ("outcome",),
+        "Blocks of durable requests: kept (on the durable tier, flushed), or late.",
+    ),
     "declined_requests": (("reason",), "Requests that do not load from Holdfast."),
     "prestaged_requests": ((), "Announcements of waiting requests, whose context is prestaged."),
     "bad_hints": ((), "Requests with invalid hints."),

@@ -11,16 +11,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.blocks.key import Chain
 from holdfast.client.answer_wait import AnswerWait
 from holdfast.client.counts import REFUSED, ClientCounts
+from holdfast.client.durable_requests import DurableRequests
 from holdfast.client.engine_queue import EngineQueue, queue_ahead
 from holdfast.client.prompt_ledger import PromptLedger, by_tier
 from holdfast.client.queued_requests import QueuedRequests
-from holdfast.client.request_hints import NO_HINT, at_end, hint_of
+from holdfast.client.request_hints import DURABLE, NO_HINT, at_end, hint_of
 from holdfast.client.step_timer import PrefillChunk, StepTimer
 from holdfast.client.tasks import GroupTask, LoadTask, SaveTask
 from holdfast.client.timeouts import Backoff, EngineClocks
@@ -91,6 +92,7 @@ class SchedulerSide:
         self._adapters = AdapterDigests(setting.adapter_settings)
         self._reporter = reporter
         self._queued = QueuedRequests()
+        self._durable = DurableRequests()
         self._backoff = Backoff()
         self._answer_wait = AnswerWait()
         self._computing: set[str] = set()
@@ -225,6 +227,7 @@ class SchedulerSide:
         """Return the loads and saves of this step for the workers."""
         self._answer_wait.next_step()
         self._prestage_queued()
+        self._count_durable(self._tracked.values())
         work = StepWork(self._loads, tokens=output.total_num_scheduled_tokens)
         self._loads = []
         if output.total_num_scheduled_tokens:
@@ -296,8 +299,8 @@ class SchedulerSide:
         self._report()
 
     def moving(self) -> bool:
-        """Whether blocks are still being copied, which workers publish in a later step."""
-        return self._moving
+        """Whether a later step publishes blocks, or reads acknowledgements of durable ones."""
+        return self._moving or self._durable.is_awaited(self._now())
 
     def on_finished(self, request: Any) -> dict[str, Any] | None:
         """Stop tracking a request, and send its hints to the node.
@@ -321,9 +324,15 @@ class SchedulerSide:
                 with contextlib.suppress(NodeGoneError):
                     for message in at_end(tracked.hint, keys):
                         client.forget(client.send(message))
-        if self._member or (self._setting.loads and not is_asked(request)):
+        durable = None
+        if tracked is not None and tracked.hint.retention == DURABLE:
+            self._count_durable([tracked])
+            durable = self._durable.kept(request.request_id)
+            self._durable.ended(request.request_id, self._now())
+            self._count_durable()
+        if self._member or (self._setting.loads and durable is None and not is_asked(request)):
             return None  # of several nodes behind MultiConnector the first one returns them
-        return transfer_params(tracked if clients is not None else None)
+        return transfer_params(tracked if clients is not None else None, durable)
 
     def reset(self) -> None:
         """Stop using all blocks stored so far; requests under way are no longer tracked."""
@@ -343,6 +352,7 @@ class SchedulerSide:
         """Stop tracking all requests; their plans end for this reason."""
         for request_id, tracked in self._tracked.items():
             self._queued.left(request_id)
+            self._durable.forget(request_id)
             tracked.forget()
             self._end_plan(tracked, why)
         self._tracked.clear()
@@ -432,6 +442,21 @@ class SchedulerSide:
                     client.forget(client.send(Prestage(keys, 0.0)))
             self._queued.announced(request_id, now_s)
             self.counts.add("prestaged_requests")
+
+    def _note_durable(self, tracked: TrackedRequest) -> None:
+        """Have the node acknowledge the blocks of a durable request."""
+        if tracked.hint.retention != DURABLE or not self._setting.saves:
+            return
+        request_id, clients = tracked.request.request_id, self._clients()
+        if clients is not None and tracked.saved > self._durable.blocks(request_id):
+            self._durable.saved(request_id, clients, tracked.keys(0, tracked.saved))
+
+    def _count_durable(self, running: Iterable[TrackedRequest] = ()) -> None:
+        """Ask about blocks of durable requests, and count those that the node has acknowledged."""
+        for tracked in running:
+            self._note_durable(tracked)
+        for outcome, blocks in self._durable.poll(self._now()):
+            self.counts.add("durable_blocks", outcome, number=blocks)
 
     def _queue_ahead(self, tracked: TrackedRequest) -> EngineQueue:
         """Return what the engine computes and loads before this request, in order of arrival."""
