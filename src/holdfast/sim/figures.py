@@ -107,6 +107,7 @@ def hit_figures(run: SimulationFigures) -> list[Row]:
             "blocks": int(found.fetched[:, tier].sum()),
             "read_gb": read / 1e9,
             "written_gb": written / 1e9,
+            "demoted_blocks": sum(tier_state.demoted for tier_state in tier_states),
             "capacity_blocks": sum(tier_state.capacity for tier_state in tier_states),
             "peak_blocks": peak,
             "peak_bytes": peak * run.stored_block_bytes(tier),
