@@ -16,9 +16,11 @@ if TYPE_CHECKING:
         PortableLayout,
         RankSlice,
     )
+    from holdfast.client.engine import EngineGroup, GroupPages, LookupOptions
     from holdfast.client.local_model import portable_fingerprint
     from holdfast.client.opening import open_store as open  # noqa: A004  # as gzip.open
     from holdfast.client.session import NodeStore
+    from holdfast.client.store_engine import open_engine
     from holdfast.config import Config, load
     from holdfast.devices.context_tensors import blocks_to_tensors, tensors_to_blocks
     from holdfast.engines import transformers
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Config",
+    "EngineGroup",
     "ExactLayout",
     "Fingerprint",
+    "GroupPages",
     "HeadState",
     "HoldfastError",
     "KeyPage",
@@ -40,6 +44,7 @@ __all__ = [
     "LatentState",
     "Layout",
     "LayoutSlice",
+    "LookupOptions",
     "Meaning",
     "NodeStore",
     "Outcome",
@@ -51,6 +56,7 @@ __all__ = [
     "blocks_to_tensors",
     "load",
     "open",
+    "open_engine",
     "portable_fingerprint",
     "tensors_to_blocks",
     "transformers",
@@ -58,8 +64,10 @@ __all__ = [
 
 _HOMES = {
     "Config": "holdfast.config",
+    "EngineGroup": "holdfast.client.engine",
     "ExactLayout": "holdfast.blocks.layout",
     "Fingerprint": "holdfast.blocks.fingerprint",
+    "GroupPages": "holdfast.client.engine",
     "HeadState": "holdfast.blocks.layout",
     "HoldfastError": "holdfast.errors",
     "KvGroup": "holdfast.blocks.fingerprint",
@@ -68,6 +76,7 @@ _HOMES = {
     "LatentState": "holdfast.blocks.layout",
     "Layout": "holdfast.blocks.layout",
     "LayoutSlice": "holdfast.blocks.layout",
+    "LookupOptions": "holdfast.client.engine",
     "Meaning": "holdfast.blocks.fingerprint",
     "NodeStore": "holdfast.client.session",
     "Outcome": "holdfast.errors",
@@ -79,6 +88,7 @@ _HOMES = {
     "blocks_to_tensors": "holdfast.devices.context_tensors",
     "load": "holdfast.config",
     "open": "holdfast.client.opening",
+    "open_engine": "holdfast.client.store_engine",
     "portable_fingerprint": "holdfast.client.local_model",
     "tensors_to_blocks": "holdfast.devices.context_tensors",
     "transformers": "holdfast.engines.transformers",
