@@ -98,14 +98,16 @@ class SeaweedServer(ServerProcesses):
         return True
 
 
-def s3_client(endpoint: str, bucket: str) -> S3Store:
-    """Return a client of a bucket with the keys of these servers."""
+def s3_client(
+    endpoint: str, bucket: str, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY
+) -> S3Store:
+    """Return a client of a bucket, by default with the keys of these servers."""
     return S3Store(
         bucket,
         config={
             "endpoint": endpoint,
-            "access_key_id": ACCESS_KEY,
-            "secret_access_key": SECRET_KEY,
+            "access_key_id": access_key,
+            "secret_access_key": secret_key,
             "region": "us-east-1",
             "virtual_hosted_style_request": False,
         },

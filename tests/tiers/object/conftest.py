@@ -2,12 +2,14 @@
 
 import itertools
 import sys
+from contextlib import closing, contextmanager
 from importlib.util import find_spec
+from urllib.parse import urlsplit
 
 import obstore
 import pytest
 from obstore.exceptions import BaseError
-from obstore.store import S3Store
+from other_stores import Azurite, Rclone, S3rver
 
 from holdfast.errors import HoldfastError
 from holdfast.probe import free_port
@@ -87,19 +89,50 @@ def moto(tmp_path_factory):
     server.close()
 
 
+@contextmanager
+def started(server):
+    """Start a server; close it at the end."""
+    with closing(server):
+        server.start()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory):
+    """An Azurite server for all tests."""
+    with started(Azurite(tmp_path_factory.mktemp("azurite"))) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3rver(tmp_path_factory):
+    """An s3rver for all tests."""
+    with started(S3rver(tmp_path_factory.mktemp("s3rver"))) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rclone(tmp_path_factory):
+    """An rclone that serves S3, for all tests."""
+    with started(Rclone(tmp_path_factory.mktemp("rclone"))) as server:
+        yield server
+
+
 class BucketSide:
     """A prefix of a bucket behind a proxy: what a tier talks to. Implements `RemoteSide`."""
 
     def __init__(self, server, folder):
         self.server = server
+        self.scheme = getattr(server, "scheme", "s3")
         self.prefix = f"t{next(NUMBERS)}/cache"
-        self.proxy = ChaosProxy(int(server.endpoint.rpartition(":")[2]))
-        self.endpoint = "http" + self.proxy.address.removeprefix("tcp")
+        served = urlsplit(server.endpoint)
+        self.proxy = ChaosProxy(served.port)
+        self.endpoint = "http" + self.proxy.address.removeprefix("tcp") + served.path
         self.credentials = server.write_credentials(folder / "credentials")
 
     def options(self, **more):
         given = {
-            "url": f"s3://{BUCKET}/{self.prefix}",
+            "url": f"{self.scheme}://{BUCKET}/{self.prefix}",
             "endpoint": self.endpoint,
             "credentials_file": str(self.credentials),
             "write_s": 2.0,
@@ -112,7 +145,7 @@ class BucketSide:
     def open(self, **more):
         return open_object(self.options(**more), TierContext("tiers.1", "object", 512))
 
-    def store(self) -> S3Store:
+    def store(self):
         """Return a client that goes past the proxy, with paths relative to the bucket."""
         return self.server.store()
 
@@ -148,7 +181,10 @@ class BucketSide:
         self.proxy.close()
 
 
-@pytest.fixture(params=["seaweed", pytest.param("moto", marks=pytest.mark.soak)])
+STORES = ["seaweed", *(pytest.param(name, marks=pytest.mark.soak) for name in ("moto", "azurite"))]
+
+
+@pytest.fixture(params=STORES)
 def side(request, tmp_path):
     """A prefix of a bucket, on each of the stores."""
     side = BucketSide(request.getfixturevalue(request.param), tmp_path)

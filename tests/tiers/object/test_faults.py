@@ -4,6 +4,8 @@ import threading
 import time
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
 
 import obstore
 import pytest
@@ -78,6 +80,14 @@ class HostileStore(BaseHTTPRequestHandler):
 
     def answers_failure(self):
         behaviour = self.server.behaviour
+        if behaviour.startswith("only key "):
+            key = behaviour.removeprefix("only key ")
+            if f"Credential={key}/" not in unquote(f"{self.path} {self.headers['Authorization']}"):
+                self.answer(403, b"<Error><Code>ExpiredToken</Code></Error>")
+                return True
+        if behaviour == "other clock":
+            self.answer(403, b"<Error><Code>RequestTimeTooSkewed</Code></Error>")
+            return True
         if behaviour.isdigit():
             self.answer(int(behaviour), b"<Error><Code>SlowDown</Code></Error>")
         return behaviour.isdigit()
@@ -158,6 +168,30 @@ def test_a_storm_of_errors_is_an_outcome_and_ends(hostile, status):
         server.behaviour = "honest"
         await_that(lambda: blocks.save(tier, range(4, 6)) == [Outcome.OK] * 2)
         assert blocks.load(tier, range(6)) == [Outcome.OK] * 6
+
+
+def test_credentials_that_expire_while_the_tier_is_open_are_replaced_in_place(hostile, monkeypatch):
+    monkeypatch.setattr("holdfast.tiers.object.store.CREDENTIALS_S", 0.1)
+    options, server = hostile("only key a")
+    blocks = ChainedBlocks(65_000)
+    with closing(open_object(options, CONTEXT)) as tier:
+        assert blocks.save(tier, range(4)) == [Outcome.OK] * 4
+        server.behaviour = "only key fresh"
+        assert set(blocks.load(tier, range(4))) <= FAILED
+        assert set(blocks.save(tier, range(4, 6))) <= FAILED
+        assert "403" in tier.member_health()[0].trouble
+        Path(options.credentials_file).write_text("access_key_id=fresh\nsecret_access_key=c\n")
+        await_that(lambda: blocks.save(tier, range(4, 6)) == [Outcome.OK] * 2)
+        assert blocks.load(tier, range(6)) == [Outcome.OK] * 6
+
+
+def test_a_clock_that_differs_from_the_stores_is_named(hostile):
+    options, _ = hostile("other clock")
+    [found] = examine_object(options, CONTEXT)
+    assert found.ok is False
+    assert "RequestTimeTooSkewed" in found.why
+    with closing(open_object(options, CONTEXT)) as tier:
+        await_that(lambda: "RequestTimeTooSkewed" in tier.member_health()[0].trouble)
 
 
 def test_a_store_without_signed_urls_is_read_with_signed_headers(hostile):

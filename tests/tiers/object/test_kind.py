@@ -81,11 +81,26 @@ def test_doctor_shows_what_a_store_does(side):
     assert side.names() == []
 
 
+@pytest.mark.soak
+def test_a_real_store_that_answers_ranges_with_whole_objects_is_refused(rclone, sides):
+    [found, *_] = findings(sides(rclone).options())
+    assert found.ok is False
+    assert "does not serve ranges of objects" in found.why
+
+
+@pytest.mark.soak
+def test_doctor_shows_which_conditions_a_real_store_ignores(s3rver, sides):
+    found = findings(sides(s3rver).options())
+    assert [each.ok for each in found] == [True, True, None, None]
+    assert {each.found for each in found[2:]} == {"ignored by the store"}
+
+
 def test_doctor_names_a_bucket_that_does_not_exist_and_creates_none(side):
     for _ in range(2):
-        [found] = findings(side.options(url="s3://misspelt/prefix"))
+        url = f"{side.scheme}://misspelt/prefix"
+        [found] = findings(side.options(url=url))
         assert found.ok is False
-        assert "there is no bucket of s3://misspelt/prefix; create it" in found.why
+        assert f"there is no bucket of {url}; create it" in found.why
 
 
 def test_doctor_names_wrong_keys(seaweed, sides, tmp_path):

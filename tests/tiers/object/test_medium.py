@@ -24,3 +24,17 @@ class TestMoto(TestSeaweed):
     @pytest.fixture(autouse=True)
     def _side(self, moto, sides):
         self._side_of = cache(lambda folder: sides(moto, folder))
+
+
+@pytest.mark.soak
+class TestAzurite(TestSeaweed):
+    @pytest.fixture(autouse=True)
+    def _side(self, azurite, sides):
+        self._side_of = cache(lambda folder: sides(azurite, folder))
+
+
+@pytest.mark.soak
+class TestS3rver(TestSeaweed):
+    @pytest.fixture(autouse=True)
+    def _side(self, s3rver, sides):
+        self._side_of = cache(lambda folder: sides(s3rver, folder))

@@ -264,6 +264,37 @@ def test_a_medium_that_permits_reads_only_is_read(objects):
         assert blocks.save(tier, range(4)) == [Outcome.GONE] * 4
 
 
+@pytest.mark.parametrize("days", [-6.0, -0.1, 0.1, 6.0])
+def test_writers_with_different_clocks_find_each_others_blocks(objects, days):
+    """An age class of 7 days is longer than any of these differences."""
+    one, two = ChainedBlocks(65_000), ChainedBlocks(65_000)
+    with (
+        closing(open_tier(objects, read_s=5.0)) as right,
+        closing(open_tier(objects, lambda: time.time() + 86_400 * days, read_s=5.0)) as wrong,
+    ):
+        assert one.save(right, range(4)) == [Outcome.OK] * 4
+        assert two.save(wrong, range(4)) == [Outcome.OK] * 4
+        for tier in (right, wrong):
+            for blocks in (one, two):
+                await_that(lambda t=tier, b=blocks: t.held(b.namespace, b.keys(4), 0) == 4)
+                assert blocks.load(tier, range(4)) == [Outcome.OK] * 4
+
+
+def test_a_writer_whose_clock_is_too_late_loses_its_blocks_to_others_and_nothing_else(objects):
+    one, two = ChainedBlocks(65_000), ChainedBlocks(65_000)
+    with (
+        closing(open_tier(objects, read_s=5.0)) as right,
+        closing(open_tier(objects, lambda: time.time() - 8 * 86_400, read_s=5.0)) as wrong,
+    ):
+        assert one.save(right, range(4)) == [Outcome.OK] * 4
+        assert two.save(wrong, range(4)) == [Outcome.OK] * 4
+        await_that(lambda: wrong.held(one.namespace, one.keys(4), 0) == 4)
+        assert right.held(two.namespace, two.keys(4), 0) == 0
+        assert len(segments(objects)) == 2
+        assert one.load(right, range(4)) == [Outcome.OK] * 4
+        assert two.load(wrong, range(4)) == [Outcome.OK] * 4
+
+
 def test_a_segment_whose_writer_died_before_it_listed_it_is_deleted(objects):
     clock, blocks = ManualClock(), ChainedBlocks(65_000)
     with closing(open_tier(objects)) as tier:
