@@ -116,6 +116,17 @@ def test_figures_of_a_gpu_are_drawn_by_what_they_answer():
     assert tool.gpu_decode_chart(report).groups == {"load.half": {"value": 9.0, "limit": 10.0}}
 
 
+def test_prestages_are_drawn_by_when_they_were_announced():
+    rows = [
+        {"what": "prestage.announced.fetch", "value": 40.0, "limit": 38.0, "unit": "ms"},
+        {"what": "prestage.queued.gain", "value": 0.9, "pool_s": 1.2, "queued_s": 0.3},
+        {"what": "prestage.engine.queued.gain", "value": None},
+    ]
+    bars = {"pool": 1.2, "queued": 0.3, "announced": 0.04, "host": 0.038}
+    chart = loaded().prestage_chart({"name": "bench prestage", "rows": rows})
+    assert chart.groups == {"fetch by a node": bars}
+
+
 def test_a_question_that_no_row_answers_is_left_out():
     tool = loaded()
     question = next(each for each in tool.QUESTIONS if each.file == "gpu_decode.svg")

@@ -28,66 +28,14 @@ goal was missed. `.venv/bin/python tools/benchmarks.py` renders them again from
 `docs/benchmarks/*.json`. The rows of `holdfast soak` are those of
 `holdfast soak --json docs/benchmarks/soak.json`.
 """
-ROWS_INTRO = """\
-# All rows
-
-Every row of every report in `docs/benchmarks/`. *limit* is a reference of the same run: for
-`tiers`, `pool`, `seal.seal` and `seal.open` the plainest code that moves the same bytes into as
-much memory; for `movement` the slower of source and target alone; for `gpu` one copy of
-page-locked memory; for `metrics` the same without scrapes; for
-the other rows of `seal` the same without sealing; for `quota` the same without the flood; for
-`traces` the oracle's bound; for `sim` the exact LRU curve. `limit_is` names another one. *ratio* is
-the value divided by the limit; where rounds are short, it is the median of the rounds' ratios.
-*goal* bounds the ratio, or the value if there is no ratio: from below for speeds, shares, hits and
-gains, from above for times, costs and `plan` (`x`). *ok* says whether it was met; missed goals stay
-on the page.
-"""
-NOTES = {
-    "bench gpu": "Measured with an earlier device, which locked no memory and copied pages by "
-    "several operations of PyTorch for each layer. The rows of the present device are not measured "
-    "yet: the bench is ready, and no GPU was at hand.",
-    "bench metrics": "`metrics.scraped.get` and `.put` are medians of batches, which hide one that "
-    "a scrape delays; the bench now times the whole pass. Timed so on 2026-11-27, on a machine of "
-    "less than half the speed (2 cores of AMD EPYC), they were 0.993 and 1.00 of the rate without "
-    "scrapes.",
-    "bench plan": "Combined from several runs on a machine of half the speed of the other reports' "
-    "machine, or less. `standard_error` is that of the ratio. If a row has `runs`, these are the "
-    "ratios of its two runs, and the value is their mean, weighted by their standard errors. "
-    "`plan.cut` from the disk compares different nodes, and two identical nodes differ by up to a "
-    "tenth. Other processes disturbed most samples of the pool. Pool rows of 8,192 tokens, "
-    "`plan.cut` from the pool and `plan.connector` were measured the next morning. `fetched`: "
-    "tokens that the plan fetched. `rounds`, `disturbed`: pairs used, and pairs left out because "
-    "other processes took much of the machine. `planned_cut`, `best_cut`: leading blocks fetched "
-    "by the plan and at the best cut; `cuts_s`: seconds at each cut tried; `beside`: comparisons "
-    "of the plan with the best cut; `same_node`: whether both ran behind one node. `slow`: a disk "
-    "with a read limit, at which recomputing is faster.",
-    "bench pool": "`pool.late.p99` is the median of three tries, without a standard error; the "
-    "bench now makes five and reports one. `pool.get` of one block read records that had just been "
-    "put, at 64 KiB from 34 MiB of them; the bench now reads any of 1 GiB.",
-    "bench tiers": "The limit of `host.fetch` was measured with one thread that copies, while "
-    "Holdfast uses two, so its ratio is too high; the bench now uses two for both.",
-    "bench vllm": "`vllm.lmcache` lacks the number of LMCache's misses, and `vllm.overhead` its "
-    "standard error; the bench now reports both. On 2026-11-25, on a faster machine (2 cores of "
-    "Intel Xeon with AMX, a virtual machine whose memory is slow at its first use), "
-    "`vllm.overhead` was 9.3 % (7 pairs, "
-    "standard error 3.8 %), and 3.6 % in five pairs in which a connector that does nothing cost "
-    "1.4 %. The engine computes on every core, so any other work on the machine slows it.",
-    "judge": "`holdfast judge int8 --model tests/data/trained-model --prompts "
-    "tests/data/trained-model/held_out.txt --beside`. A larger model (5.8 million "
-    "parameters, 6 layers, heads of 64, trained on the standard library of Python and "
-    "/usr/share/doc; not in the repository) was judged twice, with 64 prompts of held-out "
-    "text. KL and its 99th percentile in multiples of the control's: after 1.9 million "
-    "tokens of training int8 0.87 and 1.06, int6 1.87 and 2.74, fp8 3.69 and 7.08, int4 "
-    "21.9 and 47.9; after 0.7 million tokens int8 0.55 and 1.53, int6 0.83 and 1.88, fp8 "
-    "1.10 and 2.34, int4 3.76 and 9.30. So the gate passes int6 on a model that has "
-    "learnt little: its output hardly depends on its context. The model of the repository with "
-    "wide channels (keys of 2 of 16 rotary pairs 16 times larger, queries of them 16 times "
-    "smaller, so it computes the same): int8 0.99 and 1.09, int6 2.09 and 3.60, fp8 3.82 and "
-    "9.18, int4 953 and 2,067.",
-    "soak": "Combined from several runs since 2026-11-20. `run` is the date of a row; rows without "
-    "it are from 2026-11-21 or earlier. `tried` is the length of that row's run.",
-}
-"""What a report does not say of itself, as of the code of today; gone when it is measured anew."""
+NOTES = dict(
+    re.findall(
+        r"^## (.+)\n\n((?s:.+?))\n*(?=^## |\Z)",
+        (ROOT / "tools" / "benchmark_notes.md").read_text(),
+        re.MULTILINE,
+    )
+)
+"""What a report does not say of itself, by its name, and of all rows."""
 
 DIGITS = 3
 KNOWN = ("what", "value", "unit", "limit", "ratio", "goal", "ok")
@@ -148,6 +96,12 @@ CODECS = {
 JUDGED = {
     "kl": ("mean", "#1f6feb"),
     "kl_p99": ("99th percentile", "#7fb0f5"),
+}
+PRESTAGES = {
+    "pool": ("from the pool, not announced", "#9aa5b1"),
+    "queued": ("announced when the wait of 1 s began", "#7fb0f5"),
+    "announced": ("announced in time", "#1f6feb"),
+    "host": ("from memory", "#5b8c5a"),
 }
 SEALING = {
     "limit": ("without sealing", "#9aa5b1"),
@@ -332,6 +286,21 @@ def judged_chart(report: dict[str, Any]) -> Chart:
     return Chart("divergence, in multiples of the control's (2 passes)", JUDGED, groups)
 
 
+def prestage_chart(report: dict[str, Any]) -> Chart:
+    """Return the seconds of fetches and of first tokens, by when the context was announced."""
+    rows, groups = {row["what"]: row for row in report["rows"]}, Groups()
+    for what, announced, label in (
+        ("prestage", "prestage.announced.fetch", "fetch by a node"),
+        ("prestage.engine", "prestage.engine.announced", "first token of vLLM"),
+    ):
+        gain, fetch = rows.get(f"{what}.queued.gain"), rows.get(announced)
+        if gain and fetch and gain["value"] is not None:
+            seconds = {"pool": gain["pool_s"], "queued": gain["queued_s"]}
+            bars = {"announced": fetch["value"] / 1e3, "host": fetch["limit"] / 1e3}
+            groups[label] = seconds | bars
+    return Chart("seconds (less is better)", PRESTAGES, groups)
+
+
 def limited(report: dict[str, Any]) -> Groups:
     """Return the rows in GB/s that have a limit, by their name without the report's."""
     subject = report["name"].rpartition(" ")[2]
@@ -486,6 +455,35 @@ QUESTIONS = (
         limits_chart,
     ),
     Question(
+        "What does a bucket cost beside its own client?",
+        "An object tier on SeaweedFS, 8 segments of 64 MiB at a time, sealed before a write, "
+        "verified and opened after a read. Grey is obstore alone, which moves the same bytes to "
+        "and from the same server; it neither checks nor copies them. Client and server share two "
+        "cores.",
+        "bench object",
+        "object.svg",
+        limits_chart,
+    ),
+    Question(
+        "What does a shared folder cost beside plain files?",
+        "Segments of 64 MiB written, flushed and renamed, and ranges of 8 MiB read, by 1 and by 4 "
+        "threads, through the process that makes all calls on the mount. `tier` also packs, "
+        "publishes and verifies records. Grey is the plainest code that does the same in the same "
+        "folder. `cached`: from the page cache.",
+        "bench files",
+        "files.svg",
+        limits_chart,
+    ),
+    Question(
+        "What is a context worth that was announced?",
+        "A context that only a pool holds, behind a link of limited bandwidth. Announced its "
+        "transfer time before, it is in memory when it is used; announced when its request begins "
+        "to wait, it comes while the request waits.",
+        "bench prestage",
+        "prestage.svg",
+        prestage_chart,
+    ),
+    Question(
         "How fast do blocks reach a GPU?",
         "Batches of 1, 8 and 64 blocks between an arena and an engine's pages. Grey is one copy "
         "between page-locked memory and the GPU. The number in a name is that of the blocks; "
@@ -593,7 +591,8 @@ def main() -> None:
     rows = [line for report in reports for line in section(report)]
     nothing = ["\nNothing is measured yet."]
     PAGE.write_text(INTRO + "\n".join(answers or nothing) + "\n")
-    ROWS_PAGE.write_text(ROWS_INTRO + "\n".join(rows or nothing) + "\n")
+    intro = f"# All rows\n\n{NOTES['all rows']}\n"
+    ROWS_PAGE.write_text(intro + "\n".join(rows or nothing) + "\n")
 
 
 if __name__ == "__main__":

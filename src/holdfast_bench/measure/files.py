@@ -50,9 +50,9 @@ RECORDS = 31
 
 THREADS = 4
 _READS = (
-    ("files.read", 1, GOAL),
-    ("files.read", THREADS, GOAL),
-    ("files.read.cached", THREADS, None),
+    ("files.read.x1", 1, GOAL),
+    (f"files.read.x{THREADS}", THREADS, GOAL),
+    (f"files.read.x{THREADS}.cached", THREADS, None),
 )
 CALL_S = 120.0
 """Deadline of one call: a call that is late is no measurement."""
@@ -93,7 +93,8 @@ def files_rows(folder: Path, rounds: int, segments: int = SEGMENTS) -> Iterator[
             write(side, THREADS)  # folders, and the process, are there before the first round
         for threads in (1, THREADS):
             pairs = pair(write, threads)
-            yield speed_row("files.write", pairs, GOAL, threads=threads, bytes=SEGMENT_BYTES)
+            what = f"files.write.x{threads}"
+            yield speed_row(what, pairs, GOAL, threads=threads, bytes=SEGMENT_BYTES)
         for what, threads, goal in _READS:
             pairs = pair(read, threads, goal is None)
             yield speed_row(what, pairs, goal, threads=threads, bytes=RANGE_BYTES)

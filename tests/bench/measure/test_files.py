@@ -10,11 +10,11 @@ def test_each_row_has_a_plain_side_of_the_same_run(tmp_path):
     rows = list(files.files_rows(tmp_path, rounds=1, segments=1))
     names = [(row.what, row.more["threads"], row.goal) for row in rows]
     assert names == [
-        ("files.write", 1, 0.9),
-        ("files.write", 4, 0.9),
-        ("files.read", 1, 0.9),
-        ("files.read", 4, 0.9),
-        ("files.read.cached", 4, None),
+        ("files.write.x1", 1, 0.9),
+        ("files.write.x4", 4, 0.9),
+        ("files.read.x1", 1, 0.9),
+        ("files.read.x4", 4, 0.9),
+        ("files.read.x4.cached", 4, None),
     ]
     assert all(row.value and row.limit and row.ratio for row in rows)
     written = [path.stat().st_size for path in tmp_path.rglob("0")]
