@@ -181,7 +181,7 @@ def test_a_load_reports_its_loaded_blocks_by_tier(harness):
 
 @pytest.mark.parametrize(("refused", "outcome"), [(False, "gone"), (True, "refused")])
 def test_loads_and_saves_without_a_session_count_the_reason(harness, refused, outcome):
-    harness.link.lent, harness.link.refused = None, refused
+    harness.link.current, harness.link.refused = None, refused
     assert harness.load([9, 8, 7, 6]) == {6, 7, 8, 9}
     harness.side.save(harness.saving([1, 2]))
     assert harness.side.report(step()).landed == {"r": {}}
@@ -223,7 +223,7 @@ def test_a_fetch_without_blocks_releases_no_lease(harness):
 
 
 def test_every_page_of_a_load_without_a_node_is_reported_as_failed(harness):
-    harness.link.lent = None
+    harness.link.current = None
     assert harness.load([9, 3]) == {9, 3}
     assert harness.side.counts.data["calls/fetch/gone"] == 1
 
@@ -389,7 +389,7 @@ def test_a_refused_commit_is_counted_and_its_reason_is_logged(harness, caplog):
 @pytest.mark.parametrize("when", ["before", "reserving", "committing"])
 def test_a_node_that_dies_costs_the_save_only(harness, when):
     if when == "before":
-        harness.link.lent = None
+        harness.link.current = None
     work = harness.saving([9, 3], KEYS[:1])
     harness.client.gone = when == "reserving"
     harness.side.save(work)

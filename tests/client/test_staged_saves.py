@@ -245,7 +245,7 @@ def test_a_place_outside_the_arena_costs_the_save_only(harness):
 @pytest.mark.parametrize("when", ["before", "reserving", "copying"])
 def test_a_node_that_dies_costs_the_save_only(harness, when):
     if when == "before":
-        harness.link.lent = None
+        harness.link.current = None
     work = harness.begin([9, 3], KEYS[:1])
     harness.client.gone = when == "reserving"
     harness.side.save(work)
@@ -264,7 +264,7 @@ def test_nothing_is_copied_to_the_slots_of_a_session_that_ended(harness):
     harness.step([9, 3], KEYS[:1])
     harness.driver.run()
     harness.client.gone = True
-    harness.link.lent = PlayedClient(Node(), arena_bytes=32 * RECORD)
+    harness.link.current = PlayedClient(Node(), arena_bytes=32 * RECORD)
     before = harness.driver.calls["copy"]
     harness.idle()
     assert harness.driver.calls["copy"] == before

@@ -106,17 +106,17 @@ class PlayedClient:
 
 
 class PlayedConnection:
-    """A connection that lends one client; `lent` None: there is no session."""
+    """A connection that lends one client; `current` None: there is no session."""
 
     def __init__(self, client: PlayedClient | None) -> None:
         self.address = "played"
-        self.lent = client
+        self.current = client
         self.closed = False
         self.refused = False
 
     def client(self) -> PlayedClient | None:
         """Return the client, while there is one."""
-        return None if self.closed else self.lent
+        return None if self.closed else self.current
 
     def close(self) -> None:
         """End the session."""

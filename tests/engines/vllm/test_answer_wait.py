@@ -95,7 +95,7 @@ def test_no_request_waits_for_an_unreachable_node(harness):
     request = harness.request(20)
     harness.client.gone = True
     assert harness.side.matched_tokens(request, 0) == (0, False)
-    harness.links[0].lent = None
+    harness.links[0].current = None
     assert harness.side.matched_tokens(harness.request(20, request_id="new"), 0) == (0, False)
     assert (node.waited_s, harness.client.expected) == (0, [])
 

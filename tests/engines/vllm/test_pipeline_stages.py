@@ -1,4 +1,4 @@
-"""Real vLLM with two pipeline stages: each saves its layers, and another engine loads all."""
+"""Real vLLM with two pipeline stages: each saves its layers, and all are loaded or none."""
 
 import random
 from contextlib import ExitStack
@@ -49,7 +49,7 @@ def test_a_prompt_is_loaded_if_every_stage_holds_its_layers(tmp_path_factory):
             stages=2,
             environment={"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"},
         )
-        engine = VllmServer("writer", options, folder / "writer.log")
+        engine = VllmServer("stages", options, folder / "stages.log")
         with engine.process:
             wait_all_ready([engine])
             cold = ask(engine, prompt, ANSWER)
@@ -57,17 +57,15 @@ def test_a_prompt_is_loaded_if_every_stage_holds_its_layers(tmp_path_factory):
             wait_until(engine.process, partial(holds, node, 2 * HELD // BLOCK), 60)
             listed = {each["fingerprint"]: each["blocks"] for each in node.listing()}
             assert sorted(listed.values()) == [HELD // BLOCK] * 2
-        assert cold.tokens.fetched == {}
-        reader = VllmServer("reader", options, folder / "reader.log")
-        with reader.process:
-            wait_all_ready([reader])
-            warm = ask(reader, prompt, ANSWER)
-            assert warm.tokens.fetched == {"host": HELD}
-            assert warm.answer.tokens == cold.answer.tokens
-            assert logprobs(warm) == logprobs(cold)
+            engine.reset_prefix_cache()
+            warm = ask(engine, prompt, ANSWER)
             # Without the blocks of one stage the prompt is computed.
-            reader.reset_prefix_cache()
+            engine.reset_prefix_cache()
             node.drop(min(listed))
-            again = ask(reader, prompt, ANSWER)
-            assert again.tokens.fetched == {}
-            assert again.answer.tokens == cold.answer.tokens
+            again = ask(engine, prompt, ANSWER)
+        assert cold.tokens.fetched == {}
+        assert warm.tokens.fetched == {"host": HELD}
+        assert again.tokens.fetched == {}
+        for other in (warm, again):
+            assert other.answer.tokens == cold.answer.tokens
+            assert logprobs(other) == logprobs(cold)

@@ -336,9 +336,9 @@ def test_a_plan_is_not_followed_if_the_node_is_gone_at_the_second_lookup(harness
     planning(harness)
     request = harness.request(30)
     assert harness.side.matched_tokens(request, 0) == (24, True)
-    harness.links[0].lent = None
+    harness.links[0].current = None
     assert harness.side.matched_tokens(request, 8) == (0, False)
-    harness.links[0].lent = harness.client
+    harness.links[0].current = harness.client
     assert reported(harness) == ([], [(5, "engine_gone", 0.0)])
 
 
@@ -407,9 +407,9 @@ def declined(harness):
 
 
 def arrived_without_a_node(harness):
-    lent, harness.links[0].lent = harness.links[0].lent, None
+    lent, harness.links[0].current = harness.links[0].current, None
     other = harness.request(30, request_id="other")
-    harness.links[0].lent = lent
+    harness.links[0].current = lent
     return other
 
 

@@ -157,7 +157,7 @@ def test_a_node_that_fails_is_a_miss(harness, failure, outcome):
 
 @pytest.mark.parametrize(("refused", "outcome"), [(False, "gone"), (True, "refused")])
 def test_prompts_without_a_node_are_counted_but_not_loaded_or_saved(harness, refused, outcome):
-    harness.links[0].lent, harness.links[0].refused = None, refused
+    harness.links[0].current, harness.links[0].refused = None, refused
     request = harness.request(20)
     assert harness.side.matched_tokens(request, 0) == (0, False)
     harness.side.allocated(request, [1, 2, 3], 0)
@@ -325,7 +325,7 @@ def test_two_nodes_of_one_engine_count_a_prompt_once(fakes, loads, counted):
     """With MultiConnector vLLM tells both sides of each request, and one of them loads."""
     ledger = PromptLedger()
     near, far = (fakes.SchedulerRig(fakes, ledger=ledger) for _ in range(2))
-    near.links[0].lent = None
+    near.links[0].current = None
     far.held = 3 if loads else 0
     request = fakes.Request(tokens=range(30), kv_transfer_params={"holdfast": {"chat": 1}})
     both = near, far

@@ -116,7 +116,7 @@ class Engine:
     def leave(self):
         """The node goes away, or comes back."""
         (link,) = self.links
-        link.lent = None if link.lent else self.client
+        link.current = None if link.current else self.client
         self.left = True
 
     def evict(self):
@@ -199,7 +199,7 @@ class Engine:
                 tuple(request.all_token_ids[: end - PAGE]),
                 tuple(request.all_token_ids[:end]),
             ]
-            if self.links[0].lent:
+            if self.links[0].current:
                 self.node[key] = content
 
     def load(self, loads):
@@ -214,7 +214,7 @@ class Engine:
             (task,) = load.groups
             contents, blocks = [], 0
             for key in unpack_keys(task.keys[0]):
-                if key not in self.node or not self.links[0].lent:
+                if key not in self.node or not self.links[0].current:
                     break
                 contents += self.node[key]
                 blocks += 1

@@ -63,7 +63,7 @@ def test_a_transfer_without_held_blocks_returns_zero_tokens(fakes, harness):
     away = fakes.SchedulerRig(fakes)
     request = away.request(20, kv_transfer_params=PREFILL)
     away.run(request, 20, [1, 2, 3])
-    away.links[0].lent = None
+    away.links[0].current = None
     assert away.side.on_finished(request) == nothing
 
 
