@@ -25,7 +25,7 @@ IDLE_S = 1.0
 """Time for which an idle engine goes on to ask for acknowledgements of requests that have ended."""
 
 
-_log = logging.getLogger("vllm.holdfast")
+_log = logging.getLogger(__name__)
 
 
 class _DurableRequest:
