@@ -29,7 +29,7 @@ export PYTHONDONTWRITEBYTECODE :=
 quietly = echo "set-up: $(1)"; mkdir -p $(DONE); \
 	{ $(2); } >$@.log 2>&1 || { cat $@.log; exit 1; }; touch $@
 
-.PHONY: help setup run test quick compatible coverage lint format docs architecture bench peers sglang \
+.PHONY: help setup run test quick compatible coverage lint format docs architecture bench peers sglang lmcache \
     soak release clean
 
 help: ## list the targets
@@ -88,6 +88,9 @@ peers: setup ## install the servers that `holdfast bench pool` compares with (ap
 
 sglang: setup ## install SGLang for the CPU in an environment of its own (3 GB), for its long tests
 	@echo "sglang: installing, once"; $(BIN)/python -m holdfast_bench.peers.sglang_environment
+
+lmcache: setup ## install LMCache for the CPU in a folder of its own (60 MB), for its tests
+	@$(BIN)/python -m holdfast_bench.peers.lmcache_environment
 
 soak: setup ## every campaign at full length, or all for MINUTES; then the long tests
 	@mkdir -p build

@@ -41,6 +41,7 @@ class MoreToImplement(Tier):
     [
         (Tier, ExpectedClass({"load": ("job",), "size": ("nbytes",)}, abstract=True), []),
         (Job, ExpectedClass(fields=("number", "keys")), []),
+        (Job, ExpectedClass(fields=("number",), exactly=True), ["Job has a new field keys"]),
         (Tier, ExpectedClass({"save": ("job",)}), ["Tier has no save"]),
         (Tier, ExpectedClass({"load": ("key",)}), ["Tier.load takes job, not key"]),
         (Job, ExpectedClass(fields=("chunks",)), ["Job has no chunks"]),

@@ -25,12 +25,14 @@ class ExpectedClass(NamedTuple):
     """What a binding uses of an engine's class.
 
     `methods`: parameters of each method by name, without `self`. `fields`: names of the fields of a
-    data class. `abstract`: whether the class may have no other abstract methods.
+    data class; `exactly`: it may have no others, because each of them identifies something.
+    `abstract`: whether the class may have no other abstract methods.
     """
 
     methods: Mapping[str, tuple[str, ...]] = {}
     fields: Collection[str] = ()
     abstract: bool = False
+    exactly: bool = False
 
 
 def differences(found: type[Any], expected: ExpectedClass) -> list[str]:
@@ -49,6 +51,8 @@ def differences(found: type[Any], expected: ExpectedClass) -> list[str]:
     if expected.fields:
         has_fields = _fields(found)
         texts += [f"{name} has no {field}" for field in expected.fields if field not in has_fields]
+        others = sorted(has_fields.difference(expected.fields)) if expected.exactly else []
+        texts += [f"{name} has a new field {field}" for field in others]
     if expected.abstract:
         more: set[str] = set(getattr(found, "__abstractmethods__", ())) - expected.methods.keys()
         texts += [f"{name} has a new abstract method {method}" for method in sorted(more)]

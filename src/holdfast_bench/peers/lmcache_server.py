@@ -7,19 +7,22 @@ does not answer a put, so a batch of puts ends with a query for its last key.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import holdfast
 from holdfast.errors import HoldfastError
 from holdfast.probe import free_port
 from holdfast_bench.harness.process import ChildProcess, listens, wait_until
 from holdfast_bench.harness.server import HOST
+from holdfast_bench.peers import lmcache_environment
 from holdfast_bench.peers.plain_sockets import fill
 
 READY_S = 60.0
@@ -39,10 +42,14 @@ def installed() -> bool:
     return find_spec("lmcache") is not None
 
 
-def start_for_engine(stack: ExitStack, folder: Path) -> dict[str, object]:
+def start_for_engine(
+    stack: ExitStack, folder: Path, adapter: Mapping[str, object] | None = None
+) -> dict[str, object]:
     """Start a multi-process server that ends with `stack`; return its `--kv-transfer-config`.
 
-    Transfers use shared memory, LMCache's fastest transport on a CPU.
+    Transfers use shared memory, LMCache's fastest transport on a CPU. `adapter`: an L2 adapter of
+    the server. If this Python lacks LMCache, the server uses that of `lmcache_environment`, and
+    this process's packages.
     """
     port = free_port()
     argv = [
@@ -52,7 +59,13 @@ def start_for_engine(stack: ExitStack, folder: Path) -> dict[str, object]:
         *("--eviction-policy", "LRU", "--supported-transfer-mode", "auto"),
         *("--shm-name", f"holdfast-bench-{os.getpid()}"),
     ]
-    process = ChildProcess("lmcache", argv, folder / "lmcache.log", ENVIRONMENT)
+    if adapter is not None:
+        argv += ["--l2-adapter", json.dumps(adapter)]
+    environment = ENVIRONMENT
+    if not installed():
+        packages = Path(str(holdfast.__file__)).parent.parent
+        environment = environment | lmcache_environment.variables(packages)
+    process = ChildProcess("lmcache", argv, folder / "lmcache.log", environment)
     stack.enter_context(process)
     wait_until(process, lambda: listens(port), READY_S)
     return {
