@@ -198,7 +198,7 @@ def test_the_capacity_bounds_the_objects_and_the_least_used_leave_first(objects)
 def test_reads_for_moves_and_checks_do_not_keep_a_segment(objects):
     moved, used, new = (ChainedBlocks(65_000) for _ in range(3))
     size = 4 * moved.namespace.slot_bytes + 4096
-    with closing(open_tier(objects, read_s=5.0, capacity_bytes=int(2.2 * size))) as tier:
+    with closing(open_tier(objects, read_s=5.0, capacity_bytes=int(2.5 * size))) as tier:
         moved.save(tier, range(4))
         used.save(tier, range(4))
         assert used.load(tier, range(4)) == [Outcome.OK] * 4
