@@ -1,4 +1,4 @@
-"""Encoder outputs of engines that differ in what changes an output are never taken for another's."""
+"""Encoder outputs of engines that differ in what changes an output are not shared."""
 
 from types import SimpleNamespace
 
@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from holdfast.engines.vllm.encoder.identity import encoder_fingerprint  # noqa: E402
-from holdfast.engines.vllm.encoder.options import read_encoder_options  # noqa: E402
-from holdfast.engines.vllm.kv_groups import UnsupportedError  # noqa: E402
-from holdfast.errors import ConfigError  # noqa: E402
+from holdfast.engines.vllm.encoder.identity import encoder_fingerprint
+from holdfast.engines.vllm.encoder.options import read_encoder_options
+from holdfast.engines.vllm.kv_groups import UnsupportedError
+from holdfast.errors import ConfigError
 
 
 def config(**changes):
