@@ -231,8 +231,8 @@ class CostAware:
 
     def _push(self, row: int) -> None:
         bucket = self._default
-        if self._worth is not None:
-            worth = min(max(self._worth(row), _WORTH_MIN), _WORTH_MAX)
+        if self._worth is not None and (worth := self._worth(row)) != 1.0:
+            worth = min(max(worth, _WORTH_MIN), _WORTH_MAX)
             step = round(_STEPS * math.log2(worth))
             if step not in self._buckets:
                 self._buckets[step] = _WorthBucket(2.0 ** (step / _STEPS))

@@ -125,6 +125,8 @@ class BlockTable:
         self.is_on = self.copies.is_on
         below = list(enumerate(self.lower, start=1))
         self._volatile = {HOST, *(n for n, tier in below if isinstance(tier, Volatile))}
+        self._persistent = [n for n, _ in below if n not in self._volatile]
+        self._volatile_below = [n for n, _ in below if n in self._volatile]
         self.shared = {n: tier for n, tier in below if isinstance(tier, SharedTier)}
         """By number, fastest first."""
         self._local = {n: tier for n, tier in below if isinstance(tier, LocalTier)}
@@ -478,13 +480,22 @@ class BlockTable:
 
         A block that can still be saved is queued for writing instead and stays until written.
         """
-        state = self.state(row)
-        if state.is_in_use:
+        # As `state` says, without an object for each block that a search examines.
+        index, copies, queues = self.index, self.copies, self.queues
+        if index.leases[row] or row in copies.fillings(HOST):
             return False
-        if not self.lower or state.is_saved or not state.is_admitted:
+        if not self.lower:
+            return True
+        if any(copies.is_on(row, tier) for tier in self._persistent):
+            return True
+        if not queues.is_admitted(row):
             return True
         # What is queued for one tier is not offered again to a tier that has refused it.
-        return not (self.queues.is_queued(row) or self.queues.enqueue(row))
+        if queues.is_queued(row):
+            return False
+        return any(copies.is_on(row, tier) for tier in self._volatile_below) or not (
+            queues.enqueue(row)
+        )
 
     def is_idle(self) -> bool:
         """Return whether no row is leased, reserved, being read or waiting for its last reader."""

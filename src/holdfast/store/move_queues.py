@@ -231,13 +231,15 @@ class MoveQueues:
         """
         self._not_admitted.discard(row)
         self._ephemeral.discard(row)
-        for tier, (queue, below) in enumerate(zip(self._queues, self._below, strict=True), start=1):
-            reason = queue.pop(row, None)
-            if reason is not None and len(below) < FROM_BELOW_MAX and self._is_elsewhere(row, tier):
-                below[row] = reason
-            deferred = self._deferred[tier - 1]
-            full = len(deferred) > FROM_BELOW_MAX
-            if row in deferred and (full or not self._is_elsewhere(row, tier)):
+        for at, queue in enumerate(self._queues):
+            if row in queue:
+                reason, below = queue.pop(row), self._below[at]
+                if len(below) < FROM_BELOW_MAX and self._is_elsewhere(row, at + 1):
+                    below[row] = reason
+            deferred = self._deferred[at]
+            if row in deferred and (
+                len(deferred) > FROM_BELOW_MAX or not self._is_elsewhere(row, at + 1)
+            ):
                 del deferred[row]
 
     def forget(self, row: int) -> None:
