@@ -263,7 +263,9 @@ def test_a_drop_during_recovery_holds_even_if_the_process_ends_before_recovery_d
     assert one.store.cover(one.namespace, chain.keys).blocks == 0
     assert records == {}
     one.store._housekeep_once()
-    assert list(tmp_path.iterdir()) == [], "all is freed, so the next process needs no list"
+    one.view.wait_until(
+        lambda: not list(tmp_path.iterdir()), "all is freed, so the next process needs no list"
+    )
     one.save(other)
     one.store.close()
     one = open_store(MemoryTier(64 * MIB, records))

@@ -35,7 +35,7 @@ from holdfast.store.plan_log import PlanLog
 from holdfast.store.promote import BlockMover
 from holdfast.store.quantise import Quantise
 from holdfast.store.recover import Recovery
-from holdfast.store.rewrite import resume, rewrite_lost
+from holdfast.store.rewrite import defer_stopped, resume, rewrite_lost
 from holdfast.store.sealing import Sealing
 from holdfast.store.tier_codec import DecodeSlots, TierCodec
 from holdfast.store.usage import DomainUsage
@@ -291,6 +291,7 @@ class StoreParts:
                 self._give_back(reservation)
         self.table.drop_oldest_lookups()
         lost, late = rewrite_lost(self.table), resume(self.table)
+        defer_stopped(self.table)
         with self.table.lock:
             waiting = self.durable_blocks.queue_again(now)
         if lost or late or waiting:

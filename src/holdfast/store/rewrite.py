@@ -46,6 +46,16 @@ def defer_queued(table: BlockTable, number: int) -> None:
                 table.queues.defer(move)
 
 
+def defer_stopped(table: BlockTable) -> None:
+    """Defer what is queued for tiers that take no writes, whose writer may hang in a call.
+
+    Otherwise the blocks could not be evicted from memory.
+    """
+    for number, tier in enumerate(table.lower, start=1):
+        if table.queues.length(number) and not takes_writes(tier):
+            defer_queued(table, number)
+
+
 def resume(table: BlockTable) -> bool:
     """Queue deferred blocks of tiers that take writes again; return whether there were any."""
     found = False

@@ -8,12 +8,14 @@ at once; `fetch` and `commit` move and check bytes.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Concatenate, ParamSpec, Self, TypeVar
@@ -26,6 +28,7 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.blocks.payload_part import WHOLE
 from holdfast.errors import NotFollowed, Outcome, StoreClosedError
 from holdfast.fairness.fair_queue import Priority, WorkItem
+from holdfast.fairness.fair_threads import FairThreads
 from holdfast.named_blocks import NamedSession
 from holdfast.policy.retention import Retention
 from holdfast.session import Session, check_session
@@ -121,6 +124,8 @@ class Store(StoreParts):
         self._probed_tiers = set[int]()
         self._save_estimates_at = self.clock.now() + _SAVE_ESTIMATES_S
         self._prefault = ArenaPrefault(self.table)
+        self._files = FairThreads(1, 0, "holdfast-files")
+        self._files_kept: Future[None] | None = None
         self._close_asked: SimpleQueue[float] = SimpleQueue()
         self._torn_down = self._is_over = False
         self._over = threading.Lock()
@@ -433,6 +438,7 @@ class Store(StoreParts):
             partial(self.lookups.shutdown, cancel_futures=True),
             partial(self.background.shutdown, cancel_futures=True),
             partial(self.mover.close, write_s),
+            partial(self._files.shutdown, cancel_futures=True),
             partial(inspection.finish_drops, self),
             self._estimates_file.save,
             partial(durable.save_marks, self),
@@ -480,8 +486,7 @@ class Store(StoreParts):
             self._keep_durable,
             partial(hints.start_prestages, self),
             self._probe_tiers,
-            partial(inspection.finish_drops, self),
-            self._save_estimates,
+            self._start_keeping_files,
         ]
         _run_each(parts, "housekeeping failed in part; it goes on")
 
@@ -494,7 +499,21 @@ class Store(StoreParts):
         if self._marks_are_new and not self.recovery.is_running:
             self._marks_are_new = False
             durable.await_marked(self)
-        durable.save_marks(self)
+
+    def _start_keeping_files(self) -> None:
+        """Write the small files on a thread of its own, because their drive may hang."""
+        if self._files_kept is not None and not self._files_kept.done():
+            return
+        with contextlib.suppress(RuntimeError):  # no thread can be started, as at exit
+            self._files_kept = self._files.submit(WorkItem(b""), self._keep_files)
+
+    def _keep_files(self) -> None:
+        parts: list[Callable[[], object]] = [
+            partial(inspection.finish_drops, self),
+            partial(durable.save_marks, self),
+            self._save_estimates,
+        ]
+        _run_each(parts, "a file of the store could not be kept; it is tried again")
 
     def _probe_tiers(self) -> None:
         for number in set(unmeasured_tiers(self)) - self._probed_tiers:

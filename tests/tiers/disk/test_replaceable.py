@@ -15,6 +15,7 @@ from holdfast.errors import ConfigError, Outcome
 from holdfast.limits import MIB
 from holdfast.testing.tier_contract import Blocks, TierContract
 from holdfast.tiers.base import NOWHERE, TierPut, takes_writes
+from holdfast.tiers.disk.calls_in_progress import HANG_S
 from holdfast.tiers.disk.file import DiskConfig, open_file
 from holdfast.tiers.disk.kind import FILE_NAME
 from holdfast.tiers.disk.region import SECTOR, SUPERBLOCKS, RegionGeometry, region_bytes_for
@@ -57,6 +58,8 @@ class Drive:
     def __init__(self, folder, **options):
         self.folder, self.clock = folder, ManualClock()
         self.error = {}
+        self.before = lambda what, offset: None
+        """Called before each read and write of the drive."""
         self.config = DiskConfig(path=str(folder), capacity_bytes=CAPACITY, **options)
         self.tier = ReplaceableDisk(self.config, self.clock, self._open, watch_s=3600.0)
 
@@ -64,6 +67,7 @@ class Drive:
         return FailingExtents(open_file(config), self._fail)
 
     def _fail(self, what, offset):
+        self.before(what, offset)
         found = self.error.get(what)
         if found and (found != errno.EIO or offset >= self.error.get("from", 0)):
             raise OSError(found, os.strerror(found))
@@ -395,6 +399,42 @@ def test_a_drive_pulled_in_the_middle_of_a_write_serves_no_part_of_it(drive):
     del drive._fail
     drive.look()
     assert BLOCKS.load(drive.tier, [1], [place]) == [Outcome.MISS]
+
+
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_a_drive_that_hangs_is_away_and_is_used_again_when_its_calls_end(drive, kind):
+    places = BLOCKS.save(drive.tier, range(2))
+    began, goes_on = threading.Event(), threading.Event()
+
+    def hang(what, offset):
+        del offset
+        if what == kind:
+            began.set()
+            goes_on.wait(60)
+
+    drive.before = hang
+    calls = {
+        "read": lambda: BLOCKS.load(drive.tier, [0], places[:1]),
+        "write": lambda: save(drive.tier, [5]),
+    }
+    caller = threading.Thread(target=calls[kind])
+    caller.start()
+    assert began.wait(60)
+    drive.clock.advance(HANG_S - 1.0)
+    drive.tier.look()
+    drive.clock.advance(2.0)
+    drive.tier.look()
+    assert "has not returned" in drive.away()
+    assert BLOCKS.load(drive.tier, [1], places[1:]) == [Outcome.GONE]
+    assert not takes_writes(drive.tier)
+    drive.look()
+    assert "its I/O has not ended" in drive.away(), "it is not opened beside the call"
+    goes_on.set()
+    caller.join(60)
+    while drive.away():
+        drive.look()
+    again = {survivor.header.key: survivor.place for survivor in drive.tier.survivors()}
+    assert BLOCKS.load(drive.tier, [1], [again[BLOCKS.key(1)]]) == [Outcome.OK]
 
 
 def test_the_watch_finds_a_loss_by_itself(tmp_path):

@@ -1,6 +1,7 @@
 """A disk tier whose drive may fail, go away and be replaced while the node runs.
 
     in use --(another file at the path; superblocks or many records unreadable)--> away
+    in use --(a call does not return for `HANG_S`)-------------------------------> away
     away   --(the folder at the path is empty, or has blocks of its own)---------> in use
     in use --(detach)--> away, until another drive is at the path, or `replace`
 
@@ -22,6 +23,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.errors import HoldfastError, Outcome
 from holdfast.tiers.base import (
     NOWHERE,
+    Candidate,
     Place,
     ReservedPlaces,
     SurvivingRecord,
@@ -29,6 +31,7 @@ from holdfast.tiers.base import (
     TierPut,
     TierUsage,
 )
+from holdfast.tiers.disk.calls_in_progress import PROBE_WAIT_S, CallsInProgress, MediumProbe
 from holdfast.tiers.disk.extent_io import Extents
 from holdfast.tiers.disk.file import (
     DiskConfig,
@@ -67,11 +70,12 @@ _log = logging.getLogger("holdfast.tiers.disk")
 
 
 class OpenedMedium(NamedTuple):
-    """An opened medium: its tier, the identity of its file, and when it was opened."""
+    """An opened medium: its tier, the identity of its file, when it was opened, calls under way."""
 
     disk: DiskTier
     identity: FileIdentity | None
     opened_at_s: float
+    calls: CallsInProgress
 
 
 class Absence(NamedTuple):
@@ -110,6 +114,9 @@ class ReplaceableDisk:
         self._loss_untold = self._survivors_due = self._may_be_listed = False
         self._before = TierUsage(0, 0, 0)
         """The counters of former media."""
+        self._probe: MediumProbe | None = None
+        self._release: threading.Thread | None = None
+        """Waits for the I/O of the medium that was lost last."""
         self._pause_s = watch_s
         self._retry_at_s = 0.0
         self._medium: OpenedMedium | None = self._open(0)
@@ -127,16 +134,24 @@ class ReplaceableDisk:
         return disk.reserve(sizes) if disk else ReservedPlaces([NOWHERE] * len(sizes), [])
 
     def write(self, batch: Sequence[TierPut]) -> list[Outcome]:
-        disk = self._disk()
-        return disk.write(batch) if disk else [Outcome.GONE] * len(batch)
+        if (medium := self._medium) is None:
+            return [Outcome.GONE] * len(batch)
+        with medium.calls.one():
+            return medium.disk.write(batch)
 
     def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
-        disk = self._disk()
-        return disk.read(batch) if disk else [Outcome.GONE] * len(batch)
+        if (medium := self._medium) is None:
+            return [Outcome.GONE] * len(batch)
+        with medium.calls.one():
+            return medium.disk.read(batch)
 
     def free(self, places: Sequence[Place]) -> None:
         if disk := self._disk():
             disk.free(places)
+
+    def candidates(self, nbytes: int) -> list[Candidate]:
+        disk = self._disk()
+        return disk.candidates(nbytes) if disk else []
 
     def survivors(self) -> Iterator[SurvivingRecord]:
         with self._mutex:
@@ -153,13 +168,18 @@ class ReplaceableDisk:
         return disk is not None and disk.accepts_writes()
 
     def record_frees(self) -> bool:
-        disk = self._disk()
-        return disk is not None and disk.record_frees()
+        if (medium := self._medium) is None:
+            return False
+        with medium.calls.one():
+            return medium.disk.record_frees()
 
     def flush(self) -> bool:
         """Flush the medium; False while the store may still list copies of a former one."""
-        medium = self._medium
-        if medium is None or not medium.disk.flush():
+        if (medium := self._medium) is None:
+            return False
+        with medium.calls.one():
+            is_flushed = medium.disk.flush()
+        if not is_flushed:
             return False
         with self._mutex:
             return self._medium is medium and not self._may_be_listed
@@ -241,7 +261,7 @@ class ReplaceableDisk:
             identity = file_identity(self._config.path)
         except OSError:  # the watcher finds out why
             identity = None
-        return OpenedMedium(disk, identity, self._clock.now())
+        return OpenedMedium(disk, identity, self._clock.now(), CallsInProgress(self._clock))
 
     def _watch(self) -> None:
         while not self._stop.wait(self._watch_s):
@@ -254,16 +274,36 @@ class ReplaceableDisk:
         """Check the medium, or try to open one if there is none; the tier's thread calls it."""
         medium = self._medium
         if medium is not None:
-            why = medium.disk.medium_failure()
-            if medium.identity is not None:
-                why = why_not_same(self._config.path, medium.identity) or why
-            if why:
+            if why := medium.calls.why_hanging() or self._probed(medium):
                 with self._changing:
                     if self._medium is medium:
                         self._lose(why, detached=False)
+        elif not self._is_released():
+            self._note_why_away("its I/O has not ended; replace it, or name another folder")
         elif self._clock.now() >= self._retry_at_s and not self._stop.is_set():
             with self._changing:
                 self._try_to_reopen()
+
+    def _is_released(self) -> bool:
+        """Return whether all I/O on the former medium has ended; waits for a moment."""
+        if self._release is not None:
+            self._release.join(PROBE_WAIT_S)
+        return self._release is None or not self._release.is_alive()
+
+    def _probed(self, medium: OpenedMedium) -> str:
+        """Return why the medium cannot be used; empty if it can, or while the drive is asked."""
+        path = self._config.path
+
+        def check() -> str:
+            why = medium.disk.medium_failure()
+            if medium.identity is not None:
+                why = why_not_same(path, medium.identity) or why
+            return why
+
+        probe = self._probe or MediumProbe(check, medium.calls, self.name)
+        why = probe.result()
+        self._probe = probe if why is None else None
+        return why or ""
 
     def _lose(self, why: str, *, detached: bool) -> None:
         """Stop using the medium, if there is one, and note why there is none. Hold `_changing`."""
@@ -276,7 +316,7 @@ class ReplaceableDisk:
         counted = medium.disk.usage()
         is_steady = now_s - medium.opened_at_s >= STEADY_S
         with self._mutex:
-            self._medium = None
+            self._medium = self._probe = None
             self._absence = Absence(why, now_s, medium.disk.uuid, detached)
             self._losses += 1
             self._loss_untold = self._may_be_listed = True
@@ -290,11 +330,12 @@ class ReplaceableDisk:
             *(self.name, why, self._config.path),
         )
         # I/O on a drive that hangs does not end, so it is waited for on a thread of its own.
-        release = threading.Thread(
+        is_hanging = bool(medium.calls.why_hanging())
+        self._release = threading.Thread(
             target=medium.disk.abandon, name=f"holdfast-{self.name}-release", daemon=True
         )
-        release.start()
-        release.join(RELEASE_S)
+        self._release.start()
+        self._release.join(0 if is_hanging else RELEASE_S)
 
     def _try_to_reopen(self) -> None:
         """Open the medium at the path, if there is a usable one; note why not. Hold `_changing`."""
