@@ -15,6 +15,7 @@ from holdfast.report import Report
 from holdfast_bench.cli import demo_steps, measuring
 from holdfast_bench.cli.progress import progress
 from holdfast_bench.harness import model
+from holdfast_bench.peers import sglang_environment
 from holdfast_bench.scenarios import (
     demo_scenario,
     engines_demo_scenario,
@@ -92,8 +93,7 @@ ENGINES = DemoKind(
         "vllm": "vLLM has forgotten it, and goes on behind the answer of transformers",
     },
     title="one conversation, from engine to engine",
-    all_equal="Every output has the tokens that its engine computes alone. SGLang names blocks by "
-    "hashes of its own, so it shares contexts with itself only.",
+    all_equal="Every output has the tokens that its engine computes alone.",
 )
 TRANSFORMERS = ENGINES._replace(
     steps={
@@ -102,6 +102,8 @@ TRANSFORMERS = ENGINES._replace(
     },
 )
 """The demo of engines without vLLM."""
+SGLANG = {"sglang": "SGLang, which has never seen it, goes on as well"}
+"""The step that is added if SGLang is installed (`make sglang`)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,7 +144,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engines",
         action="store_true",
-        help="vLLM and Hugging Face transformers read and continue one conversation from a store",
+        help="vLLM, Hugging Face transformers and SGLang, as far as they are installed, read and "
+        "continue one conversation from a store",
     )
     parser.add_argument(
         "--plan",
@@ -223,7 +226,9 @@ def _kind(args: argparse.Namespace) -> DemoKind:
     if args.object:
         return OBJECT
     if args.engines:
-        return ENGINES if find_spec("vllm") else TRANSFORMERS
+        kind = ENGINES if find_spec("vllm") else TRANSFORMERS
+        more = SGLANG if sglang_environment.installed() else {}
+        return kind._replace(steps=kind.steps | more)
     return ONE_NODE if args.pool is None else POOL
 
 

@@ -82,21 +82,22 @@ def _rounds(
             tell(f"storage {storage}: round {number + 1} of {race.rounds}")
             count = race.tokens + TAIL_TOKENS
             prompt = [drawn.randrange(10, race.vocabulary) for _ in range(count)]
-            times.cold.append(server.ask(prompt, 1).ttft_s)
+            times.cold.append(server.ask(prompt, 1).answer.ttft_s)
             times.warm.append(_warm_s(server, prompt, race.tokens // PAGE_TOKENS * PAGE_TOKENS))
     return times
 
 
 def _warm_s(server: SglangServer, prompt: Sequence[int], stored: int) -> float:
     """Return the seconds to the first token with the whole context from the storage."""
-    until_s = time.monotonic() + SAVED_S
+    until_s, found = time.monotonic() + SAVED_S, 0
     while time.monotonic() < until_s:
         time.sleep(POLL_S)
         server.forget()
-        answer = server.ask(prompt, 1)
-        if answer.stored == stored:
-            return answer.ttft_s
+        asked = server.ask(prompt, 1)
+        found = asked.tokens.fetched_total
+        if found == stored:
+            return asked.answer.ttft_s
     raise HoldfastError(
-        f"{server.name}: {answer.stored} of {stored} tokens are stored after {SAVED_S:.0f} s; "
+        f"{server.name}: {found} of {stored} tokens are stored after {SAVED_S:.0f} s; "
         f"{server.process.tail()}"
     )

@@ -15,6 +15,12 @@ import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.probe import free_port
+from holdfast_bench.harness.completion import (
+    TOP_LOGPROBS,
+    CompletionAnswer,
+    MeasuredCompletion,
+    TokenSources,
+)
 from holdfast_bench.harness.process import ChildProcess, wait_until
 from holdfast_bench.harness.server import HOST
 from holdfast_bench.peers import sglang_environment
@@ -25,6 +31,9 @@ READY_S = 600.0
 ANSWER_S = 300.0
 
 PAGE_TOKENS = 64
+
+STORAGE = "storage"
+"""What SGLang calls the tier behind its own memory, whichever tier of a node that is."""
 
 
 class SglangServerOptions(msgspec.Struct, frozen=True):
@@ -42,20 +51,6 @@ class SglangServerOptions(msgspec.Struct, frozen=True):
     tokens_max: int = 16_384
     page_tokens: int = PAGE_TOKENS
     environment: dict[str, str] = {}
-
-
-class SglangAnswer(msgspec.Struct, frozen=True):
-    """Output of one greedy request; `stored`: prompt tokens that came from the storage.
-
-    `cached`: prompt tokens that were not computed. `logprobs`: log-probability of each token.
-    `ttft_s`: seconds to the first token.
-    """
-
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    cached: int
-    stored: int
-    ttft_s: float
 
 
 def holdfast_storage(node: str, layout: str = "exact") -> dict[str, object]:
@@ -105,14 +100,23 @@ class SglangServer:
         """Return when the server answers; raise HoldfastError if it ends."""
         wait_until(self.process, self._ready, READY_S)
 
-    def ask(self, prompt: Sequence[int], max_tokens: int) -> SglangAnswer:
-        """Request a greedy completion."""
-        body = {
+    def ask(
+        self, prompt: Sequence[int], max_tokens: int, extra_key: str = ""
+    ) -> MeasuredCompletion:
+        """Request a greedy completion.
+
+        With an `extra_key` SGLang shares the request's context with requests of that key only, and
+        Holdfast does not store it as portable blocks.
+        """
+        body: dict[str, Any] = {
             "input_ids": list(prompt),
             "sampling_params": {"max_new_tokens": max_tokens, "temperature": 0, "ignore_eos": True},
             "return_logprob": True,
+            "top_logprobs_num": TOP_LOGPROBS,
             "stream": True,
         }
+        if extra_key:
+            body["extra_key"] = extra_key
         with closing(http.client.HTTPConnection(HOST, self.port, timeout=ANSWER_S)) as connection:
             connection.connect()
             start_s = time.perf_counter()
@@ -127,7 +131,7 @@ class SglangServer:
                 if data and data != b"[DONE]":
                     first_s = first_s or time.perf_counter() - start_s
                     last = json.loads(data)
-        return _answer(last, first_s)
+        return _measured(last, len(prompt), first_s)
 
     def forget(self) -> None:
         """Empty the server's own caches, on its device and in its host memory."""
@@ -150,14 +154,19 @@ class SglangServer:
             return response.status, response.read()
 
 
-def _answer(last: Mapping[str, Any], first_s: float) -> SglangAnswer:
+def _measured(last: Mapping[str, Any], prompt_tokens: int, first_s: float) -> MeasuredCompletion:
+    """Return what the last event of an answer says."""
     told = last["meta_info"]
-    return SglangAnswer(
-        tokens=tuple(last["output_ids"]),
-        logprobs=tuple(entry[0] for entry in told["output_token_logprobs"]),
-        cached=told["cached_tokens"],
-        stored=(told["cached_tokens_details"] or {}).get("storage", 0),
-        ttft_s=first_s,
+    steps = tuple(
+        tuple(sorted((f"token_id:{token}", value) for value, token, _ in step))
+        for step in told["output_top_logprobs"]
+    )
+    answer = CompletionAnswer(tuple(last["output_ids"]), steps, first_s)
+    stored = (told["cached_tokens_details"] or {}).get("storage", 0)
+    cached = told["cached_tokens"]
+    fetched = {STORAGE: stored} if stored else {}
+    return MeasuredCompletion(
+        answer, TokenSources(prompt_tokens - cached, cached - stored, fetched)
     )
 
 

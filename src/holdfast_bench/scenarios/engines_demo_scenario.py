@@ -1,14 +1,15 @@
 """The steps of `holdfast demo --engines`: one conversation goes from engine to engine.
 
 vLLM reads a context, and Hugging Face transformers answers a question about it from the store.
-Then vLLM, whose own cache is empty, goes on behind what transformers wrote. Each output is compared
-with what the same engine computes without a store.
+Then vLLM, whose own cache is empty, goes on behind what transformers wrote, and SGLang, if it is
+installed, behind both. Each output is compared with what the same engine computes without a store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
+from functools import partial
 from importlib.util import find_spec
 
 import holdfast
@@ -17,6 +18,12 @@ from holdfast_bench.harness.completion import MeasuredCompletion, ask
 from holdfast_bench.harness.node import NodeUnderTest
 from holdfast_bench.harness.server import EngineCooldown, VllmServer, holdfast_kv_transfer
 from holdfast_bench.harness.transformers_engine import TransformersEngine, largest_difference
+from holdfast_bench.peers import sglang_environment
+from holdfast_bench.peers.sglang_server import (
+    SglangServer,
+    SglangServerOptions,
+    holdfast_storage,
+)
 from holdfast_bench.scenarios.demo_scenario import (
     ANSWER_TOKENS,
     DEMO_COVER_DEADLINE_MS,
@@ -60,6 +67,7 @@ def walk(setting: DemoSettings) -> Generator[DemoStep]:
             fresh = TransformersEngine(setting.model, setting.dtype, store)
             fresh.ask(prompts.probe, 1)
             yield _step("transformers", fresh.ask, alone.ask, prompts.first, context_tokens)
+            yield from _sglang(stack, setting, node, prompts.first)
             return
         tell("vLLM starts, with Holdfast and without")
         kv_transfer = holdfast_kv_transfer(node.address, DEMO_COVER_DEADLINE_MS, "portable")
@@ -86,6 +94,31 @@ def walk(setting: DemoSettings) -> Generator[DemoStep]:
         turn = [*prompts.first, *answered.answer.tokens, *prompts.follow_up]
         written = (len(prompts.first) + BLOCK_TOKENS - 1) // BLOCK_TOKENS * BLOCK_TOKENS
         yield _step("vllm", asks.shared, asks.alone, turn, written)
+        asks.cool()
+        yield from _sglang(stack, setting, node, turn)
+
+
+def _sglang(
+    stack: ExitStack, setting: DemoSettings, node: NodeUnderTest, prompt: list[int]
+) -> Iterator[EnginesStep]:
+    """Yield the step of SGLang, if it is installed: it is asked what another engine was asked."""
+    if not sglang_environment.installed():
+        return
+    setting.tell("SGLang starts, which has never seen the document")
+    options = SglangServerOptions(
+        setting.model,
+        "dynamic",
+        holdfast_storage(node.address, "portable"),
+        dtype=setting.dtype,
+        tokens_max=2 * (len(prompt) + BLOCK_TOKENS) // BLOCK_TOKENS * BLOCK_TOKENS,
+        page_tokens=BLOCK_TOKENS,
+    )
+    server = SglangServer("sglang", options, setting.folder / "sglang" / "server.log")
+    stack.enter_context(server.process)
+    server.wait_ready()
+    server.ask(prompt[: BLOCK_TOKENS // 2], 1)  # the first answer of a process is slower
+    whole = (len(prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    yield _step("sglang", server.ask, partial(server.ask, extra_key="alone"), prompt, whole)
 
 
 class _Servers:

@@ -6,10 +6,18 @@ import pytest
 
 from holdfast.cli import main
 from holdfast_bench.harness import model
+from holdfast_bench.peers import sglang_environment
 from holdfast_bench.scenarios import engines_demo_scenario
 
 pytest.importorskip("transformers")
 pytest.importorskip("rich")
+
+
+@pytest.fixture(autouse=True)
+def without_sglang(request, monkeypatch):
+    """Leave SGLang out, which takes minutes to start, except in the long test."""
+    if not request.node.get_closest_marker("soak"):
+        monkeypatch.setattr(sglang_environment, "installed", lambda: False)
 
 
 def run_demo(folder, monkeypatch):
@@ -42,4 +50,17 @@ def test_without_vllm_a_model_that_is_loaded_again_goes_on(tmp_path, monkeypatch
     assert run_demo(tmp_path, monkeypatch) == {
         "transformers_reads": (0, ""),
         "transformers": (1024, "host"),
+    }
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_sglang_goes_on_behind_what_transformers_wrote(tmp_path, monkeypatch):
+    sglang_environment.install()
+    monkeypatch.setattr(engines_demo_scenario, "find_spec", lambda name: None)
+    monkeypatch.setattr("holdfast_bench.cli.demo.find_spec", lambda name: None)
+    assert run_demo(tmp_path, monkeypatch) == {
+        "transformers_reads": (0, ""),
+        "transformers": (1024, "host"),
+        "sglang": (1024, "storage"),
     }

@@ -129,6 +129,10 @@ def test_pages_that_do_not_follow_each_other_are_not_saved(sglang):
         ({"arguments": {"quantization": "fp8"}}, "quantisation on load"),
         ({"arguments": {"speculative_algorithm": "EAGLE"}}, "speculative decoding"),
         ({"interface_v1": 0}, "interface_v1"),
+        (
+            {"arguments": {"json_model_override_args": '{"rope_scaling": {"long_factor": [1]}}'}},
+            "LongRoPE",
+        ),
         ({"tree_core": "rust"}, "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND=python"),
     ],
 )

@@ -143,6 +143,8 @@ def test_names_that_are_no_hashes_are_a_miss(sglang):
     storage = sglang.storage()
     assert storage.batch_exists(["not hexadecimal"]) == 0
     assert storage.batch_set_v1(["00ff"], indices([0])) == [False]
+    after = HiCacheStorageExtraInfo(prefix_keys=["not hexadecimal"])
+    assert storage.batch_set_v1(hashes(1), indices([0]), after) == [False]
 
 
 def test_nothing_is_found_or_saved_after_the_weights_were_updated(sglang):

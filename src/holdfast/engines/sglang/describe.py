@@ -75,6 +75,8 @@ TREE_CORE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
 
 ADAPTER_CONFIG = "adapter_config.json"
 
+_LONG_ROPE = "long_factor"
+
 DUMMY = "dummy"
 """`load_format` of random weights, which no file determines."""
 
@@ -219,6 +221,11 @@ def portable_fingerprint_of(
     overrides = json.loads(arguments.json_model_override_args or "{}")
     if folder is None:
         raise NoDigestError(_no_files(arguments.model_path))
+    if _LONG_ROPE in (folder / CONFIG).read_text(encoding="utf-8") + canonical_json(overrides):
+        raise ConfigError(
+            f"{EXTRA_CONFIG}: layout is portable, and the model has LongRoPE, whose keys depend on "
+            "the length that each engine is started for; omit layout"
+        )
     if not setting.model_digest:
         _check_unchanged(folder)
     return portable_fingerprint(folder, layout, name=setting.model_digest, overrides=overrides)

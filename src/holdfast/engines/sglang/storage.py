@@ -140,8 +140,13 @@ class HoldfastStorage(HiCacheStorage):
         target_sizes: Any = None,
     ) -> bool:
         tensors = [value.contiguous() for value in values]  # kept until the copy has ended
-        memory = [tensor_memory(tensor) for tensor in tensors]
-        return all(self._answers(KV, keys, lambda pool: pool.save_from(keys, memory)))
+        return all(
+            self._answers(
+                KV,
+                keys,
+                lambda pool: pool.save_from(keys, [tensor_memory(tensor) for tensor in tensors]),
+            )
+        )
 
     def clear(self) -> None:
         """Drop the blocks of this rank's pools from the node's own tiers."""
@@ -172,8 +177,9 @@ class HoldfastStorage(HiCacheStorage):
     def _save(
         self, name: str, keys: Sequence[str], indices: Any, prefix: Sequence[str] | None
     ) -> list[bool]:
-        after = position_after(prefix)
-        return self._answers(name, keys, lambda pool: pool.save(keys, indices, after))
+        return self._answers(
+            name, keys, lambda pool: pool.save(keys, indices, position_after(prefix))
+        )
 
     def _answers(
         self, name: str, keys: Sequence[str], ask: Callable[[HostPool | PortablePool], list[bool]]

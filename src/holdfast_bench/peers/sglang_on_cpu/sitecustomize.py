@@ -18,6 +18,8 @@ from typing import Any
 
 KERNELS = "sgl_kernel"
 
+RESERVE = "HICACHE_HOST_MEMORY_RESERVE_BYTES"
+
 OPERATORS = (
     *("nms", "qnms", "roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d"),
     *("_roi_align_backward", "_roi_pool_backward", "_ps_roi_align_backward"),
@@ -121,6 +123,8 @@ def copying(module: ModuleType) -> None:
         unpinned(module)
     if hasattr(module, "HostKVCache"):
         module.HostKVCache.pin_memory = property(lambda _: False, lambda _, __: None)
+    if hasattr(module, RESERVE):
+        setattr(module, RESERVE, 0)  # by default SGLang wants 10 GiB to be free
 
 
 def transfer_kv_direct(
