@@ -11,8 +11,9 @@ from holdfast.cli import main
     ("name", "ok", "says"),
     [
         ("Qwen3-8B", True, "the vLLM connector caches this model (full"),
-        ("gpt-oss-20b", None, "with vLLM's --disable-hybrid-kv-cache-manager only (sliding"),
-        ("Qwen3.5-397B-A17B", False, "does not cache this model yet (recurrent layers"),
+        ("gpt-oss-20b", True, "the vLLM connector caches this model (sliding"),
+        ("Qwen3.5-397B-A17B", True, "the vLLM connector caches this model (recurrent layers"),
+        ("DeepSeek-V3.2", False, "does not cache this model yet (sparse"),
         ("/no/such/config.json", False, "not known whether the vLLM connector caches it: /no/such"),
     ],
 )

@@ -1,14 +1,12 @@
 """The table of cached models: one rule for its kinds, the same on every page and in all answers."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from holdfast.cli.model_caching import caching_line, kind_of_shape
+from holdfast.cli.model_caching import kind_of_shape
 from holdfast.engines.cached_models import (
     CHUNKS,
-    FLAG,
     FULL,
     MODEL_KINDS,
     OTHER,
@@ -77,21 +75,6 @@ def test_the_kind_of_a_model_follows_from_its_layers(layers, kind):
 def test_shipped_models_have_the_kind_that_the_table_says(name):
     expected = SHIPPED[max((start for start in SHIPPED if name.startswith(start)), key=len)]
     assert kind_of_shape(load_model(name)) is expected
-
-
-def test_gemma_3_needs_the_flag_and_caching_line_states_its_cost(tmp_path):
-    config = {
-        "model_type": "gemma3_text", "num_hidden_layers": 62, "hidden_size": 5376,
-        "intermediate_size": 21_504, "num_attention_heads": 32, "num_key_value_heads": 16,
-        "head_dim": 128, "sliding_window": 1024, "sliding_window_pattern": 6,
-        "max_position_embeddings": 131_072, "vocab_size": 262_208,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    shape = load_model(str(tmp_path))
-    assert kind_of_shape(shape) is WINDOWS
-    # 52 of 62 layers keep 1,024 of 32,768 tokens without the flag: 62 / (10 + 52 / 32).
-    assert FLAG in caching_line(shape)
-    assert caching_line(shape).endswith("5.3 times the bytes of a context of 32,768 tokens")
 
 
 def test_the_readme_and_the_how_to_show_the_table_of_cached_models():

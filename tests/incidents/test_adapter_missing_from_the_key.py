@@ -51,10 +51,10 @@ def test_the_connector_names_the_content_of_an_adapter(tmp_path):
         (folder / "adapter_model.safetensors").write_bytes(content)
         adapter = SimpleNamespace(lora_name="same", lora_int_id=number, lora_path=str(folder))
         asked = SimpleNamespace(cache_salt=None, lora_request=adapter, mm_features=[])
-        found.append(identity.extras_of(asked, 16, b"", adapters)[0])
+        found.append(identity.extras_of(identity.identity_of(asked, b"", adapters), 16)[0])
     assert found[0] == found[2] != found[1]
     plain = SimpleNamespace(cache_salt=None, lora_request=None, mm_features=[])
-    assert identity.extras_of(plain, 16, b"", adapters) == {}
+    assert identity.extras_of(identity.identity_of(plain, b"", adapters), 16) == {}
 
 
 @pytest.mark.parametrize("adapter", [None, ""])

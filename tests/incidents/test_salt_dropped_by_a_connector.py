@@ -38,9 +38,10 @@ def test_the_connector_passes_the_cache_salt_on():
     identity = pytest.importorskip("holdfast.engines.vllm.request_identity")
     asked = SimpleNamespace(cache_salt="one", lora_request=None, mm_features=[])
     adapters = identity.AdapterDigests()
-    assert identity.extras_of(asked, 16, b"", adapters) == {0: [b"salt:one"]}
-    assert identity.extras_of(asked, 16, b"e", adapters) == {0: [b"salt:one", b"epoch:e"]}
-    assert identity.extras_of(asked, 16, b"e", adapters, salted=False) == {0: [b"epoch:e"]}
+    plain, reset = (identity.identity_of(asked, epoch, adapters) for epoch in (b"", b"e"))
+    assert identity.extras_of(plain, 16) == {0: [b"salt:one"]}
+    assert identity.extras_of(reset, 16) == {0: [b"salt:one", b"epoch:e"]}
+    assert identity.extras_of(reset, 16, salted=False) == {0: [b"epoch:e"]}
 
 
 def test_domains_are_separated_without_a_salt(open_store):

@@ -15,10 +15,7 @@ from holdfast.errors import ConfigError
 from holdfast.finding import Finding, problem
 from holdfast.report import Row
 from holdfast.sim.model.catalogue import load_model
-from holdfast.sim.model.shape import Attention, ModelShape, dtype_bytes
-
-COMPARED_TOKENS = 32_768
-"""Length of the context for which the memory of window layers is compared, at most the model's."""
+from holdfast.sim.model.shape import Attention, ModelShape
 
 _MECHANISMS: dict[str, Mechanism] = {
     "full": "full",
@@ -34,15 +31,8 @@ def kind_of_shape(shape: ModelShape) -> ModelKind:
 
 
 def caching_line(shape: ModelShape) -> str:
-    """Return a sentence: whether the connector caches a model, why, and what it costs."""
-    kind = kind_of_shape(shape)
-    text = caching_text(kind)
-    if kind.caching is not Caching.WITH_FLAG:
-        return text
-    tokens = min(COMPARED_TOKENS, shape.context_max or COMPARED_TOKENS)
-    whole = tokens * sum(part.layers * part.elements for part in shape.attention)
-    ratio = whole * dtype_bytes("bf16") / shape.context_bytes(tokens)
-    return f"{text}: {ratio:.1f} times the bytes of a context of {tokens:,} tokens"
+    """Return a sentence: whether the connector caches a model, and why not."""
+    return caching_text(kind_of_shape(shape))
 
 
 def caching_row(command: str, shape: ModelShape) -> Row:
@@ -63,8 +53,7 @@ def examine_model(name: str) -> Finding:
     line = f"{caching_line(shape)}; {transformers_text(kind_of_shape(shape))}"
     if kind_of_shape(shape).caching is Caching.NOT_YET:
         return problem("model", shape.name, line)
-    cached = kind_of_shape(shape).caching is Caching.YES
-    return Finding("model", shape.name, line, ok=True if cached else None)
+    return Finding("model", shape.name, line, ok=True)
 
 
 def _mechanism(part: Attention) -> Mechanism:

@@ -10,7 +10,8 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from holdfast.blocks.key import KEY_BYTES
 from holdfast.client.connection import Connection, StoreClient
 from holdfast.client.counts import REFUSED
 from holdfast.client.load_queue import LoadQueue
-from holdfast.devices.base import Device, DeviceError, LockedRanges, Move
+from holdfast.devices.base import NO_PAGE, Device, DeviceError, LockedRanges, Move
 from holdfast.devices.host import run_anywhere
 from holdfast.errors import BlockError, NodeGoneError, Outcome, ProtocolError, RefusedError
 from holdfast.wire.local.messages import Fetch, Fetched, Release, Released
@@ -43,7 +44,7 @@ class GroupLoad(NamedTuple):
     """Blocks of one KV group to load: their keys, and the pages that they fill.
 
     `pages` are in the order of the tokens. The first is page `first` of the first block; the last
-    block may be partial.
+    block may be partial. Pages that are `NO_PAGE` are left out.
     """
 
     group: int
@@ -70,6 +71,11 @@ class LoadJob(NamedTuple):
     def nbytes(self) -> int:
         """Bytes of all blocks."""
         return sum(load.nbytes for load in self.loads)
+
+    @property
+    def wanted(self) -> int:
+        """The number of pages to fill."""
+        return sum(len(load.pages) - load.pages.count(NO_PAGE) for load in self.loads)
 
 
 class LoadResult(NamedTuple):
@@ -187,7 +193,7 @@ class Loader:
         run_anywhere()
         while (load := self._next()) is not None:
             result = self._carry_out(load.job)
-            wanted = sum(len(each.pages) for each in load.job.loads)
+            wanted = load.job.wanted
             if result.pages < wanted:
                 _log.info(
                     "%d of %d pages not loaded (%s): they are computed",
@@ -250,7 +256,7 @@ class Loader:
                 # If the lease expired during the copy, the slots may have been overwritten.
                 valid = valid and released.valid
         pages = sum(len(move.pages) for each in moves for move in each)
-        if pages < sum(len(load.pages) for load in job.loads) or not (moved and valid):
+        if pages < job.wanted or not (moved and valid):
             outcome = outcome if outcome != Outcome.OK else Outcome.GONE
         if not (moved and valid and pages):
             return LoadResult(outcome, reason=reason)
@@ -324,10 +330,22 @@ def moves_of(load: GroupLoad, places: Sequence[int]) -> list[Move]:
     per_block = load.device.pages.pages_per_block
     for place in places:
         pages = load.pages[at : at + per_block - first]
-        moves.append(Move(place + HEADER_BYTES, pages, first))
+        if NO_PAGE in pages:
+            moves += _moves_of_some(place + HEADER_BYTES, pages, first)
+        else:
+            moves.append(Move(place + HEADER_BYTES, pages, first))
         at += len(pages)
         first = 0
     return moves
+
+
+def _moves_of_some(payload: int, pages: Sequence[int], first: int) -> Iterator[Move]:
+    """Yield a copy for each run of pages of one block that are not left out."""
+    for left_out, run in groupby(pages, lambda page: page == NO_PAGE):
+        named = list(run)
+        if not left_out:
+            yield Move(payload, named, first)
+        first += len(named)
 
 
 def _lacks_blocks(job: LoadJob, replies: Sequence[Fetched]) -> bool:

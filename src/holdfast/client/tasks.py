@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from holdfast.devices.base import NO_PAGE
+
 
 class GroupTask(NamedTuple):
     """Blocks of one KV group to load into pages.
 
     `keys`: 16 bytes a block. `pages`: in the order of tokens; the first one is page `first` of the
-    first block, and the last block may be partial.
+    first block, and the last block may be partial. Pages that are `NO_PAGE` are left out.
     """
 
     keys: tuple[bytes, ...]
@@ -37,7 +39,7 @@ class LoadTask(NamedTuple):
     @property
     def pages(self) -> int:
         """The number of pages, of all groups."""
-        return sum(len(group.pages) for group in self.groups)
+        return sum(len(group.pages) - group.pages.count(NO_PAGE) for group in self.groups)
 
 
 class SaveTask(NamedTuple):

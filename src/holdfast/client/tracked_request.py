@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -91,27 +92,38 @@ class PlanEnd(NamedTuple):
 class TrackedRequest:
     """A request of vLLM, from its arrival to its end.
 
-    `common`: chains with the key of the public domain; empty without one. `covered`: leading blocks
-    that the node holds, by its last answer; `planned_blocks`: those of them that the node's plan
-    fetches, or that it assumed in the engine's own cache. `saved`: leading blocks that need no
-    saving. `prompt_tokens`: tokens computed before the next first token; after a preemption this
-    includes the generated tokens. `local_tokens`: tokens in the engine's own cache;
-    `planned_local_tokens`: the number that the node assumed in `plan` (a plan number, 0: no plan,
-    or its end was noted). `planned_queue`: the engine's queue that the first plan for this prompt
-    assumed; None once it was asked for again. `decided_at` and `loaded_s`: as in `PlanEnd`.
+    `chains`: of the first KV group, one per rank; `groups`: those of every group. `common`:
+    chains with the key of the public domain; empty without one. `covered`: leading blocks, of
+    `unit_tokens` each, that the node holds, by its last answer; `planned_blocks`: those of them
+    that the node's plan fetches, or that it assumed in the engine's own cache. `group_saved`:
+    leading blocks of each group that need no saving. `prompt_tokens`: tokens computed before
+    the next first token; after a preemption this includes the generated tokens. `local_tokens`:
+    tokens in the engine's own cache; `planned_local_tokens`: the number that the node assumed
+    in `plan` (a plan number, 0: no plan, or its end was noted). `planned_queue`: the engine's
+    queue that the first plan for this prompt assumed; None once it was asked for again.
+    `decided_at` and `loaded_s`: as in `PlanEnd`.
     """
 
     def __init__(
-        self, request: Any, chains: Sequence[Chain], common: Sequence[Chain], hint: RequestHint
+        self,
+        request: Any,
+        chains: Sequence[Chain],
+        common: Sequence[Chain],
+        hint: RequestHint,
+        more_chains: Sequence[Sequence[Chain]] = (),
     ) -> None:
+        """`more_chains`: of the model's other KV groups, each with an entry per rank."""
         self.request = request
         self.chains = chains
+        self.groups = [chains, *more_chains]
+        self.group_saved = [0] * len(self.groups)
+        self.unit_tokens = math.lcm(*(group[0].block_tokens for group in self.groups))
         self.hint = hint
         self.common = common
         self.preemptions = request.num_preemptions
         self.prompt_tokens: int = request.num_tokens
         self.question: PlanRequest | None = None
-        self.covered = self.planned_blocks = self.saved = 0
+        self.covered = self.planned_blocks = 0
         self.sources: Mapping[str, int] = {}
         self.plan = 0
         self.deadline_s = 0.0
@@ -122,6 +134,11 @@ class TrackedRequest:
         self.load_failed = False
 
     @property
+    def saved(self) -> int:
+        """Leading blocks of the first KV group that need no saving."""
+        return self.group_saved[0]
+
+    @property
     def ready_tokens(self) -> int:
         """Leading tokens that need no computing, by the plan; all while the plan is not known."""
         if self.request.num_computed_tokens:
@@ -129,7 +146,7 @@ class TrackedRequest:
             return computed
         if self.question is not None:
             return self.prompt_tokens
-        return max(self.local_tokens, self.planned_blocks * self.chains[0].block_tokens)
+        return max(self.local_tokens, self.planned_blocks * self.unit_tokens)
 
     def restart(self) -> None:
         """Restart after a preemption: the tokens generated so far are computed again, too."""
@@ -148,24 +165,28 @@ class TrackedRequest:
         plan, self.plan = self.plan, 0
         if not plan:
             return None
-        size = self.chains[0].block_tokens
+        size = self.unit_tokens
         had, planned = self.local_tokens // size, self.planned_local_tokens // size
         if why is None and had != planned:
             why = NotFollowed.HAD if had > planned else NotFollowed.LOST
         return PlanEnd(plan, self.loaded_s, self.decided_at, why)
 
     def extend(self) -> int:
-        """Compute the keys of all blocks that the known tokens fill; return their number."""
-        request, chain = self.request, self.chains[0]
-        if request.num_tokens >= (len(chain) + 1) * chain.block_tokens:
+        """Compute the keys of all blocks that the known tokens fill; return the first group's."""
+        request = self.request
+        if any(
+            request.num_tokens >= (len(group[0]) + 1) * group[0].block_tokens
+            for group in self.groups
+        ):
             tokens = request.all_token_ids[:]
-            for each in self.chains:
-                each.extend(tokens)
-        return len(chain)
+            for group in self.groups:
+                for each in group:
+                    each.extend(tokens)
+        return len(self.chains[0])
 
-    def keys(self, start: int, stop: int) -> tuple[bytes, ...]:
-        """Return the keys of these blocks, one string per rank."""
-        return tuple(chain.packed(start, stop) for chain in self.chains)
+    def keys(self, start: int, stop: int, group: int = 0) -> tuple[bytes, ...]:
+        """Return the keys of these blocks of a group, one string per rank."""
+        return tuple(chain.packed(start, stop) for chain in self.groups[group])
 
     def common_keys(self) -> tuple[bytes, ...]:
         """Return the leading blocks' keys in the public domain, one string per rank."""
@@ -179,7 +200,8 @@ class TrackedRequest:
         """Apply the node's answer; blocks that were saved and are not held are saved again."""
         blocks = min(answer.blocks, self.question.blocks if self.question else 0)
         self.question = None
-        self.covered = self.saved = blocks
+        self.covered = blocks
+        self._saved_up_to(blocks)
         self.planned_blocks = min(answer.worth, blocks)
         self.sources = answer.sources
         self.plan, self.deadline_s = answer.plan, answer.deadline_s
@@ -200,5 +222,16 @@ class TrackedRequest:
         block = token // self.chains[0].block_tokens
         self.covered = min(self.covered, block)
         self.planned_blocks = min(self.planned_blocks, block)
-        self.saved = min(self.saved, block)
+        self.group_saved[0] = min(self.saved, block)
         self.load_failed = True
+
+    def fail_all(self) -> None:
+        """Record that a load in several groups failed: load nothing more, and save everything."""
+        self.covered = self.planned_blocks = 0
+        self._saved_up_to(0)
+        self.load_failed = True
+
+    def _saved_up_to(self, blocks: int) -> None:
+        """Note that blocks of `unit_tokens` need no saving, in any group."""
+        tokens = blocks * self.unit_tokens
+        self.group_saved = [tokens // group[0].block_tokens for group in self.groups]

@@ -10,12 +10,6 @@ from collections.abc import Collection
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-FLAG = "--disable-hybrid-kv-cache-manager"
-"""vLLM's flag that gives layers with a window or chunks the same pages as layers without."""
-
-FLAG_COST = "every layer then keeps the whole context, in vLLM's KV cache and in each block"
-"""What the flag costs; outputs and the time of attention stay the same."""
-
 Mechanism = Literal["full", "window", "chunk", "recurrent", "sparse", "other"]
 """What a layer keeps of a context; latent attention (MLA) keeps all of it, so it counts as full."""
 
@@ -24,7 +18,6 @@ class Caching(StrEnum):
     """Whether the connector caches a kind of model."""
 
     YES = "yes"
-    WITH_FLAG = f"with vLLM's `{FLAG}`"
     NOT_YET = "not yet"
 
 
@@ -61,41 +54,44 @@ FULL = ModelKind(
 WINDOWS = ModelKind(
     "sliding windows in some layers, full attention in the others",
     ("Gemma 2", "Gemma 3", "gpt-oss"),
-    Caching.WITH_FLAG,
-    "without the flag vLLM keeps the layers in several KV cache groups, and the connector saves "
-    "the pages of one",
+    Caching.YES,
+    "layers of a kind have blocks of their own; of those with a window only the last are loaded",
     "0.1.0",
 )
 CHUNKS = ModelKind(
     "attention in chunks in some layers, full attention in the others",
     ("Llama 4",),
-    Caching.WITH_FLAG,
-    WINDOWS.why,
+    Caching.YES,
+    "as with windows: of layers with chunks the last chunk is loaded",
     "0.1.0",
 )
 WINDOW_ONLY = ModelKind(
     "a sliding window in every layer",
     ("Mistral 7B v0.1",),
-    Caching.NOT_YET,
-    "vLLM drops the pages before the window, and the connector needs every page of a block",
+    Caching.YES,
+    "only the last window is loaded",
+    "0.1.0",
 )
 SIZES = ModelKind(
     "attention layers of different sizes",
     ("Gemma 4", "MiMo-V2-Flash"),
-    Caching.NOT_YET,
-    "the pages of its layers differ in size, and the connector saves pages of one size",
+    Caching.YES,
+    "layers of a size have blocks of their own; a context is cut where blocks of all sizes end",
+    "0.1.0",
 )
 RECURRENT = ModelKind(
     "recurrent layers: Mamba, linear attention, short convolutions",
     ("Qwen3-Next", "Qwen3.5", "Kimi-K3", "Nemotron 3", "Falcon-H1", "LFM2"),
-    Caching.NOT_YET,
-    "a recurrent state belongs to one exact number of tokens, and the connector saves no states",
+    Caching.YES,
+    "a state belongs to one exact number of tokens; it is saved where vLLM keeps one itself, by "
+    "default at the last page boundary of a prompt",
+    "0.1.0",
 )
 SPARSE = ModelKind(
     "sparse or compressed attention with an index",
     ("DeepSeek-V3.2", "DeepSeek-V4", "GLM-5"),
     Caching.NOT_YET,
-    "the keys of the index are a second kind of page, and the connector saves pages of one kind",
+    "the keys of the index are a second kind of page, and vLLM runs these models on GPUs only",
     not_in_transformers="the keys of the index are not saved",
 )
 OTHER = ModelKind(
@@ -133,11 +129,6 @@ def caching_text(kind: ModelKind) -> str:
     """Return a sentence for a person who plans or checks: whether this kind is cached, and why."""
     if kind.caching is Caching.YES:
         return f"the vLLM connector caches this model ({kind.layers})"
-    if kind.caching is Caching.WITH_FLAG:
-        return (
-            f"the vLLM connector caches this model with vLLM's {FLAG} only ({kind.layers}): "
-            f"{FLAG_COST}"
-        )
     return f"the vLLM connector does not cache this model yet ({kind.layers}): {kind.why}"
 
 

@@ -6,6 +6,7 @@ Each load runs on one engine and returns the seconds to the first token of its r
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -46,7 +47,7 @@ class SessionTimes(NamedTuple):
     later: list[float]
 
 
-class ServingPrompts:
+class Prompts:
     """Random prompts: equal seeds give equal prompts, so that every engine sees the same load."""
 
     def __init__(self, seed: int, vocabulary: int) -> None:
@@ -59,7 +60,7 @@ class ServingPrompts:
 
 
 def run_sessions(
-    engine: VllmServer, prompts: ServingPrompts, sessions: Sessions, clients: int
+    engine: VllmServer, prompts: Prompts, sessions: Sessions, clients: int
 ) -> SessionTimes:
     """Serve sessions in turns: each session's first turn, then each one's second, and so on.
 
@@ -118,7 +119,6 @@ def run_prefix_repetition(
     """
     name = f"{engine.name}.prefix_repetition"
     argv = [
-        *("env", "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1"),
         *(sys.executable, "-c", _PEER_BENCH),
         *("--backend", "openai", "--host", HOST, "--port", str(engine.port)),
         *("--model", "model", "--tokenizer", str(model)),
@@ -131,9 +131,10 @@ def run_prefix_repetition(
         *("--percentile-metrics", "ttft", "--metric-percentiles", "90", "--disable-tqdm"),
         *("--save-result", "--result-dir", str(folder), "--result-filename", f"{name}.json"),
     ]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     try:
         done = subprocess.run(
-            owned(argv), capture_output=True, text=True, check=False,
+            owned(argv), env=environment, capture_output=True, text=True, check=False,
             timeout=PEER_BENCH_TIMEOUT_S,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:

@@ -104,11 +104,12 @@ def step(pages_of, **scheduled):
     )
 
 
-def outcome(ended=(), invalid=(), said=None):
+def outcome(ended=(), invalid=(), said=None, failed=()):
     """Return what vLLM's workers report at the end of a step."""
     return SimpleNamespace(
         finished_recving=set(ended),
         invalid_block_ids=set(invalid),
+        failed_recving=set(failed),
         kv_connector_worker_meta=said,
     )
 
@@ -134,7 +135,7 @@ class SchedulerRig:
     def __init__(self, fakes, page=BLOCK, ranks=1, setting=None, ledger=None):
         # These import vLLM, which not every environment has.
         from holdfast.engines.vllm.scheduler import SchedulerSide
-        from holdfast.engines.vllm.work import Handshake
+        from holdfast.engines.vllm.work import GroupHandshake, Handshake
 
         self.now = 0.0
         self.held = 0
@@ -144,7 +145,8 @@ class SchedulerRig:
         self.clients = [fakes.Client(self.answer) for _ in range(ranks)]
         self.links = [fakes.Link(client) for client in self.clients]
         namespaces = [
-            Handshake(FINGERPRINT[:-1] + bytes([rank]), 64, BLOCK, page) for rank in range(ranks)
+            Handshake((GroupHandshake(FINGERPRINT[:-1] + bytes([rank]), 64, BLOCK, page),))
+            for rank in range(ranks)
         ]
         reporter = FakeReporter(self.links)
         self.side = SchedulerSide(

@@ -14,10 +14,6 @@ class FullAttentionSpec(SimpleNamespace):
     pass
 
 
-class MambaSpec(SimpleNamespace):
-    pass
-
-
 class Configuration(SimpleNamespace):
     def to_dict(self):
         return dict(vars(self))

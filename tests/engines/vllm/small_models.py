@@ -65,8 +65,37 @@ CONFIGS = {
             "block_auto_adjust_ff_dim": False,
         },
     ),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        _SIZES | {
+            "num_attention_heads": 2, "num_key_value_heads": 1, "linear_num_value_heads": 2,
+            "linear_num_key_heads": 2, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 64, "decoder_sparse_step": 1,
+            "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        },
+    ),
+    "falcon_h1": (
+        "FalconH1Config",
+        _SIZES | {
+            "num_hidden_layers": 2, "mamba_d_ssm": 256, "mamba_n_heads": 4, "mamba_d_head": 64,
+            "mamba_d_state": 64, "mamba_n_groups": 1, "mamba_chunk_size": 64, "mamba_expand": 2,
+        },
+    ),
+    "nemotron_h": (
+        "NemotronHConfig",
+        _SIZES | {
+            "layers_block_type": ["mamba", "attention", "mamba", "mlp"], "mamba_num_heads": 4,
+            "mamba_head_dim": 64, "ssm_state_size": 64, "n_groups": 1, "chunk_size": 64,
+            "conv_kernel": 4, "expand": 2,
+        },
+    ),
 }  # fmt: skip
 """Configuration class of transformers and its arguments, by name."""
+
+
+MAMBA2 = {"max_num_batched_tokens": 192, "max_num_seqs": 4}
+"""Options of vLLM for models with Mamba 2: on CPUs it fails for a chunk of two pages or more."""
 
 
 def write_models(folder):

@@ -24,7 +24,7 @@ from holdfast.client.rank_transfers import RankTransfers
 from holdfast.engines.vllm import HoldfastConnector
 from holdfast.engines.vllm.counters import COUNTERS, ConnectorCounts
 from holdfast.engines.vllm.kv_groups import PagedGroup
-from holdfast.engines.vllm.work import Handshake, StepWork, WorkerReport
+from holdfast.engines.vllm.work import GroupHandshake, Handshake, StepWork, WorkerReport
 from holdfast.engines.vllm.worker_rank import WorkerRank
 from holdfast.errors import ConfigError
 
@@ -63,7 +63,7 @@ def test_an_unknown_option_stops_the_engine_at_start():
 
 def test_an_option_that_contradicts_the_model_stops_the_engine_at_start(monkeypatch):
     group = PagedGroup(("layer",), 32, None)
-    monkeypatch.setattr("holdfast.engines.vllm.connector.only_group", lambda *_: group)
+    monkeypatch.setattr("holdfast.engines.vllm.connector.paged_groups", lambda *_: [group])
     monkeypatch.setattr("holdfast.engines.vllm.connector.geometry_of", lambda *_: None)
     monkeypatch.setattr("holdfast.engines.vllm.connector.rank_of", lambda _: WorkerRank())
     worker = connector(KVConnectorRole.WORKER, block_tokens=100)
@@ -112,7 +112,7 @@ def test_a_load_failure_policy_of_fail_is_warned_about_once(caplog):
 
 def test_an_os_error_at_start_disables_the_cache_but_not_the_engine(caplog, monkeypatch):
     worker = connector(KVConnectorRole.WORKER)
-    monkeypatch.setattr("holdfast.engines.vllm.connector.only_group", fail_without_space)
+    monkeypatch.setattr("holdfast.engines.vllm.connector.paged_groups", fail_without_space)
     worker.register_kv_caches({"layer": torch.zeros(4)})
     assert "Holdfast is off for this engine: [Errno 28] No space left" in caplog.text
     assert worker.get_handshake_metadata().refusal
@@ -124,7 +124,7 @@ def replace_parts(monkeypatch, part=b""):
     layout = SimpleNamespace(raw_bytes=64, block_tokens=8, element_bytes=4)
     fingerprint = SimpleNamespace(representation=layout, digest=lambda: b"f" * 16)
     parts = {
-        "only_group": lambda *_: SimpleNamespace(layers=("layer",), page_tokens=8),
+        "paged_groups": lambda *_: [PagedGroup(("layer",), 8, None)],
         "geometry_of": lambda *_: SimpleNamespace(pages_of=lambda _: None),
         "block_form": lambda *_: SimpleNamespace(
             fingerprint=fingerprint, portable=None, part=part, writes=True
@@ -205,6 +205,25 @@ def test_an_unsupported_model_runs_without_the_cache_and_with_one_warning(caplog
         each.shutdown()
 
 
+def test_a_failed_load_of_several_groups_fails_as_a_whole(worker):
+    named = [GroupHandshake(bytes([n]) * 16, 64, 8, 8, tables=(n,)) for n in range(2)]
+    worker._worker.ended = lambda: {"whole", "half"}
+    worker._worker.failed_requests = lambda: {"half"}
+    worker._worker.failed_pages = lambda: {3}
+    for groups, failed, pages in ((named, {"half"}, set()), (named[:1], set(), {3})):
+        worker._handshake = Handshake(tuple(groups))
+        results = worker.get_transfer_results(set())
+        assert (results.finished_recving, results.failed_recving) == ({"whole", "half"}, failed)
+        assert worker.get_block_ids_with_load_errors() == pages
+
+
+def test_stages_with_different_kv_groups_are_refused(caplog, scheduler):
+    one, other = (GroupHandshake(b"f" * 16, 64, size, 8) for size in (8, 16))
+    scheduler.set_xfer_handshake_metadata({0: Handshake((one,)), 1: Handshake((other,))})
+    assert "pipeline stages have different KV groups" in caplog.text
+    assert scheduler._scheduler is None
+
+
 def test_a_handshake_of_another_connector_disables_the_cache(caplog, scheduler, fakes):
     scheduler.set_xfer_handshake_metadata({0: object()})
     assert "name HoldfastConnector first" in caplog.text
@@ -222,6 +241,7 @@ def worker():
         save=lambda _: None,
         ended=set,
         failed_pages=set,
+        failed_requests=set,
         counts=ConnectorCounts(),
     )
     side._saves, side._moving, side._landed = SimpleNamespace(busy=False), False, {}
@@ -314,7 +334,9 @@ def test_an_unreachable_node_delays_only_the_start_of_the_engine(
 ):
     monkeypatch.setattr("holdfast.engines.vllm.connector.START_S", 0.05)
     scheduler._setting = scheduler._setting._replace(address=f"unix://{tmp_path}/none.sock")
-    scheduler.set_xfer_handshake_metadata({0: Handshake(b"f" * 16, 64, 128, 128)})
+    scheduler.set_xfer_handshake_metadata(
+        {0: Handshake((GroupHandshake(b"f" * 16, 64, 128, 128),))}
+    )
     assert "requests are computed until it answers" in caplog.text
     request = SimpleNamespace(request_id="r", skip_reading_prefix_cache=False)
     assert scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
@@ -330,7 +352,7 @@ def test_connectors_of_one_engine_count_a_prompt_once(monkeypatch, tmp_path, fak
     ]
     request = fakes.Request(tokens=range(30))
     for each in both:
-        each.set_xfer_handshake_metadata({0: Handshake(b"f" * 16, 64, 8, 8)})
+        each.set_xfer_handshake_metadata({0: Handshake((GroupHandshake(b"f" * 16, 64, 8, 8),))})
         each.on_new_request(request)
     for each in both:
         assert each.get_num_new_matched_tokens(request, 0) == (0, False)

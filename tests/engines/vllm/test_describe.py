@@ -30,14 +30,15 @@ from holdfast.engines.vllm.describe import (
     fingerprint_of,
     portable_fingerprint_of,
 )
-from holdfast.engines.vllm.kv_groups import PagedGroup, UnsupportedError, geometry_of, only_group
+from holdfast.engines.vllm.kv_groups import PagedGroup, UnsupportedError, geometry_of, paged_groups
 from holdfast.engines.vllm.worker_rank import WorkerRank
 from holdfast.errors import ConfigError
 
 
 @pytest.fixture
 def group():
-    return only_group(config_of(), groups_of(spec_of()), tensors_of())
+    (group,) = paged_groups(config_of(), groups_of(spec_of()), tensors_of())
+    return group
 
 
 def pages_of(page_tokens):

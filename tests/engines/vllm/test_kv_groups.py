@@ -12,7 +12,6 @@ from described_engine import (
     HEADS,
     PAGES,
     TOKENS,
-    MambaSpec,
     config_of,
     groups_of,
     spec_of,
@@ -22,12 +21,11 @@ from vllm.v1 import kv_cache_interface as kv
 
 from holdfast.blocks.fingerprint import KvGroup
 from holdfast.engines import cached_models
-from holdfast.engines.cached_models import FLAG, Caching
+from holdfast.engines.cached_models import Caching
 from holdfast.engines.vllm.kv_groups import (
     UnsupportedError,
     geometry_of,
     model_kind,
-    only_group,
     paged_groups,
     why_not_cached,
 )
@@ -35,14 +33,13 @@ from holdfast.engines.vllm.kv_groups import (
 
 @pytest.fixture
 def group():
-    return only_group(config_of(), groups_of(spec_of()), tensors_of())
+    (group,) = paged_groups(config_of(), groups_of(spec_of()), tensors_of())
+    return group
 
 
 @pytest.mark.parametrize(
     ("config", "groups", "named"),
     [
-        (config_of(), groups_of(spec_of(), spec_of()), "2 KV cache groups.*one group only"),
-        (config_of(), groups_of(MambaSpec()), "2 of MambaSpec.*not cached yet: a recurrent state"),
         (config_of(), groups_of(object()), "2 of object.*does not know these pages"),
         (config_of(), groups_of(spec_of(non_causal=True)), "later tokens"),
         (
@@ -64,7 +61,7 @@ def group():
 )
 def test_an_unsupported_configuration_is_refused_with_its_name(config, groups, named):
     with pytest.raises(UnsupportedError, match=named):
-        only_group(config, groups, tensors_of())
+        paged_groups(config, groups, tensors_of())
 
 
 def real_spec(kind, *, latent=False, heads=2, **changes):
@@ -106,18 +103,15 @@ def uniform(**specs):
 def test_the_kind_of_a_model_follows_from_its_kv_cache_groups(groups, kind):
     assert model_kind(groups) is kind
     if kind.caching is not Caching.YES:
-        text = why_not_cached(config_of(), groups)
+        text = why_not_cached(groups)
         assert kind.layers in text
         assert kind.why in text
-        assert (FLAG in text) == (kind.caching is Caching.WITH_FLAG)
-        # Where the flag is set and did not help, nobody is told to set it.
-        flagged = config_of(scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=True))
-        assert FLAG not in why_not_cached(flagged, groups)
 
 
 def test_a_speculative_method_without_its_own_kv_is_supported():
     config = config_of(speculative_config=SimpleNamespace(method="ngram"))
-    assert only_group(config, groups_of(spec_of()), tensors_of()).layers == ("a", "b")
+    (group,) = paged_groups(config, groups_of(spec_of()), tensors_of())
+    assert group.layers == ("a", "b")
 
 
 def test_pages_are_rows_of_each_layer(group):
@@ -203,13 +197,6 @@ WINDOW_128 = attention(kv.SlidingWindowSpec, sliding_window=128)
 FULL_32 = attention(kv.FullAttentionSpec)
 
 
-@pytest.fixture
-def _all_kinds_cached(monkeypatch):
-    yes = cached_models.FULL
-    monkeypatch.setattr("holdfast.engines.vllm.kv_groups.model_kind", lambda _groups: yes)
-
-
-@pytest.mark.usefixtures("_all_kinds_cached")
 def test_layers_that_are_alike_are_one_group_however_vllm_divides_them():
     tensors = layers_at(0, 0, 0)
     config = divided(tensors, a=([0], WINDOW_128), b=([1], WINDOW_128), c=([2], FULL_32))
@@ -224,7 +211,6 @@ def test_layers_that_are_alike_are_one_group_however_vllm_divides_them():
     assert pages.raw_bytes == 2 * 4 * geometry.page_bytes
 
 
-@pytest.mark.usefixtures("_all_kinds_cached")
 def test_the_layers_of_a_slot_share_their_memory():
     tensors = layers_at(0, 1, 1, 0)
     config = divided(tensors, a=([0, 1], WINDOW_128), b=([2, 3], WINDOW_128))
@@ -234,7 +220,6 @@ def test_the_layers_of_a_slot_share_their_memory():
     assert len(geometry_of(group, tensors, PAGES).bases) == 2
 
 
-@pytest.mark.usefixtures("_all_kinds_cached")
 def test_tables_with_layers_of_their_own_are_groups_of_their_own():
     tensors = layers_at(0, 1, 0)
     config = divided(tensors, a=([0, 1], WINDOW_128), b=([2], WINDOW_128))
@@ -243,7 +228,6 @@ def test_tables_with_layers_of_their_own_are_groups_of_their_own():
     assert [group.numbers for group in groups] == [(0, 1), (2,)]
 
 
-@pytest.mark.usefixtures("_all_kinds_cached")
 @pytest.mark.parametrize(
     "other",
     [
@@ -259,7 +243,6 @@ def test_layers_that_differ_in_kind_window_or_size_are_two_groups(other):
     assert len(paged_groups(config_of(), config, tensors)) == 2
 
 
-@pytest.mark.usefixtures("_all_kinds_cached")
 def test_layers_are_counted_in_the_order_of_the_model():
     names = ["model.10.mixer", "model.layers.9.attn", "model.layers.10.attn", "model.2.mixer"]
     tensors = dict(zip(names, layers_at(0, 1, 2, 3).values(), strict=True))
@@ -270,7 +253,6 @@ def test_layers_are_counted_in_the_order_of_the_model():
     assert recurrent.kv_group == KvGroup("recurrent", 0, (0, 2))
 
 
-@pytest.mark.usefixtures("_all_kinds_cached")
 def test_copies_that_vllm_rebuilds_are_not_cached():
     tensors = layers_at(0, 1)
     config = divided(tensors, a=([0], FULL_32), b=([1], WINDOW_128))
@@ -278,7 +260,6 @@ def test_copies_that_vllm_rebuilds_are_not_cached():
     assert [group.tables for group in paged_groups(config_of(), config, tensors)] == [(0,)]
 
 
-@pytest.mark.usefixtures("_all_kinds_cached")
 def test_a_group_with_pages_of_an_unknown_kind_is_refused():
     tensors = layers_at(0, 1)
     sinks = attention(kv.SinkFullAttentionSpec, sink_len=4)

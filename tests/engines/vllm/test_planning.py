@@ -27,7 +27,7 @@ def test_only_planned_blocks_are_loaded_and_only_held_blocks_are_not_saved(harne
     harness.held, harness.worth = 3, 1
     request = harness.request(30)
     assert harness.side.matched_tokens(request, 0) == (8, True)
-    harness.side.allocated(request, [5, 6], 8)
+    harness.side.allocated(request, ([5, 6],), 8)
     request.num_computed_tokens = 8
     work = harness.run(request, 22, [5, 6, 7, 8])
     assert unpack_keys(work.loads[0].groups[0].keys[0]) == harness.chain(30).keys[:1]
@@ -45,7 +45,7 @@ def test_a_lookup_sends_the_prompt_length_and_the_local_tokens_to_the_node(harne
     assert (again.tokens, again.have, again.plan) == (30, 9, 5)
     assert harness.side.matched_tokens(request, 17) == (7, True)
     assert len(harness.client.of(Cover)) == 2, "it asks again once"
-    harness.side.allocated(request, [5, 6, 7, 8], 7)
+    harness.side.allocated(request, ([5, 6, 7, 8],), 7)
     (load,) = harness.side.build_work(harness.fakes.step({})).loads
     assert (load.plan, load.deadline_s) == (5, 0.25)
 
@@ -68,7 +68,7 @@ def test_a_plan_is_asked_for_again_once_if_the_queue_has_moved(harness):
     first = harness.request(600, request_id="first")
     assert harness.side.matched_tokens(first, 0) == (24, True)
     second = harness.request(30, request_id="second")
-    harness.side.allocated(first, [5, 6, 7], 24)
+    harness.side.allocated(first, ([5, 6, 7],), 24)
     first.num_computed_tokens = 24
     assert harness.side.matched_tokens(second, 0) == (24, True)
     again = harness.client.of(Cover)[-1]
@@ -170,7 +170,7 @@ def test_steps_beside_a_load_or_an_untracked_request_are_not_reported(harness):
     harness.held = 2
     waiting, request = harness.request(30, request_id="waiting"), harness.request(300)
     harness.side.matched_tokens(waiting, 0)
-    harness.side.allocated(waiting, [5, 6, 7], 16)
+    harness.side.allocated(waiting, ([5, 6, 7],), 16)
     prefilled(harness, request, 100, 0.4)
     harness.side.on_worker_output(harness.fakes.outcome(ended=["waiting"]))
     harness.side.on_finished(waiting)
@@ -241,7 +241,7 @@ def test_the_fetch_and_first_token_times_of_a_plan_are_reported(harness):
     )
     request = harness.request(30)
     harness.side.matched_tokens(request, 0)
-    harness.side.allocated(request, [5, 6, 7, 8], 24)
+    harness.side.allocated(request, ([5, 6, 7, 8],), 24)
     harness.side.build_work(harness.fakes.step({}))
     harness.now = 0.2
     harness.side.on_worker_output(harness.fakes.outcome(ended=["r"]))
@@ -298,7 +298,7 @@ def test_a_plan_revised_for_local_blocks_is_reported_as_followed(harness):
     planning(harness)
     request = harness.request(30)
     assert harness.side.matched_tokens(request, 9) == (15, True)
-    harness.side.allocated(request, [5, 6, 7, 8], 15)
+    harness.side.allocated(request, ([5, 6, 7, 8],), 15)
     harness.side.on_worker_output(harness.fakes.outcome(ended=["r"]))
     request.num_computed_tokens = 24
     harness.run(request, 6, [5, 6, 7, 8])
@@ -384,7 +384,7 @@ def test_a_plan_whose_fetch_failed_is_reported_as_followed(harness):
     planning(harness)
     request = harness.request(30)
     harness.side.matched_tokens(request, 0)
-    harness.side.allocated(request, [5, 6, 7, 8], 24)
+    harness.side.allocated(request, ([5, 6, 7, 8],), 24)
     harness.now = 1.0
     harness.side.on_worker_output(harness.fakes.outcome(ended=["r"], invalid=[5, 6, 7]))
     assert harness.side.matched_tokens(request, 0) == (0, False)

@@ -38,7 +38,7 @@ def test_a_request_that_waits_for_its_turn_is_prestaged(harness):
 def test_a_request_that_is_admitted_at_once_is_not_prestaged(harness):
     request = harness.request(40)
     assert harness.side.matched_tokens(request, 0) == (24, True)
-    harness.side.allocated(request, [1, 2, 3, 4, 5], 24)
+    harness.side.allocated(request, ([1, 2, 3, 4, 5],), 24)
     empty_step(harness)
     assert announced(harness) == []
 

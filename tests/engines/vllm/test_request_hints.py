@@ -9,7 +9,7 @@ pytest.importorskip("vllm")
 from holdfast.client.request_hints import NO_HINT, RequestHint, at_end, hint_of
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.scheduler import SchedulerSide
-from holdfast.engines.vllm.work import Handshake
+from holdfast.engines.vllm.work import GroupHandshake, Handshake
 from holdfast.wire.local.messages import (
     Closed,
     Cover,
@@ -34,7 +34,10 @@ def client(fakes):
 
 @pytest.fixture
 def side(fakes, client):
-    links, namespace = [fakes.Link(client)], Handshake(b"f" * 16, 64, BLOCK, BLOCK)
+    links, namespace = (
+        [fakes.Link(client)],
+        Handshake((GroupHandshake(b"f" * 16, 64, BLOCK, BLOCK),)),
+    )
     return SchedulerSide(links, [namespace], SETTING, fakes.Teller(links))
 
 
@@ -157,7 +160,10 @@ def test_a_durable_request_is_acknowledged_in_the_counts_and_in_its_response(fak
         return Hinted(len(message.keys) // 16) if isinstance(message, Sync) else Done()
 
     client = fakes.Client(answer)
-    links, namespace = [fakes.Link(client)], Handshake(b"f" * 16, 64, BLOCK, BLOCK)
+    links, namespace = (
+        [fakes.Link(client)],
+        Handshake((GroupHandshake(b"f" * 16, 64, BLOCK, BLOCK),)),
+    )
     side = SchedulerSide(links, [namespace], SETTING, fakes.Teller(links))
     params = {"holdfast": {"retention": "durable"}}
     request = fakes.Request(tokens=list(range(20)), kv_transfer_params=params)

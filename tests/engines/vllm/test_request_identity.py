@@ -13,6 +13,7 @@ from holdfast.engines.vllm.request_identity import (
     UnnamedInputError,
     adapter_settings,
     extras_of,
+    identity_of,
 )
 
 BLOCK, TOKENS = 16, 64
@@ -32,7 +33,8 @@ def request(**fields):
 
 
 def keys(asked, adapters=None, *, salted=True):
-    extras = extras_of(asked, BLOCK, b"", adapters or AdapterDigests(), salted=salted)
+    identity = identity_of(asked, b"", adapters or AdapterDigests())
+    extras = extras_of(identity, BLOCK, salted=salted)
     chain = Chain(bytes(32), b"f" * 16, BLOCK, extras)
     chain.extend(range(TOKENS))
     return chain.keys

@@ -36,18 +36,19 @@ def test_a_long_save_goes_in_parts_that_follow_each_other(harness):
     blocks = 2 * SAVE_BLOCKS + 5
     request = harness.request(blocks * 8)
     assert harness.side.matched_tokens(request, 0) == (0, False)
-    saves = harness.run(request, blocks * 8, list(range(blocks))).saves
+    pages = list(range(1, blocks + 1))
+    saves = harness.run(request, blocks * 8, pages).saves
     assert [save.depth for save in saves] == [0, SAVE_BLOCKS, 2 * SAVE_BLOCKS]
     keys = harness.chain(blocks * 8).keys
     assert [key for save in saves for key in unpack_keys(save.keys[0])] == keys
-    assert [page for save in saves for page in save.pages] == list(range(blocks))
+    assert [page for save in saves for page in save.pages] == pages
     assert [save.parents[0] for save in saves[1:]] == [keys[save.depth - 1] for save in saves[1:]]
 
 
 def test_saves_name_the_segments_that_the_node_places_by(harness):
     harness.client.welcome = msgspec.structs.replace(harness.client.welcome, segment_blocks=24)
     blocks = SAVE_BLOCKS + 40
-    saves = harness.run(harness.request(blocks * 8), blocks * 8, list(range(blocks))).saves
+    saves = harness.run(harness.request(blocks * 8), blocks * 8, [*range(1, blocks + 1)]).saves
     keys = harness.chain(blocks * 8).keys
     heads = [save.depth - save.depth % 24 for save in saves]
     assert [save.segments[0] for save in saves] == [keys[head][:8] for head in heads]
@@ -160,7 +161,7 @@ def test_prompts_without_a_node_are_counted_but_not_loaded_or_saved(harness, ref
     harness.links[0].current, harness.links[0].refused = None, refused
     request = harness.request(20)
     assert harness.side.matched_tokens(request, 0) == (0, False)
-    harness.side.allocated(request, [1, 2, 3], 0)
+    harness.side.allocated(request, ([1, 2, 3],), 0)
     assert harness.run(request, 20, [1, 2, 3]).saves == []
     harness.side.on_finished(request)
     assert harness.side.counts.data == {
@@ -175,13 +176,13 @@ def test_the_load_fills_the_pages_behind_the_local_ones(harness):
     harness.held = 4
     request = harness.request(36)
     assert harness.side.matched_tokens(request, 8) == (24, True)
-    harness.side.allocated(request, [50, 61, 72, 83, 94], 24)
+    harness.side.allocated(request, ([50, 61, 72, 83, 94],), 24)
     work = harness.side.build_work(harness.fakes.step({}))
     (load,) = work.loads
     (blocks,) = load.groups
     assert (load.request, blocks.pages, blocks.first, load.tokens) == ("r", [61, 72, 83], 0, 24)
     assert unpack_keys(blocks.keys[0]) == harness.chain(32).keys[1:]
-    harness.side.allocated(request, [50, 61, 72, 83, 94], 0)
+    harness.side.allocated(request, ([50, 61, 72, 83, 94],), 0)
     assert harness.side.build_work(harness.fakes.step({})).loads == []
 
 
@@ -191,7 +192,7 @@ def test_a_load_may_begin_and_end_inside_a_block(fakes):
     request = harness.request(30)
     assert harness.side.matched_tokens(request, 12) == (12, True)
     pages = list(range(100, 115))
-    harness.side.allocated(request, pages, 12)
+    harness.side.allocated(request, (pages,), 12)
     (load,) = harness.side.build_work(fakes.step({})).loads
     (blocks,) = load.groups
     assert blocks.pages == pages[6:12]
@@ -244,7 +245,7 @@ def test_a_preempted_request_asks_again_and_saves_from_its_new_pages(harness):
     harness.held = 1
     assert harness.side.matched_tokens(request, 0) == (8, True)
     assert len(unpack_keys(harness.client.of(Cover)[-1].keys)) == 4
-    harness.side.allocated(request, [15, 16], 8)
+    harness.side.allocated(request, ([15, 16],), 8)
     request.num_computed_tokens = 8
     work = harness.run(request, 16, [15, 16, 17])
     assert work.loads[0].groups[0].pages == [15]
@@ -255,7 +256,7 @@ def test_a_request_with_a_failed_load_computes_and_saves_its_blocks(harness):
     harness.held = 3
     request = harness.request(30)
     harness.side.matched_tokens(request, 0)
-    harness.side.allocated(request, [5, 6, 7, 8], 24)
+    harness.side.allocated(request, ([5, 6, 7, 8],), 24)
     harness.side.build_work(harness.fakes.step({}))
     harness.side.on_worker_output(harness.fakes.outcome(invalid=[6, 7]))
     harness.side.on_worker_output(harness.fakes.outcome(ended=["r"]))
@@ -269,7 +270,7 @@ def test_a_load_that_failed_completely_is_not_retried(harness):
     harness.held = 3
     request = harness.request(30)
     harness.side.matched_tokens(request, 0)
-    harness.side.allocated(request, [5, 6, 7, 8], 24)
+    harness.side.allocated(request, ([5, 6, 7, 8],), 24)
     harness.side.on_worker_output(harness.fakes.outcome(ended=["r"], invalid=[5, 6, 7]))
     assert harness.side.matched_tokens(request, 0) == (0, False)
     assert harness.side.matched_tokens(request, 8) == (0, False)
@@ -280,7 +281,7 @@ def test_a_request_with_a_failed_load_is_counted_once_by_loaded_blocks(harness, 
     harness.held = 3
     request = harness.request(30)
     harness.side.matched_tokens(request, 0)
-    harness.side.allocated(request, [5, 6, 7, 8], 24)
+    harness.side.allocated(request, ([5, 6, 7, 8],), 24)
     blocks = {"disk": landed} if landed else {}
     said = WorkerReport(landed={"r": blocks})
     failed = [5, 6, 7][landed:]
@@ -289,7 +290,7 @@ def test_a_request_with_a_failed_load_is_counted_once_by_loaded_blocks(harness, 
     if not landed:  # vLLM admits it again, and finds a page that another request left
         local = 8
         assert harness.side.matched_tokens(request, local) == (0, False)
-        harness.side.allocated(request, [5, 6, 7, 8], 0)
+        harness.side.allocated(request, ([5, 6, 7, 8],), 0)
     request.num_computed_tokens = local + 8 * landed
     harness.run(request, 30 - request.num_computed_tokens, [5, 6, 7, 8])
     harness.side.on_finished(request)
@@ -305,7 +306,7 @@ def test_an_aborted_request_counts_its_computed_tokens(harness):
     requests = [harness.request(30, request_id=name) for name in ("computed", "waiting")]
     for request in requests:
         harness.side.matched_tokens(request, 0)
-        harness.side.allocated(request, [5, 6, 7, 8], 0)
+        harness.side.allocated(request, ([5, 6, 7, 8],), 0)
     harness.run(requests[0], 12, [5, 6, 7, 8])
     for request in requests:
         harness.side.on_finished(request)
@@ -334,7 +335,7 @@ def test_two_nodes_of_one_engine_count_a_prompt_once(fakes, loads, counted):
     external = [rig.side.matched_tokens(request, 0)[0] for rig in both]
     assert external == [0, 24 if loads else 0]
     for rig, tokens in zip(both, external, strict=True):
-        rig.side.allocated(request, [5, 6, 7, 8], tokens)
+        rig.side.allocated(request, ([5, 6, 7, 8],), tokens)
     if loads:
         request.num_computed_tokens = 24
         for rig, said in zip(both, (None, WorkerReport(landed={"r": {"host": 3}})), strict=True):
@@ -363,7 +364,7 @@ def test_failures_of_other_pages_do_not_touch_a_load(harness):
     harness.held = 3
     request = harness.request(30)
     harness.side.matched_tokens(request, 0)
-    harness.side.allocated(request, [5, 6, 7, 8], 24)
+    harness.side.allocated(request, ([5, 6, 7, 8],), 24)
     harness.side.on_worker_output(harness.fakes.outcome(ended=["r"], invalid=[9]))
     assert harness.side.matched_tokens(request, 0) == (24, True)
 
@@ -436,7 +437,7 @@ def test_a_producer_saves_and_sends_no_lookup(fakes):
     harness.held = 1
     request = harness.request(20)
     assert harness.side.matched_tokens(request, 8) == (0, False)
-    harness.side.allocated(request, [1, 2, 3], 0)
+    harness.side.allocated(request, ([1, 2, 3],), 0)
     request.num_computed_tokens = 8
     assert len(harness.run(request, 12, [1, 2, 3]).saves[0].pages) == 2
     assert harness.client.of(Cover) == []
@@ -486,7 +487,7 @@ def test_the_least_covered_of_several_ranks_sets_the_match_count(fakes):
     harness.clients[1].answer = lambda _: Covered(2, 2, {"disk": 2})
     assert harness.side.matched_tokens(request, 0) == (16, True)
     assert harness.side.sources(request, 16) == {"disk": 16}
-    harness.side.allocated(request, [1, 2, 3], 16)
+    harness.side.allocated(request, ([1, 2, 3],), 16)
     request.num_computed_tokens = 16
     work = harness.run(request, 14, [1, 2, 3, 4])
     assert len(set(work.loads[0].groups[0].keys)) == len(set(work.saves[0].keys)) == 2
@@ -534,7 +535,7 @@ def test_after_a_worker_became_passive_every_request_is_computed(fakes):
     harness.held = 2
     loading, waiting = harness.request(40, request_id="l"), harness.request(40, request_id="w")
     assert harness.side.matched_tokens(loading, 0) == (16, True)
-    harness.side.allocated(loading, [1, 2, 3, 4, 5], 16)
+    harness.side.allocated(loading, ([1, 2, 3, 4, 5],), 16)
     reports = WorkerReport(computed=True), WorkerReport(passive=True)
     harness.side.on_worker_output(fakes.outcome(said=reports[0].aggregate(reports[1])))
     assert all(link.closed for link in harness.links)

@@ -12,7 +12,7 @@ from holdfast.blocks.key import Chain, unpack_keys
 from holdfast.client.timeouts import EngineClocks
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.scheduler import SchedulerSide
-from holdfast.engines.vllm.work import Handshake, WorkerReport
+from holdfast.engines.vllm.work import GroupHandshake, Handshake, WorkerReport
 from holdfast.wire.local.messages import Covered, Observed
 
 PAGE, PER_BLOCK = 2, 2
@@ -33,14 +33,14 @@ class Engine:
         self.node = {}
         self.pages = {}
         self.cached = {}
-        self.next_page = 0
+        self.next_page = 1  # vLLM's page 0 is of no request
         self.waiting, self.loading, self.running = [], [], []
         self.page_ids = {}
         self.loads, self.left = [], False
         # The sources of the KV that a request has, and the first source of each prompt token.
         self.sources, self.first = {}, {}
         self.client = client = fakes.Client(self.cover)
-        namespace = Handshake(FINGERPRINT, 64, BLOCK, PAGE)
+        namespace = Handshake((GroupHandshake(FINGERPRINT, 64, BLOCK, PAGE),))
         self.links = links = [fakes.Link(client)]
         reporter = fakes.Teller(links)
         self.side = SchedulerSide(
@@ -169,7 +169,7 @@ class Engine:
             self.sources[request.request_id] = ["engine"] * (local * PAGE)
             request.num_computed_tokens = local * PAGE + external
             self.allocate(request, request.num_computed_tokens)
-            self.side.allocated(request, self.page_ids[request.request_id], external)
+            self.side.allocated(request, (self.page_ids[request.request_id],), external)
             if external:
                 self.waiting.remove(request)
                 self.loading.append((request, local * PAGE))

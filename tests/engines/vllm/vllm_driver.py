@@ -9,11 +9,10 @@ import time
 class Driver:
     def __init__(self, options):
         from vllm import LLM
-        from vllm.config import ECTransferConfig, KVTransferConfig
+        from vllm.config import KVTransferConfig
         from vllm.model_executor.models import registry
 
         transfer = options.pop("kv_transfer", None)
-        encoders = options.pop("ec_transfer", None)
         # vLLM inspects a model in a new process, which imports everything again.
         registry._run_in_subprocess = lambda inspect: inspect()
         self.llm = LLM(
@@ -22,7 +21,6 @@ class Driver:
             enable_prefix_caching=True,
             disable_log_stats=False,
             kv_transfer_config=KVTransferConfig(**transfer) if transfer else None,
-            ec_transfer_config=ECTransferConfig(**encoders) if encoders else None,
         )
         self.engine = self.llm.llm_engine
         self.core = self.engine.engine_core.engine_core
@@ -54,37 +52,6 @@ class Driver:
             "cached": output.num_cached_tokens,
             "finish": choice.finish_reason,
         }
-
-    def ask_sound(self, prompt, seed, tokens, name=None):
-        """Ask about a second of noise; `name` is what a client calls it."""
-        import numpy as np
-
-        sound = np.random.default_rng(seed).normal(size=16_000).astype(np.float32)
-        inputs = {"prompt_token_ids": prompt, "multi_modal_data": {"audio": (sound, 16_000)}}
-        if name:
-            inputs["multi_modal_uuids"] = {"audio": [name]}
-        (output,) = self.llm.generate([inputs], greedy(tokens, logprobs=5), use_tqdm=False)
-        return self.answer(output)
-
-    def count_encodings(self):
-        """Count from now on how often the model encodes an image or a sound."""
-        runner = self.core.model_executor.driver_worker.worker.model_runner
-        model, self.encodings = runner.get_model(), 0
-        encode = model.embed_multimodal
-
-        def count_and_encode(**inputs):
-            self.encodings += 1
-            return encode(**inputs)
-
-        model.embed_multimodal = count_and_encode
-
-    def encoded(self):
-        return self.encodings
-
-    def forget_media(self):
-        """Empty the engine's own caches of encoder outputs and KV."""
-        self.llm.reset_prefix_cache()
-        self.engine.reset_encoder_cache()
 
     def ask_salted(self, prompt, tokens, salt):
         params = greedy(tokens)
@@ -174,6 +141,33 @@ class Driver:
             return [move._replace(payload=move.payload + by) for move in original(*arguments)]
 
         loader.moves_of = shifted
+
+    def leave_out(self, group):
+        """Let loads put the blocks of one KV group nowhere; None: no group."""
+        from holdfast.client import loader
+
+        original = getattr(loader, "original_moves_of", loader.moves_of)
+        loader.original_moves_of = original
+
+        def some(load, places):
+            moves = original(load, places)
+            # vLLM's page 0 is of no request.
+            return [
+                move._replace(pages=[0] * len(move.pages)) if load.group == group else move
+                for move in moves
+            ]
+
+        loader.moves_of = some
+
+    def fail_loads(self):
+        """Let every load end without its blocks."""
+        from holdfast.client import loader
+        from holdfast.errors import NodeGoneError
+
+        def fail(*_):
+            raise NodeGoneError("planted by a test")
+
+        loader.Loader._fetch = fail
 
     def metrics(self):
         """Return vLLM's counters by name, summed over labels, and cached tokens by source."""

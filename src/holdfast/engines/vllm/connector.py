@@ -8,14 +8,15 @@ vLLM runs as if it were not there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorRole,
+    KVConnectorTransferResults,
     SupportsHMA,
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -26,20 +27,26 @@ from holdfast.client.prompt_ledger import ledger_of
 from holdfast.client.rank_transfers import RankTransfers, TransferOptions
 from holdfast.client.timeouts import EngineClocks, RunningClock
 from holdfast.client.timing_reporter import TimingReporter
-from holdfast.devices.base import LockingDevice
+from holdfast.devices.base import DirectDevice, LockingDevice, StagingDevice
 from holdfast.devices.registry import DeviceOptions, open_device
 from holdfast.engines.vllm.counters import ConnectorCounts, ConnectorMetrics
 from holdfast.engines.vllm.describe import step_blocks_of
-from holdfast.engines.vllm.kv_groups import geometry_of, only_group
+from holdfast.engines.vllm.kv_groups import (
+    CacheGeometry,
+    PagedGroup,
+    UnsupportedError,
+    geometry_of,
+    paged_groups,
+)
 from holdfast.engines.vllm.log import log_to_vllm
 from holdfast.engines.vllm.options import ConnectorSettings, failure_policy_advice, read_options
 from holdfast.engines.vllm.portable import BlockForm, block_form
 from holdfast.engines.vllm.request_identity import adapter_settings
 from holdfast.engines.vllm.scheduler import SchedulerSide
-from holdfast.engines.vllm.work import Handshake, StepWork, WorkerReport
+from holdfast.engines.vllm.work import GroupHandshake, Handshake, StepWork, WorkerReport
 from holdfast.engines.vllm.worker_rank import rank_of
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.wire.local.messages import PROTOCOL, Hello
+from holdfast.wire.local.messages import PROTOCOL, GroupHello, Hello
 from holdfast.wire.local.reconnecting_client import ReconnectingClient
 
 ANSWER_S = 2.0
@@ -51,6 +58,28 @@ START_S = 10.0
 _SOURCES = {"host": CacheHitSource.HOST, "disk": CacheHitSource.DISK, "pool": CacheHitSource.P2P}
 
 _log = logging.getLogger("vllm.holdfast")
+
+
+class _GroupForm(NamedTuple):
+    """A KV group of the model, where its pages are, and what its blocks are."""
+
+    group: PagedGroup
+    geometry: CacheGeometry
+    form: BlockForm
+
+
+def _handshake_of(group: PagedGroup, form: BlockForm) -> GroupHandshake:
+    layout = form.fingerprint.representation
+    return GroupHandshake(
+        fingerprint=form.fingerprint.digest(),
+        raw_bytes=layout.raw_bytes,
+        block_tokens=layout.block_tokens,
+        page_tokens=group.page_tokens,
+        element_bytes=layout.element_bytes,
+        attention=group.attention,
+        window=group.window + group.retained if group.window else 0,
+        tables=group.tables,
+    )
 
 
 class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
@@ -112,36 +141,34 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.close()
             self._worker = None
         with self._passive_on_error():
-            group = only_group(self._vllm_config, self._kv_cache_config, kv_caches)
-            geometry = geometry_of(group, kv_caches, self._kv_cache_config.num_blocks)
-            rank = rank_of(self._vllm_config)
-            form = block_form(self._vllm_config, group, geometry, self._setting, rank)
-            layout = form.fingerprint.representation
-            tensors = [kv_caches[name] for name in group.layers]
-            pages = geometry.pages_of(layout.block_tokens // group.page_tokens)
-            step_blocks = step_blocks_of(self._vllm_config, layout.block_tokens)
-            options = DeviceOptions(step_blocks, form.portable)
-            device = open_device(tensors[0].device.type, pages, tensors, options)
+            forms = self._forms(kv_caches)
+            devices = self._open_devices(forms, kv_caches)
             try:
-                node, handshake = self._connect_worker(form, group.page_tokens)
+                node, handshake = self._connect_worker(forms)
             except BaseException:
-                device.close()
+                for device in devices:
+                    device.close()
                 raise
-            transfers = TransferOptions(
-                self._setting.fetch_deadline_s, (self._setting.saves and form.writes,), rank.number
-            )
-            self._worker = RankTransfers(node, [device], transfers, running=RunningClock())
-            if isinstance(device, LockingDevice):
-                self._worker.lock_arena(device)
+            rank = rank_of(self._vllm_config)
+            saves = tuple(self._setting.saves and each.form.writes for each in forms)
+            transfers = TransferOptions(self._setting.fetch_deadline_s, saves, rank.number)
+            self._worker = RankTransfers(node, devices, transfers, running=RunningClock())
+            if isinstance(devices[0], LockingDevice):
+                self._worker.lock_arena(devices[0])
             self._handshake = handshake
-            _log.info(
-                "Holdfast at %s: %s blocks of %d tokens, %.2f MiB; namespace %s",
-                node.address,
-                "exact" if form.portable is None else "portable",
-                layout.block_tokens,
-                layout.raw_bytes / 2**20,
-                handshake.fingerprint.hex(),
-            )
+            for (group, _, form), named in zip(forms, handshake.groups, strict=True):
+                layout = form.fingerprint.representation
+                _log.info(
+                    "Holdfast at %s: %s blocks of %d tokens, %.2f MiB, of %d layers with %s "
+                    "attention or state; namespace %s",
+                    node.address,
+                    "exact" if form.portable is None else "portable",
+                    layout.block_tokens,
+                    layout.raw_bytes / 2**20,
+                    len(group.layers),
+                    group.attention,
+                    named.fingerprint.hex(),
+                )
 
     def get_handshake_metadata(self) -> Handshake | None:
         return self._handshake
@@ -166,12 +193,19 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None:
             self._worker.save(self._connector_metadata)
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         del finished_req_ids
-        return None, self._worker.ended() if self._worker is not None else None
+        if self._worker is None:
+            return KVConnectorTransferResults()
+        ended, failed = self._worker.ended(), self._worker.failed_requests()
+        # vLLM takes single pages of a model with one list of pages only, and of windows and
+        # recurrent state they would be of no use: the tokens before them are not there.
+        whole = set[str]() if self._is_plain else failed
+        return KVConnectorTransferResults(finished_recving=ended, failed_recving=whole)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return self._worker.failed_pages() if self._worker is not None else set()
+        failed = self._worker.failed_pages() if self._worker is not None else set()
+        return failed if self._is_plain else set()
 
     def build_connector_worker_meta(self) -> WorkerReport | None:
         if self._worker is None:
@@ -182,20 +216,22 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     # Scheduler
 
     def set_xfer_handshake_metadata(self, metadata: Mapping[int, Any]) -> None:
-        namespaces = [metadata[rank] for rank in sorted(metadata)]
-        if not all(isinstance(namespace, Handshake) for namespace in namespaces):
+        handshakes = [metadata[rank] for rank in sorted(metadata)]
+        if not all(isinstance(each, Handshake) for each in handshakes):
             _log.warning(
                 "Holdfast is off: it received another connector's handshake; name "
                 "HoldfastConnector first in MultiConnector"
             )
             return
-        if any(namespace.refusal for namespace in namespaces):
+        if any(each.refusal for each in handshakes):
             return  # the worker has logged the reason
         with self._passive_on_error():
-            connections = [self._connect(namespace) for namespace in namespaces]
+            if len({tuple(group.shape for group in each.groups) for each in handshakes}) > 1:
+                raise UnsupportedError("the model's pipeline stages have different KV groups")
+            connections = [self._connect(each) for each in handshakes]
             self._scheduler = SchedulerSide(
                 connections,
-                namespaces,
+                handshakes,
                 self._setting,
                 TimingReporter(connections),
                 EngineClocks(running=RunningClock()),
@@ -221,8 +257,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if self._scheduler is not None:
-            pages = blocks.get_block_ids()[0]
-            self._scheduler.allocated(request, pages, num_external_tokens)
+            self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def get_external_cache_hit_sources(
         self, request: Any, num_external_tokens: int
@@ -278,52 +313,103 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
 
     # Private methods
 
-    def _connect_worker(
-        self, form: BlockForm, page_tokens: int
-    ) -> tuple[ReconnectingClient, Handshake]:
-        """Open the session of a worker: for quantised blocks, if the node offers them."""
-        fingerprint = form.fingerprint
+    @property
+    def _is_plain(self) -> bool:
+        """Whether any leading pages of a context are a prefix of it that can be used."""
+        groups = self._handshake.groups if self._handshake is not None else ()
+        return len(groups) == 1 and groups[0].attention == "full" and groups[0].tables == (0,)
 
-        def handshake_of(named: Fingerprint) -> Handshake:
-            layout = named.representation
-            return Handshake(
-                fingerprint=named.digest(),
-                raw_bytes=layout.raw_bytes,
-                block_tokens=layout.block_tokens,
-                page_tokens=page_tokens,
-                element_bytes=layout.element_bytes,
+    def _forms(self, kv_caches: Mapping[str, Any]) -> list[_GroupForm]:
+        """Return the KV groups of the model, where their pages are, and what their blocks are."""
+        groups = paged_groups(self._vllm_config, self._kv_cache_config, kv_caches)
+        setting, rank, forms = self._setting, rank_of(self._vllm_config), []
+        if len(groups) > 1 and setting.layout == "portable":
+            setting = setting._replace(layout="exact")
+            _log.warning(
+                "blocks are exact, not portable, so contexts of other engines are not found: the "
+                "model has %d KV groups, and one is converted only",
+                len(groups),
             )
+        for group in groups:
+            geometry = geometry_of(group, kv_caches, self._kv_cache_config.num_blocks)
+            form = block_form(self._vllm_config, group, geometry, setting, rank)
+            forms.append(_GroupForm(group, geometry, form))
+        return forms
 
-        handshake = handshake_of(fingerprint)
-        node = self._connect(handshake, fingerprint, form.part)
+    def _open_devices(
+        self, forms: Sequence[_GroupForm], kv_caches: Mapping[str, Any]
+    ) -> list[DirectDevice | StagingDevice]:
+        """Return the device of each group; none is left open on an error."""
+        devices: list[DirectDevice | StagingDevice] = []
+        try:
+            for group, geometry, form in forms:
+                block_tokens = form.fingerprint.representation.block_tokens
+                pages = geometry.pages_of(block_tokens // group.page_tokens)
+                tensors = [kv_caches[name] for name in group.layers[:: len(group.tables)]]
+                step_blocks = step_blocks_of(self._vllm_config, block_tokens)
+                options = DeviceOptions(step_blocks, form.portable)
+                devices.append(open_device(tensors[0].device.type, pages, tensors, options))
+        except BaseException:
+            for device in devices:
+                device.close()
+            raise
+        return devices
+
+    def _connect_worker(self, forms: Sequence[_GroupForm]) -> tuple[ReconnectingClient, Handshake]:
+        """Open the session of a worker: for quantised blocks, if the node offers them."""
+        handshake = Handshake(tuple(_handshake_of(each.group, each.form) for each in forms))
+        first, parts = forms[0].form.fingerprint, [each.form.part for each in forms]
+        node = self._connect(handshake, first, parts)
         client = node.client()
         if client is None:
             return node, handshake
         welcome = client.welcome
         if welcome.exact_because:
             _log.warning("Holdfast at %s: %s", node.address, welcome.exact_because)
-        if not welcome.codec:
+        if not welcome.codec or len(forms) > 1:
             return node, handshake
         node.close()
-        quantised = fingerprint.quantised(welcome.codec, welcome.codec_version)
-        handshake = handshake_of(quantised)
-        return self._connect(handshake, quantised, form.part), handshake
+        quantised = first.quantised(welcome.codec, welcome.codec_version)
+        form = forms[0].form._replace(fingerprint=quantised)
+        handshake = Handshake((_handshake_of(forms[0].group, form),))
+        return self._connect(handshake, quantised, parts), handshake
 
     def _connect(
-        self, namespace: Handshake, fingerprint: Fingerprint | None = None, part: bytes = b""
+        self,
+        handshake: Handshake,
+        fingerprint: Fingerprint | None = None,
+        parts: Sequence[bytes] = (),
     ) -> ReconnectingClient:
-        """Open a session for one namespace, and wait up to `START_S` for the node."""
+        """Open a session for the KV groups of a rank, and wait up to `START_S` for the node."""
+        groups = [
+            GroupHello(
+                fingerprint=group.fingerprint,
+                raw_bytes=group.raw_bytes,
+                block_tokens=group.block_tokens,
+                attention=group.attention,
+                window=group.window,
+                part=part,
+                element_bytes=group.element_bytes,
+            )
+            for group, part in zip(
+                handshake.groups, parts or [b""] * len(handshake.groups), strict=True
+            )
+        ]
+        first, *more = groups
         hello = Hello(
             protocol=PROTOCOL,
             peer=f"vllm {self._role.name.lower()}",
-            fingerprint=namespace.fingerprint,
-            raw_bytes=namespace.raw_bytes,
-            block_tokens=namespace.block_tokens,
+            fingerprint=first.fingerprint,
+            raw_bytes=first.raw_bytes,
+            block_tokens=first.block_tokens,
             domain=self._setting.domain,
             description=msgspec.json.encode(fingerprint).decode() if fingerprint else "",
-            part=part,
+            part=first.part,
             publish=self._setting.publish,
-            element_bytes=namespace.element_bytes,
+            element_bytes=first.element_bytes,
+            attention=first.attention,
+            window=first.window,
+            more_groups=more,
         )
         address = self._setting.address
         if not address:

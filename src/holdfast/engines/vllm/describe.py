@@ -140,7 +140,7 @@ def _meaning(
         positions=positions,
         adapter="none",  # requests with an adapter are declined
         kv_quantisation=scheme if quantised else "none",
-        kv_scales="weights" if quantised else "none",  # `only_group` refuses computed scales
+        kv_scales="weights" if quantised else "none",  # computed scales are refused
         naming=TOKENS,
         block_tokens=block_tokens,
         kv_group=group.kv_group,

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from holdfast.blocks.fingerprint import Attention, KvGroup
 from holdfast.devices.base import Pages
 from holdfast.engines.cached_models import (
-    FLAG,
-    FLAG_COST,
     Caching,
     LayerKind,
     Mechanism,
@@ -46,9 +44,6 @@ _ATTENTION: Mapping[str, Attention] = {
     "MambaSpec": "recurrent",
 }
 """KV cache specs whose pages are cached."""
-
-FLAG_FIELD = "disable_hybrid_kv_cache_manager"
-"""The field of vLLM's scheduler configuration that `FLAG` sets."""
 
 DRAFTLESS = ("ngram", "ngram_gpu", "suffix")
 """Speculative methods that keep no draft KV in the cache."""
@@ -113,14 +108,14 @@ def paged_groups(
     """Return the model's KV groups; raise UnsupportedError for an unsupported model or setting."""
     groups = kv_cache_config.kv_cache_groups
     if model_kind(groups).caching is not Caching.YES:
-        raise UnsupportedError(why_not_cached(vllm_config, groups))
+        raise UnsupportedError(why_not_cached(groups))
     _check_settings(vllm_config)
     alike: list[tuple[Any, dict[int, list[str]]]] = []
     for table, group in enumerate(groups):
         if getattr(group, "enable_kv_transfer", True):  # others are copies of such a group
             for name, spec in _layers_of(group):
                 if type(spec).__name__ not in _ATTENTION:
-                    raise UnsupportedError(why_not_cached(vllm_config, groups))
+                    raise UnsupportedError(why_not_cached(groups))
                 if name not in tensors:
                     raise UnsupportedError(f"vLLM registered no KV cache for layer {name!r}")
                 if getattr(spec, "non_causal", False):
@@ -137,14 +132,6 @@ def paged_groups(
         for spec, tables in alike
         for part in _sharing_memory(tables, tensors)
     ]
-
-
-def only_group(vllm_config: Any, kv_cache_config: Any, tensors: Mapping[str, Any]) -> PagedGroup:
-    """Return the KV group of a model that has one; raise UnsupportedError for another model."""
-    groups = paged_groups(vllm_config, kv_cache_config, tensors)
-    if len(groups) != 1 or groups[0].attention != "full" or len(groups[0].tables) != 1:
-        raise UnsupportedError(why_not_cached(vllm_config, kv_cache_config.kv_cache_groups))
-    return groups[0]
 
 
 def _check_settings(vllm_config: Any) -> None:
@@ -234,18 +221,15 @@ def model_kind(groups: Sequence[Any]) -> ModelKind:
     return kind_of(layers)
 
 
-def why_not_cached(vllm_config: Any, groups: Sequence[Any]) -> str:
-    """Return why the connector does not cache a model, and what helps, if anything does."""
+def why_not_cached(groups: Sequence[Any]) -> str:
+    """Return why the connector does not cache a model."""
     kind = model_kind(groups)
     names = Counter(type(spec).__name__ for spec in _specs_of(groups))
     listed = ", ".join(f"{count} of {name}" for name, count in names.items())
     text = f"the model has {kind.layers} ({len(groups)} KV cache groups; layers: {listed}), and "
     if kind.caching is Caching.YES:
-        return f"{text}the connector saves the pages of one group only"
-    settings = getattr(vllm_config, "scheduler_config", None)
-    if kind.caching is Caching.NOT_YET or getattr(settings, FLAG_FIELD, False):
-        return f"{text}such a model is not cached yet: {kind.why}"
-    return f"{text}{kind.why}; start vLLM with {FLAG} to cache it: {FLAG_COST}"
+        return f"{text}the connector does not know the pages of one of these kinds"
+    return f"{text}such a model is not cached yet: {kind.why}"
 
 
 def _specs_of(groups: Sequence[Any]) -> Iterator[Any]:

@@ -40,6 +40,22 @@ class UnnamedInputError(BlockError):
         self.reason = reason
 
 
+class RequestIdentity(NamedTuple):
+    """What the KV of a request depends on besides its tokens.
+
+    `inputs`: what counts from the first token on. `media`: the first token of each image or sound,
+    and what names it there.
+    """
+
+    salt: bytes
+    inputs: tuple[bytes, ...]
+    media: tuple[tuple[int, bytes], ...]
+
+
+NO_IDENTITY = RequestIdentity(b"", (), ())
+"""That of a request whose keys depend on its tokens only."""
+
+
 class _Adapter(NamedTuple):
     """An adapter as it was when it was first used: the state of its files, and their digest.
 
@@ -129,40 +145,42 @@ def why_not_read(request: Any) -> str | None:
     return "prompt_logprobs" if asks_logprobs else "skip_reading_prefix_cache"
 
 
-def extras_of(
-    request: Any, block_tokens: int, epoch: bytes, adapters: AdapterDigests, *, salted: bool = True
-) -> Extras:
-    """Return the inputs that separate this request's keys from others of the same tokens.
+def identity_of(request: Any, epoch: bytes, adapters: AdapterDigests) -> RequestIdentity:
+    """Return what separates a request's keys from others of the same tokens.
 
-    `epoch`: changes when the engine's weights do. `salted` False: without the salt, as keys of the
-    public domain are. Raises UnnamedInputError for an input without a digest.
+    `epoch`: changes when the engine's weights do. Raises UnnamedInputError for an input without a
+    digest.
+    """
+    salt = request.cache_salt
+    inputs = [b"epoch:" + epoch] if epoch else []
+    if request.lora_request is not None:
+        inputs.append(b"adapter:" + adapters.digest(request.lora_request).encode())
+    return RequestIdentity(
+        salt=b"salt:" + salt.encode("utf-8", "surrogatepass") if salt else b"",
+        inputs=tuple(inputs),
+        media=tuple(_media(request)),
+    )
+
+
+def extras_of(identity: RequestIdentity, block_tokens: int, *, salted: bool = True) -> Extras:
+    """Return what the keys of blocks of this size depend on besides their tokens.
+
+    `salted` False: without the salt, as keys of the public domain are.
     """
     found: dict[int, list[bytes]] = {}
-    if salted and request.cache_salt:
-        found.setdefault(0, []).append(
-            b"salt:" + request.cache_salt.encode("utf-8", "surrogatepass")
-        )
-    if epoch:
-        found.setdefault(0, []).append(b"epoch:" + epoch)
-    if request.lora_request is not None:
-        digest = adapters.digest(request.lora_request)
-        found.setdefault(0, []).append(b"adapter:" + digest.encode())
-    for offset, name in _media(request):
+    first = [identity.salt] if salted and identity.salt else []
+    if first or identity.inputs:
+        found[0] = [*first, *identity.inputs]
+    for offset, name in identity.media:
         found.setdefault(offset // block_tokens, []).append(b"media:" + name)
     return found
-
-
-def has_content_hash(feature: Any) -> bool:
-    """Return whether vLLM names an image or sound by its content, and not as a client chose."""
-    named = feature.identifier
-    return isinstance(named, str) and _CONTENT_HASH.fullmatch(named) is not None
 
 
 def _media(request: Any) -> Iterator[tuple[int, bytes]]:
     """Yield the first token of each image or sound of a request, and what names it there."""
     for feature in request.mm_features or ():
         named, place = feature.identifier, feature.mm_position
-        if not has_content_hash(feature):
+        if not isinstance(named, str) or not _CONTENT_HASH.fullmatch(named):
             # A name that a client chose: it may give the same name to something else.
             raise UnnamedInputError(
                 "multimodal", f"{feature.modality} {str(named)[:80]!r} has no hash of its content"

@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from holdfast.blocks.group_rules import unit_tokens
 from holdfast.blocks.key import Chain
 from holdfast.client.answer_wait import AnswerWait
 from holdfast.client.counts import REFUSED, ClientCounts
@@ -28,12 +30,14 @@ from holdfast.client.timeouts import Backoff, EngineClocks
 from holdfast.client.timing_reporter import TimingReporter
 from holdfast.client.tracked_request import PendingLoad, PlanRequest, TrackedRequest
 from holdfast.client.transfer_params import is_asked, transfer_params
+from holdfast.engines.vllm.group_pages import PageLists
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.request_identity import (
+    NO_IDENTITY,
     AdapterDigests,
-    Extras,
     UnnamedInputError,
     extras_of,
+    identity_of,
     why_declined,
     why_not_read,
 )
@@ -67,13 +71,13 @@ _log = logging.getLogger("vllm.holdfast")
 class SchedulerSide:
     """Tracks every request.
 
-    `connections` and `namespaces` have one entry per tensor-parallel rank.
+    `connections` and `handshakes` have one entry per tensor-parallel rank.
     """
 
     def __init__(
         self,
         connections: Sequence[ReconnectingClient],
-        namespaces: Sequence[Handshake],
+        handshakes: Sequence[Handshake],
         setting: ConnectorSettings,
         reporter: TimingReporter,
         clocks: EngineClocks | None = None,
@@ -85,9 +89,13 @@ class SchedulerSide:
         self._ledger = ledger or PromptLedger()
         self._member = self._ledger.join()
         self._connections = connections
-        self._namespaces = namespaces
-        self._block_tokens = namespaces[0].block_tokens
-        self._page_tokens = namespaces[0].page_tokens
+        self._groups = [handshake.groups for handshake in handshakes]
+        self._shapes = [group.shape for group in handshakes[0].groups]
+        first, rules = self._shapes[0], [shape.rule for shape in self._shapes]
+        self._is_plain = len(rules) == len(first.tables) == 1 and rules[0].attention == "full"
+        """Whether any leading pages are a prefix: one KV group, of full attention."""
+        self._unit = unit_tokens(rules)
+        self._step = first.page_tokens if self._is_plain else self._unit
         self._setting = setting
         self._adapters = AdapterDigests(setting.adapter_settings)
         self._reporter = reporter
@@ -102,6 +110,7 @@ class SchedulerSide:
         self._live: dict[str, Any] = {}
         self._tracked: dict[str, TrackedRequest] = {}
         self._loads: list[LoadTask] = []
+        self._loading_tokens: dict[str, int] = {}
         self._epoch = b""
         self._moving = False
 
@@ -114,10 +123,10 @@ class SchedulerSide:
         if is_first and not is_valid:
             self.counts.add("bad_hints")
         declined = "bypass" if hint.bypass else why_declined(request)
-        extras: Sequence[Extras] = ()
+        identity = NO_IDENTITY
         if not declined:
             try:
-                extras = [self._extras(request, salted=salted) for salted in (True, False)]
+                identity = identity_of(request, self._epoch, self._adapters)
             except UnnamedInputError as error:
                 declined = error.reason
         reason = declined or why_not_read(request)
@@ -133,26 +142,31 @@ class SchedulerSide:
             if not reason:
                 self.counts.add("calls", "lookup", self._why_no_client())
             return
-        # Keys of the public domain have no salt, but all else that a key depends on.
-        own_extras, common_extras = extras
-        chains = [
-            Chain(
-                client.welcome.domain_key,
-                namespace.fingerprint,
-                self._block_tokens,
-                own_extras,
-                segment_blocks=client.welcome.segment_blocks,
-            )
-            for client, namespace in zip(clients, self._namespaces, strict=True)
+        chains, *more = [
+            [
+                Chain(
+                    client.welcome.domain_key,
+                    groups[number].fingerprint,
+                    shape.rule.block_tokens,
+                    extras_of(identity, shape.rule.block_tokens, salted=True),
+                    segment_blocks=client.welcome.segment_blocks,
+                )
+                for client, groups in zip(clients, self._groups, strict=True)
+            ]
+            for number, shape in enumerate(self._shapes)
         ]
+        size = self._shapes[0].rule.block_tokens
         common = [
             Chain(
-                client.welcome.common_key, namespace.fingerprint, self._block_tokens, common_extras
+                client.welcome.common_key,
+                groups[0].fingerprint,
+                size,
+                extras_of(identity, size, salted=False),
             )
-            for client, namespace in zip(clients, self._namespaces, strict=True)
-            if client.welcome.common_key
+            for client, groups in zip(clients, self._groups, strict=True)
+            if client.welcome.common_key and self._is_plain
         ]
-        tracked = TrackedRequest(request, chains, common, hint)
+        tracked = TrackedRequest(request, chains, common, hint, more)
         self._tracked[request_id] = tracked
         self._ask(tracked, clients)
         if tracked.question is not None and self._setting.prestages:
@@ -177,7 +191,7 @@ class SchedulerSide:
         # Ask again if the engine's own cache has blocks that the node's plan did not assume, if
         # blocks that were too slow to fetch may be in the node's memory now, or, once, if the
         # engine's queue has changed.
-        size = self._block_tokens
+        size = self._unit
         known = local_tokens // size == tracked.planned_local_tokens // size
         is_slow = tracked.planned_blocks < tracked.covered
         faster = is_slow and self._queued.take_announced(request.request_id)
@@ -190,32 +204,43 @@ class SchedulerSide:
                 return None, False
         tracked.local_tokens, tracked.decided_at = local_tokens, self._now()
         # At least one token is computed, because sampling needs its output.
-        full = (request.num_tokens - 1) // self._page_tokens * self._page_tokens
+        full = (request.num_tokens - 1) // self._step * self._step
         tokens = min(tracked.planned_blocks * size, full) - local_tokens
         return (tokens, True) if tokens > 0 else (0, False)
 
-    def allocated(self, request: Any, pages: Sequence[int], external_tokens: int) -> None:
-        """Plan the load of `external_tokens`; `pages` are all pages of the request."""
+    def allocated(self, request: Any, lists: PageLists, external_tokens: int) -> None:
+        """Plan the load of `external_tokens`; `lists` have all pages of the request."""
         self._queued.left(request.request_id)
         tracked = self._tracked.get(request.request_id)
         if tracked is None or not external_tokens:
             return
-        start, page = tracked.local_tokens, self._page_tokens
-        stop = start + external_tokens
-        wanted = list(pages[start // page : stop // page])
-        first_block, skipped = divmod(start, self._block_tokens)
-        keys = tracked.keys(first_block, -(-stop // self._block_tokens))
-        tracked.loading = PendingLoad(start, wanted)
+        start = tracked.local_tokens
+        groups = self._load_groups(tracked, lists, start, start + external_tokens)
+        tracked.loading = PendingLoad(start, groups[0].pages)
+        self._loading_tokens[request.request_id] = external_tokens
         self._ledger.loading(self._member, request.request_id, start)
         self._loads.append(
-            LoadTask(
-                request.request_id,
-                (GroupTask(keys, wanted, skipped // page),),
-                external_tokens,
-                tracked.plan,
-                tracked.deadline_s,
-            )
+            LoadTask(request.request_id, groups, external_tokens, tracked.plan, tracked.deadline_s)
         )
+
+    def _load_groups(
+        self, tracked: TrackedRequest, lists: PageLists, start: int, stop: int
+    ) -> tuple[GroupTask, ...]:
+        """Return the blocks of each group to load for a resume after `stop` tokens."""
+        if self._is_plain:
+            shape = self._shapes[0]
+            page, size = shape.page_tokens, shape.rule.block_tokens
+            wanted = list(lists[shape.tables[0]][start // page : stop // page])
+            first_block, skipped = divmod(start, size)
+            keys = tracked.keys(first_block, -(-stop // size))
+            return (GroupTask(keys, wanted, skipped // page),)
+        groups = []
+        for number, shape in enumerate(self._shapes):
+            blocks, pages = shape.load_pages(lists, stop, start)
+            if blocks:
+                keys = tracked.keys(blocks.start, blocks.stop, number)
+                groups.append(GroupTask(keys, pages, 0, number))
+        return tuple(groups)
 
     def sources(self, request: Any, external_tokens: int) -> dict[str, int]:
         """Split the tokens of a planned load by tier, in the proportions of the node's answer."""
@@ -247,33 +272,50 @@ class SchedulerSide:
             self._timer.begin(chunks, sound=all_known and not loading)
             self._computing = set(output.num_scheduled_tokens)
             self._count_prompts()
-        per_block = self._block_tokens // self._page_tokens
-        for request_id, scheduled in output.num_scheduled_tokens.items():
-            tracked = self._tracked.get(request_id)
-            if tracked is None or not self._setting.saves:
-                continue
-            # A block is full if its tokens are known and computed; draft tokens are not known yet.
-            request = tracked.request
-            computed = min(request.num_computed_tokens + scheduled, request.num_tokens)
-            full = min(tracked.extend(), computed // self._block_tokens, CHAIN_BLOCKS_MAX)
-            if full <= tracked.saved:
-                continue
-            pages = output.kv_connector_block_state.get_block_ids(request_id)[0]
-            # A task of more than `SAVE_BLOCKS` would delay other engines.
-            while tracked.saved < full:
-                start, stop = tracked.saved, min(full, tracked.saved + SAVE_BLOCKS)
-                task = SaveTask(
-                    request_id,
-                    tracked.keys(start, stop),
-                    tuple(chain.parent(start) for chain in tracked.chains),
-                    tuple(chain.segment(start) for chain in tracked.chains),
-                    start,
-                    list(pages[start * per_block : stop * per_block]),
-                    tracked.hint.retention,
-                )
-                work.saves.append(task)
-                tracked.saved = stop
+        if self._setting.saves:
+            state = output.kv_connector_block_state
+            for request_id, scheduled in output.num_scheduled_tokens.items():
+                tracked = self._tracked.get(request_id)
+                if tracked is not None:
+                    lists = partial(state.get_block_ids, request_id)
+                    work.saves += self._saves_of(tracked, scheduled, lists)
+            offered = getattr(state, "boundary_state_offloads", None) or {}
+            for request_id, states in offered.items():
+                tracked = self._tracked.get(request_id)
+                if tracked is not None:
+                    work.saves += self._state_saves(tracked, states)
         return work
+
+    def _saves_of(
+        self, tracked: TrackedRequest, scheduled: int, lists_of: Callable[[], PageLists]
+    ) -> Iterator[SaveTask]:
+        """Yield the saves of the blocks that a request fills in this step."""
+        # A block is full if its tokens are known and computed; draft tokens are not known yet.
+        request = tracked.request
+        computed = min(request.num_computed_tokens + scheduled, request.num_tokens)
+        tracked.extend()
+        lists: PageLists | None = None
+        for number, shape in enumerate(self._shapes):
+            known = len(tracked.groups[number][0])
+            full = min(known, computed // shape.rule.block_tokens, CHAIN_BLOCKS_MAX)
+            saved = tracked.group_saved[number]
+            if full <= saved or shape.rule.attention == "recurrent":
+                continue
+            lists = lists_of() if lists is None else lists
+            for blocks, pages in shape.save_runs(lists, range(saved, full)):
+                yield from _save_tasks(tracked, number, blocks, pages)
+            tracked.group_saved[number] = full
+
+    def _state_saves(
+        self, tracked: TrackedRequest, states: Sequence[tuple[int, int, int]]
+    ) -> Iterator[SaveTask]:
+        """Yield the saves of recurrent states that vLLM offers in this step."""
+        tracked.extend()
+        for number, shape in enumerate(self._shapes):
+            if shape.rule.attention == "recurrent":
+                for block, pages in shape.states(states):
+                    if block < min(len(tracked.groups[number][0]), CHAIN_BLOCKS_MAX):
+                        yield from _save_tasks(tracked, number, range(block, block + 1), pages)
 
     def on_worker_output(self, output: Any) -> None:
         """Apply the workers' output: ended loads, pages that failed, and step timing."""
@@ -281,7 +323,10 @@ class SchedulerSide:
             pages = tracked.loading.pages if tracked.loading else ()
             bad = [at for at, page in enumerate(pages) if page in output.invalid_block_ids]
             if bad:
-                tracked.fail(bad[0], self._page_tokens)
+                tracked.fail(bad[0], self._step)
+        for request_id in output.failed_recving or ():
+            if (failed := self._tracked.get(request_id)) is not None:
+                failed.fail_all()
         for request_id in output.finished_recving or ():
             loaded = self._tracked.get(request_id)
             if loaded is not None:
@@ -290,7 +335,10 @@ class SchedulerSide:
         # A report comes every step; only steps with a forward are timed.
         worker_report = output.kv_connector_worker_meta
         for request_id, blocks in worker_report.landed.items() if worker_report else ():
-            self._ledger.landed(request_id, self._tokens_of(blocks))
+            tokens = self._loading_tokens.pop(request_id, 0)
+            # Blocks of several groups are of the same tokens.
+            landed = self._tokens_of(blocks) if self._is_plain else by_tier(tokens, blocks)
+            self._ledger.landed(request_id, landed)
         if worker_report is not None and worker_report.computed:
             self._timer.end()
         self._moving = worker_report is not None and worker_report.moving
@@ -309,6 +357,7 @@ class SchedulerSide:
         """
         self._live.pop(request.request_id, None)
         self._computing.discard(request.request_id)
+        self._loading_tokens.pop(request.request_id, None)
         self._queued.left(request.request_id)
         self._ledger.finished(request.request_id)
         self._count_prompts()
@@ -363,9 +412,6 @@ class SchedulerSide:
         for connection in self._connections:
             connection.close()
 
-    def _extras(self, request: Any, *, salted: bool) -> Extras:
-        return extras_of(request, self._block_tokens, self._epoch, self._adapters, salted=salted)
-
     def _clients(self) -> list[Client] | None:
         clients = [client for each in self._connections if (client := each.client()) is not None]
         return clients if len(clients) == len(self._connections) else None
@@ -374,7 +420,7 @@ class SchedulerSide:
         return REFUSED if any(each.refused for each in self._connections) else Outcome.GONE
 
     def _tokens_of(self, blocks: Mapping[str, int]) -> dict[str, int]:
-        return {tier: number * self._block_tokens for tier, number in blocks.items()}
+        return {tier: number * self._unit for tier, number in blocks.items()}
 
     def _count_prompts(self) -> None:
         """Count the prompts that are complete for vLLM, and in the next report for the node."""
@@ -387,20 +433,29 @@ class SchedulerSide:
     ) -> None:
         tracked.forget()
         tracked.planned_local_tokens = local_tokens
-        blocks = min(tracked.extend(), CHAIN_BLOCKS_MAX)
-        if not (blocks and self._setting.loads) or tracked.request.skip_reading_prefix_cache:
+        tracked.extend()
+        blocks = [min(len(group[0]), CHAIN_BLOCKS_MAX) for group in tracked.groups]
+        units = min(
+            number * shape.rule.block_tokens // self._unit
+            for number, shape in zip(blocks, self._shapes, strict=True)
+        )
+        if not (units and self._setting.loads) or tracked.request.skip_reading_prefix_cache:
             return  # nothing is asked for such a request, so it has no plan
         if clients is None:
             self._end_plan(tracked, NotFollowed.GONE)
             return
-        question = PlanRequest(blocks, self._running())
+        question = PlanRequest(units, self._running())
         queue = self._queue_ahead(tracked)
         tracked.planned_queue = queue
         deadline_s = NODE_SHARE * self._limit_s(tracked)
         trace = traceparent((tracked.request.trace_headers or {}).get("traceparent", ""))
         try:
-            for client, keys, common in zip(
-                clients, tracked.keys(0, blocks), tracked.common_keys(), strict=True
+            chains = zip(
+                *(tracked.keys(0, number, group) for group, number in enumerate(blocks)),
+                strict=True,
+            )
+            for client, (keys, *more), common in zip(
+                clients, chains, tracked.common_keys(), strict=True
             ):
                 cover = Cover(
                     keys,
@@ -415,6 +470,7 @@ class SchedulerSide:
                     queued_tokens=queue.tokens,
                     queued_pairs=queue.pairs,
                     to_load=dict(queue.to_load),
+                    more_keys=more,
                 )
                 question.ask(client, cover)
         except NodeGoneError:
@@ -437,7 +493,8 @@ class SchedulerSide:
             if not tracked.covered or tracked.sources.keys() <= {_MEMORY} or clients is None:
                 self._queued.left(request_id)
                 continue
-            for client, keys in zip(clients, tracked.keys(0, tracked.covered), strict=True):
+            covered = tracked.covered * self._unit // self._shapes[0].rule.block_tokens
+            for client, keys in zip(clients, tracked.keys(0, covered), strict=True):
                 with contextlib.suppress(NodeGoneError):
                     client.forget(client.send(Prestage(keys, 0.0)))
             self._queued.announced(request_id, now_s)
@@ -551,3 +608,22 @@ class SchedulerSide:
         end = tracked.end_plan(why)
         if end is not None:
             self._timer.plan_ended(end)
+
+
+def _save_tasks(
+    tracked: TrackedRequest, group: int, blocks: range, pages: Sequence[int]
+) -> Iterator[SaveTask]:
+    """Yield the saves of a run of blocks; one of more than `SAVE_BLOCKS` would delay others."""
+    chains, per_block = tracked.groups[group], len(pages) // len(blocks)
+    for start in range(blocks.start, blocks.stop, SAVE_BLOCKS):
+        stop, at = min(start + SAVE_BLOCKS, blocks.stop), start - blocks.start
+        yield SaveTask(
+            tracked.request.request_id,
+            tracked.keys(start, stop, group),
+            tuple(chain.parent(start) for chain in chains),
+            tuple(chain.segment(start) for chain in chains),
+            start,
+            list(pages[at * per_block : (at + stop - start) * per_block]),
+            tracked.hint.retention,
+            group,
+        )

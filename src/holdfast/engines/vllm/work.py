@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -11,7 +12,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from holdfast.blocks.fingerprint import Attention
+from holdfast.blocks.group_rules import GroupRule
 from holdfast.client.tasks import LoadTask, SaveTask
+from holdfast.engines.vllm.group_pages import GroupShape
 
 
 @dataclass
@@ -47,16 +51,35 @@ class WorkerReport(KVConnectorWorkerMetadata):
         return WorkerReport(computed, moving, landed, self.passive or other.passive)
 
 
+class GroupHandshake(NamedTuple):
+    """A KV group of a worker: its namespace, its blocks, and vLLM's lists with their pages.
+
+    `window`: tokens of a window or chunk that a resume needs; 0 for the other kinds.
+    """
+
+    fingerprint: bytes
+    raw_bytes: int
+    block_tokens: int
+    page_tokens: int
+    element_bytes: int = 1
+    attention: Attention = "full"
+    window: int = 0
+    tables: tuple[int, ...] = (0,)
+
+    @property
+    def shape(self) -> GroupShape:
+        """What a resume needs of the group, and where its pages are listed."""
+        size = self.block_tokens
+        rule = GroupRule(self.attention, self.window, size, size)
+        return GroupShape(rule, self.page_tokens, self.tables)
+
+
 @dataclass
 class Handshake(KVConnectorHandshakeMetadata):
-    """A worker's namespace and block sizes, for the scheduler side.
+    """A worker's KV groups, for the scheduler side.
 
     `refusal`: why this worker does not use the store; empty if it does.
     """
 
-    fingerprint: bytes = b""
-    raw_bytes: int = 0
-    block_tokens: int = 0
-    page_tokens: int = 0
-    element_bytes: int = 1
+    groups: tuple[GroupHandshake, ...] = ()
     refusal: str = ""
