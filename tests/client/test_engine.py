@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 
 import msgspec
 import numpy as np
@@ -118,6 +119,18 @@ def test_blocks_that_are_being_saved_are_pending_until_their_save_ends(engine, m
     assert saving.wait(ANSWER_S).blocks == 1
     ticket = engine.lookup(1)
     assert (ticket.held, ticket.pending) == (2 * SIZE, 2 * SIZE)
+
+
+def test_prompts_are_counted_once_by_the_source_of_their_tokens(store, engine):
+    engine.lookup(1, tokens=BLOCKS * SIZE + 5)
+    engine.save(1)
+    loading = engine.lookup(1, have=SIZE, tokens=BLOCKS * SIZE + 5)
+    engine.load(loading, 4, 2)
+    until_s = time.monotonic() + ANSWER_S  # a report is sent without waiting for its answer
+    while (counted := store.status().activity).prompts < 2 and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert counted.tokens == 2 * (BLOCKS * SIZE + 5)
+    assert (counted.engine_tokens, counted.loaded_tokens) == (SIZE, {"host": 2 * SIZE})
 
 
 def test_extras_of_a_token_separate_the_contexts_from_its_block_on(engine):

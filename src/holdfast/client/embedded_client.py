@@ -110,6 +110,8 @@ class EmbeddedClient:
         self._lock = threading.Lock()
         self._last_id = 0
         self._pending: dict[int, Future[m.Reply]] = {}
+        self._questions = set[int]()
+        """Requests that need no answer if nobody waits for one."""
         self._leases = set[int]()
         self._reservations = set[int]()
         self._open_plans = deque[int](maxlen=PLANS_KEPT)
@@ -141,6 +143,8 @@ class EmbeddedClient:
         with self._lock:
             self._last_id += 1
             self._pending[self._last_id] = reply
+            if isinstance(message, m.Cover | m.Fetch):
+                self._questions.add(self._last_id)
             return self._last_id
 
     def poll(self, request_id: int) -> m.Reply | None:
@@ -176,10 +180,15 @@ class EmbeddedClient:
         return False
 
     def forget(self, request_id: int) -> None:
-        """Discard a reply; a lease or reservation that it grants goes back."""
+        """Discard a reply; a lease or reservation that it grants goes back.
+
+        A question that no thread answers yet is not answered; other requests are carried out.
+        """
         with self._lock:
             reply = self._pending.pop(request_id, None)
-        if reply is not None and not reply.cancel():
+            is_question = request_id in self._questions
+            self._questions.discard(request_id)
+        if reply is not None and not (is_question and reply.cancel()):
             reply.add_done_callback(self._discard)
 
     def close(self) -> None:
@@ -209,6 +218,7 @@ class EmbeddedClient:
     def _take(self, request_id: int) -> m.Reply:
         with self._lock:
             reply = self._pending.pop(request_id)
+            self._questions.discard(request_id)
         return reply.result()
 
     def _discard(self, reply: Future[m.Reply]) -> None:

@@ -97,7 +97,8 @@ class Ticket(NamedTuple):
     group, empty if the group needs none. `sources`: tokens to load by tier. `expected_s`: time to
     the first token; `recompute_s`: the same without a load; both 0: not known. `deadline_s`: a load
     that takes longer is computed instead. `plan`: number of the plan, 0: none. `outcome`: OK, MISS,
-    or why the store did not answer: LATE, GONE; `reason`: one line for people.
+    or why the store did not answer: LATE, GONE; `reason`: one line for people. `prompt_tokens`:
+    length of the prompt, which the store counts: as computed, or when its load has ended.
     """
 
     tokens: int
@@ -112,6 +113,7 @@ class Ticket(NamedTuple):
     plan: int = 0
     outcome: Outcome = Outcome.MISS
     reason: str = ""
+    prompt_tokens: int = 0
 
     @property
     def is_empty(self) -> bool:

@@ -6,6 +6,7 @@ Loads run on the threads of `client.loader`; saves, and writes to the durable ti
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +33,8 @@ from holdfast.client.engine import (
     Saved,
     Ticket,
 )
-from holdfast.client.loader import GroupLoad, Loader, LoadJob, RunningLoad
+from holdfast.client.loader import GroupLoad, Loader, LoadJob, LoadResult, RunningLoad
+from holdfast.client.prompt_ledger import by_tier
 from holdfast.client.session import NodeStore
 from holdfast.devices.base import DirectDevice, Move
 from holdfast.errors import (
@@ -157,6 +159,25 @@ class StoreEngine:
             return Answered(Ticket(have, have, outcome=Outcome.GONE, reason=str(error)))
         return _PendingTicket(client, request_id, partial(self._ticket, context, options), have)
 
+    def observed(self, ticket: Ticket, loaded: LoadResult | None, tokens: int) -> None:
+        """Report a prompt to the store, which counts its tokens by source, and how a plan ended.
+
+        `tokens`: leading tokens that the engine has now. `loaded` None: nothing was loaded.
+        """
+        client = self._connection.client()
+        if client is None or not ticket.prompt_tokens:
+            return
+        by_source, endings = dict[str, int](), []
+        if loaded is not None and (new := tokens - ticket.have) > 0:
+            total = sum(loaded.sources.values())
+            shares = {tier: new * blocks // total for tier, blocks in loaded.sources.items()}
+            by_source = by_tier(new, shares)
+            endings = [(ticket.plan, loaded.seconds, 0.0)] if ticket.plan else []
+        prompt = ticket.prompt_tokens, min(ticket.have, ticket.prompt_tokens), by_source
+        report = m.Observed([], endings=endings, prompts=[prompt])
+        with contextlib.suppress(NodeGoneError):  # the report is lost
+            client.forget(client.send(report))
+
     def load(
         self, ticket: Ticket, pages: Sequence[GroupPages | None], after: Any = None
     ) -> Pending[Loaded]:
@@ -177,7 +198,7 @@ class StoreEngine:
             size = self._rules[0].block_tokens
             page_tokens = size // loads[0].device.pages.pages_per_block
             start = ticket.runs[0].first * size + loads[0].first * page_tokens
-        return _PendingLoad(running, ticket, start, page_tokens)
+        return _PendingLoad(running, ticket, start, page_tokens, self.observed)
 
     def save(
         self,
@@ -266,7 +287,7 @@ class StoreEngine:
         outcome = Outcome.OK if held else Outcome.MISS
         if not held and unanswered:
             outcome = Outcome.LATE if str(Outcome.LATE) in unanswered else Outcome.GONE
-        return Ticket(
+        ticket = Ticket(
             tokens=tokens,
             have=have,
             held=held,
@@ -279,7 +300,11 @@ class StoreEngine:
             plan=covered.plan,
             outcome=outcome,
             reason=covered.reason,
+            prompt_tokens=options.tokens or len(context.chains[0]) * self._rules[0].block_tokens,
         )
+        if ticket.is_empty:
+            self.observed(ticket, None, have)
+        return ticket
 
     def _save(self, runs: Sequence[_SaveRun], retention: Retention) -> Saved:
         """Save runs of blocks one after the other; return what became of all."""
@@ -382,9 +407,21 @@ class _PendingTicket:
 
 
 class _PendingLoad:
-    """A load that runs; `start` and `page_tokens`: where the pages of the only group begin."""
+    """A load that runs; `start` and `page_tokens`: where the pages of the only group begin.
 
-    def __init__(self, load: RunningLoad, ticket: Ticket, start: int, page_tokens: int) -> None:
+    `observe` reports its end to the store.
+    """
+
+    def __init__(
+        self,
+        load: RunningLoad,
+        ticket: Ticket,
+        start: int,
+        page_tokens: int,
+        observe: Callable[[Ticket, LoadResult | None, int], None],
+    ) -> None:
+        self._observe = observe
+        self._loaded: Loaded | None = None
         self._load = load
         self._ticket = ticket
         self._start = start
@@ -403,14 +440,16 @@ class _PendingLoad:
 
     def _result(self) -> Loaded | None:
         result, ticket = self._load.poll(), self._ticket
-        if result is None:
-            return None
+        if result is None or self._loaded is not None:
+            return self._loaded
         tokens = ticket.tokens
         if self._page_tokens:
             tokens = min(self._start + result.pages * self._page_tokens, tokens)
         tokens = max(tokens, ticket.have) if result.pages else ticket.have
         outcome = _OUTCOMES.get(result.outcome, Outcome.GONE)
-        return Loaded(tokens, result.sources, outcome, result.reason)
+        self._loaded = Loaded(tokens, result.sources, outcome, result.reason)
+        self._observe(ticket, result, tokens)
+        return self._loaded
 
 
 class PendingContextSave:
