@@ -16,6 +16,7 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.index.residency import NOT_HERE, Residency
 from holdfast.policy.admit import USES_MAX, Admission, AdmissionCandidate
 from holdfast.policy.base import EvictionPolicy
+from holdfast.policy.movement import REUSED
 from holdfast.sim.link import Writer
 from holdfast.sim.movement import SimulatedEntry, SimulatedMovement
 
@@ -176,13 +177,17 @@ class SimulatedMemory:
         Run `i` came from tier `sources[i]`; runs after those were computed. This counts as a use on
         every tier that holds them, and writes them to the tiers that admit them.
         """
-        lengths, movement = self._lengths, self._movement
+        lengths, movement, uses = self._lengths, self._movement, self._uses
         chain = [(row, lengths[row]) for row in rows]
         computed = chain[len(sources) :]
         self._saving = frozenset(rows)
         if self._counts_uses:
+            for row in rows[len(sources) :]:
+                if uses[row] and self._is_gone(row):
+                    uses[row] = 0
             for row in rows:
-                self._uses[row] = min(self._uses[row] + 1, USES_MAX)
+                if uses[row] < USES_MAX:
+                    uses[row] += 1
         if self._rules:
             for row in rows:
                 block = self._candidate(row, lengths[row])
@@ -196,12 +201,12 @@ class SimulatedMemory:
                     used = [row for row, source in zip(rows, sources) if source == number]  # noqa: B905  # sources may be fewer
                 tier_state.eviction.touch(used, now_s)
             wanted = computed if movement.gets_saves[number] else []
-            if sources and movement.promotes(number):
-                fetched = zip(chain, sources)  # noqa: B905  # sources may be fewer
+            if sources and (reused := movement.reused_from[number]):
+                every, fetched = movement.promoted_from[number], zip(chain, sources)  # noqa: B905  # sources may be fewer
                 wanted = [
                     each
                     for each, source in fetched
-                    if movement.takes_fetched(number, source, self._uses[each[0]])
+                    if source in every or (source in reused and uses[each[0]] >= REUSED)
                 ] + wanted
             if wanted:
                 self._put(now_s, number, wanted)
@@ -353,19 +358,17 @@ class SimulatedMemory:
         tier_state, column = self.tier_states[number], self.index.places[number]
         leases, by_itself = self.index.leases, tier_state.evicts_by_itself
         kept: Container[int] = {row for row, _ in incoming} if by_itself else self._saving
-        remove, movement = tier_state.eviction.remove, self._movement
-        demotes = bool(movement.demotion_targets[number])
+        remove, uses = tier_state.eviction.remove, self._uses
+        least_uses = self._movement.demoted_uses[number]
         lower = self.index.places[number + 1 :]
         admission, short = tier_state.admission, blocks - (tier_state.capacity - tier_state.held)
         left, demoted = short, list[tuple[int, int]]()
-        gone = list[int]()
         for row in tier_state.eviction.victims(now_s):
             if row in kept or (not by_itself and leases[row]):
                 continue
             held = column[row]
             demote = (
-                demotes
-                and movement.any_takes_evicted(number, self._uses[row])
+                uses[row] >= least_uses
                 and all(places[row] < held for places in lower)
                 and not (self._below and self._below.holds(self._key(row), held))
             )
@@ -378,7 +381,6 @@ class SimulatedMemory:
             if admission:
                 admission.gave_up(self._key(row), now_s)
             left -= held
-            gone.append(row)
             if demote:
                 demoted.append((row, held))
             if left <= 0:
@@ -386,9 +388,6 @@ class SimulatedMemory:
         tier_state.held -= short - left
         if demoted:
             self._demote(now_s, number, demoted)
-        if self._counts_uses:
-            for row in gone:
-                self._forget_uses(row)
         return blocks - left if left > 0 else blocks
 
     def _demote(self, now_s: float, source: int, evicted: list[tuple[int, int]]) -> None:
@@ -415,12 +414,10 @@ class SimulatedMemory:
                 taken = set(wanted).difference(rejected)
                 evicted = [each for each in evicted if each not in taken]
 
-    def _forget_uses(self, row: int) -> None:
-        """Forget how often a row was used if no tier holds it any more, as a store does."""
-        if self.index.fastest(row) < 0 and not (
-            self._below and self._below.holds(self._key(row), 1)
-        ):
-            self._uses[row] = 0
+    def _is_gone(self, row: int) -> bool:
+        """Return whether no tier holds a row, so that a store has forgotten its uses."""
+        below = self._below
+        return self.index.fastest(row) < 0 and not (below and below.holds(self._key(row), 1))
 
     def _put_pinned(
         self, now_s: float, number: int, wanted: Sequence[tuple[int, int]], *, is_move: bool = False

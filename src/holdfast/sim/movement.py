@@ -7,10 +7,12 @@ host memory are simulated beside them: both get every block that is computed or 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from holdfast.policy.movement import (
+    REUSED,
     Intake,
     counts_uses,
     demotion_targets,
@@ -52,15 +54,23 @@ class SimulatedMovement:
         """Whether some rule asks how often a block was used."""
         self.gets_saves = [n not in intakes or intakes[n].saves for n in numbers]
         """For each tier, whether it gets blocks that are computed."""
-        self._promoted_from: list[frozenset[int]] = [frozenset()] * len(entries)
-        for number in numbers:
-            sources = numbers[number + 1 :] if roles[number] is not SimulatedRole.LOWER else ()
-            self._promoted_from[number] = frozenset(sources)
+        promoted_from = [
+            set() if n in intakes else set[int](numbers[n + 1 :]) for n in numbers
+        ]  # memory gets all that is fetched from below it
         for source in lower:
             for target in promotion_targets(source, intakes, self._volatile):
-                self._promoted_from[target] |= {source}
+                promoted_from[target].add(source)
+        self.promoted_from = [self._sources(n, promoted_from[n], uses=0) for n in numbers]
+        """For each tier, the tiers whose fetched blocks are all written to it."""
+        self.reused_from = [self._sources(n, promoted_from[n], uses=REUSED) for n in numbers]
+        """For each tier, the tiers whose fetched blocks are written to it if they are reused."""
         self.demotion_targets = [self._targets(n, roles[n]) for n in numbers]
         """For each tier, the tiers that are offered its evicted blocks, nearest first."""
+        self.demoted_uses = [
+            min((n for n in (0, REUSED) if self._any_takes(source, n)), default=math.inf)
+            for source in numbers
+        ]
+        """For each tier, the uses from which any tier takes a block that it evicts."""
 
     def is_below_memory(self, tier: int) -> bool:
         """Return whether only one tier gets what a tier evicts; memory offers it to all."""
@@ -72,21 +82,20 @@ class SimulatedMovement:
             return True
         return takes(self._intakes[tier].evicted, uses)
 
-    def any_takes_evicted(self, source: int, uses: int) -> bool:
+    def _any_takes(self, source: int, uses: int) -> bool:
         """Return whether any tier takes a block that tier `source` evicts."""
         return any(self.takes_evicted(n, source, uses) for n in self.demotion_targets[source])
 
-    def promotes(self, tier: int) -> bool:
-        """Return whether a tier gets any block that is fetched from another tier."""
-        return bool(self._promoted_from[tier])
-
-    def takes_fetched(self, tier: int, source: int, uses: int) -> bool:
-        """Return whether a tier takes a block that is fetched from tier `source`."""
-        if source not in self._promoted_from[tier]:
-            return False
+    def _sources(self, tier: int, sources: Iterable[int], *, uses: int) -> frozenset[int]:
+        """Return those of `sources` from which a tier takes blocks that were used so often."""
         intake = self._intakes.get(tier)
-        return intake is None or takes_fetched(
-            intake, uses, is_volatile=not self._volatile.isdisjoint((tier, source))
+        return frozenset(
+            source
+            for source in sources
+            if intake is None
+            or takes_fetched(
+                intake, uses, is_volatile=not self._volatile.isdisjoint((tier, source))
+            )
         )
 
     def _targets(self, source: int, role: SimulatedRole) -> tuple[int, ...]:
