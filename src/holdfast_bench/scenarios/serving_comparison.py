@@ -28,7 +28,7 @@ from holdfast_bench.harness.standard_error import percentile_90, percentile_99
 from holdfast_bench.peers import lmcache_server
 from holdfast_bench.scenarios.serving_loads import (
     PrefixRepetition,
-    Prompts,
+    ServingPrompts,
     Sessions,
     SessionTimes,
     run_crowd,
@@ -82,9 +82,9 @@ class ServeSettings(NamedTuple):
     loads: ServeLoads
     tell: Callable[[str], None]
 
-    def prompts(self, seed: int) -> Prompts:
+    def prompts(self, seed: int) -> ServingPrompts:
         """Return prompts that are the same for every server."""
-        return Prompts(SEED + seed, self.vocabulary)
+        return ServingPrompts(SEED + seed, self.vocabulary)
 
 
 class Servers:
@@ -199,7 +199,7 @@ def _session_rows(servers: Servers, settings: ServeSettings, clients: int) -> It
 
 
 def _prefix_repetition_rows(servers: Servers, settings: ServeSettings) -> Iterator[Row]:
-    """Prompts of vLLM's own load generator."""
+    """ServingPrompts of vLLM's own load generator."""
     load, found = settings.loads.prefixes, {}
     for name, engine in servers.in_turn(0):
         settings.tell(f"vLLM's load generator, {name}")

@@ -6,7 +6,6 @@ Each load runs on one engine and returns the seconds to the first token of its r
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -47,7 +46,7 @@ class SessionTimes(NamedTuple):
     later: list[float]
 
 
-class Prompts:
+class ServingPrompts:
     """Random prompts: equal seeds give equal prompts, so that every engine sees the same load."""
 
     def __init__(self, seed: int, vocabulary: int) -> None:
@@ -60,7 +59,7 @@ class Prompts:
 
 
 def run_sessions(
-    engine: VllmServer, prompts: Prompts, sessions: Sessions, clients: int
+    engine: VllmServer, prompts: ServingPrompts, sessions: Sessions, clients: int
 ) -> SessionTimes:
     """Serve sessions in turns: each session's first turn, then each one's second, and so on.
 
@@ -119,6 +118,7 @@ def run_prefix_repetition(
     """
     name = f"{engine.name}.prefix_repetition"
     argv = [
+        *("env", "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1"),
         *(sys.executable, "-c", _PEER_BENCH),
         *("--backend", "openai", "--host", HOST, "--port", str(engine.port)),
         *("--model", "model", "--tokenizer", str(model)),
@@ -131,10 +131,9 @@ def run_prefix_repetition(
         *("--percentile-metrics", "ttft", "--metric-percentiles", "90", "--disable-tqdm"),
         *("--save-result", "--result-dir", str(folder), "--result-filename", f"{name}.json"),
     ]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     try:
         done = subprocess.run(
-            owned(argv), env=environment, capture_output=True, text=True, check=False,
+            owned(argv), capture_output=True, text=True, check=False,
             timeout=PEER_BENCH_TIMEOUT_S,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast_bench.harness.completion import CompletionAnswer
 from holdfast_bench.scenarios import serving_loads
-from holdfast_bench.scenarios.serving_loads import Prompts, Sessions, run_crowd, run_sessions
+from holdfast_bench.scenarios.serving_loads import ServingPrompts, Sessions, run_crowd, run_sessions
 
 
 class FakeEngine:
@@ -40,7 +40,7 @@ def engine(monkeypatch):
 
 
 def test_each_turn_is_the_conversation_before_it_with_the_answer_and_new_tokens(engine):
-    times = run_sessions(engine, Prompts(1, 100), Sessions(2, 3, 10), clients=1)
+    times = run_sessions(engine, ServingPrompts(1, 100), Sessions(2, 3, 10), clients=1)
     first, second, third = (engine.prompts[at] for at in (0, 2, 4))
     answer = [7] * serving_loads.ANSWER_TOKENS
     assert second[: len(first)] == first
@@ -51,18 +51,18 @@ def test_each_turn_is_the_conversation_before_it_with_the_answer_and_new_tokens(
 
 
 def test_every_session_has_a_turn_before_any_has_the_next(engine):
-    run_sessions(engine, Prompts(1, 100), Sessions(4, 2, 10), clients=1)
+    run_sessions(engine, ServingPrompts(1, 100), Sessions(4, 2, 10), clients=1)
     assert [len(prompt) for prompt in engine.prompts] == [10] * 4 + [36] * 4
 
 
 def test_no_more_requests_run_at_once_than_there_are_clients(engine):
-    run_sessions(engine, Prompts(1, 100), Sessions(8, 2, 10), clients=2)
+    run_sessions(engine, ServingPrompts(1, 100), Sessions(8, 2, 10), clients=2)
     assert engine.most_at_once <= 2
 
 
 def test_equal_seeds_give_every_server_the_same_prompts():
-    assert Prompts(3, 1000).tokens(50) == Prompts(3, 1000).tokens(50)
-    assert Prompts(3, 1000).tokens(50) != Prompts(4, 1000).tokens(50)
+    assert ServingPrompts(3, 1000).tokens(50) == ServingPrompts(3, 1000).tokens(50)
+    assert ServingPrompts(3, 1000).tokens(50) != ServingPrompts(4, 1000).tokens(50)
 
 
 def test_a_crowd_meets_an_engine_whose_own_cache_is_empty(engine):

@@ -9,10 +9,11 @@ import time
 class Driver:
     def __init__(self, options):
         from vllm import LLM
-        from vllm.config import KVTransferConfig
+        from vllm.config import ECTransferConfig, KVTransferConfig
         from vllm.model_executor.models import registry
 
         transfer = options.pop("kv_transfer", None)
+        encoders = options.pop("ec_transfer", None)
         # vLLM inspects a model in a new process, which imports everything again.
         registry._run_in_subprocess = lambda inspect: inspect()
         self.llm = LLM(
@@ -21,6 +22,7 @@ class Driver:
             enable_prefix_caching=True,
             disable_log_stats=False,
             kv_transfer_config=KVTransferConfig(**transfer) if transfer else None,
+            ec_transfer_config=ECTransferConfig(**encoders) if encoders else None,
         )
         self.engine = self.llm.llm_engine
         self.core = self.engine.engine_core.engine_core
@@ -52,6 +54,37 @@ class Driver:
             "cached": output.num_cached_tokens,
             "finish": choice.finish_reason,
         }
+
+    def ask_sound(self, prompt, seed, tokens, name=None):
+        """Ask about a second of noise; `name` is what a client calls it."""
+        import numpy as np
+
+        sound = np.random.default_rng(seed).normal(size=16_000).astype(np.float32)
+        inputs = {"prompt_token_ids": prompt, "multi_modal_data": {"audio": (sound, 16_000)}}
+        if name:
+            inputs["multi_modal_uuids"] = {"audio": [name]}
+        (output,) = self.llm.generate([inputs], greedy(tokens, logprobs=5), use_tqdm=False)
+        return self.answer(output)
+
+    def count_encodings(self):
+        """Count from now on how often the model encodes an image or a sound."""
+        runner = self.core.model_executor.driver_worker.worker.model_runner
+        model, self.encodings = runner.get_model(), 0
+        encode = model.embed_multimodal
+
+        def count_and_encode(**inputs):
+            self.encodings += 1
+            return encode(**inputs)
+
+        model.embed_multimodal = count_and_encode
+
+    def encoded(self):
+        return self.encodings
+
+    def forget_media(self):
+        """Empty the engine's own caches of encoder outputs and KV."""
+        self.llm.reset_prefix_cache()
+        self.engine.reset_encoder_cache()
 
     def ask_salted(self, prompt, tokens, salt):
         params = greedy(tokens)

@@ -195,6 +195,20 @@ def test_the_capacity_bounds_the_objects_and_the_least_used_leave_first(objects)
         await_that(lambda: sum(len(objects.objects[n]) for n in segments(objects)) <= 2.2 * size)
 
 
+def test_reads_for_moves_and_checks_do_not_keep_a_segment(objects):
+    moved, used, new = (ChainedBlocks(65_000) for _ in range(3))
+    size = 4 * moved.namespace.slot_bytes + 4096
+    with closing(open_tier(objects, read_s=5.0, capacity_bytes=int(2.5 * size))) as tier:
+        moved.save(tier, range(4))
+        used.save(tier, range(4))
+        assert used.load(tier, range(4)) == [Outcome.OK] * 4
+        gets = [get._replace(is_use=False) for get in moved.gets(range(4))]
+        assert tier.read(gets) == [Outcome.OK] * 4
+        assert new.save(tier, range(4)) == [Outcome.OK] * 4
+        await_that(lambda: tier.held(moved.namespace, moved.keys(4), 0) == 0)
+        assert tier.held(used.namespace, used.keys(4), 0) == 4
+
+
 def test_a_tier_above_its_capacity_takes_no_more(objects):
     blocks = ChainedBlocks(65_000)
     size = 4 * blocks.namespace.slot_bytes + 4096

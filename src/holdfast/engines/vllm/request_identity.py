@@ -176,11 +176,17 @@ def extras_of(identity: RequestIdentity, block_tokens: int, *, salted: bool = Tr
     return found
 
 
+def has_content_hash(feature: Any) -> bool:
+    """Return whether vLLM names an image or sound by its content, and not as a client chose."""
+    named = feature.identifier
+    return isinstance(named, str) and _CONTENT_HASH.fullmatch(named) is not None
+
+
 def _media(request: Any) -> Iterator[tuple[int, bytes]]:
     """Yield the first token of each image or sound of a request, and what names it there."""
     for feature in request.mm_features or ():
         named, place = feature.identifier, feature.mm_position
-        if not isinstance(named, str) or not _CONTENT_HASH.fullmatch(named):
+        if not has_content_hash(feature):
             # A name that a client chose: it may give the same name to something else.
             raise UnnamedInputError(
                 "multimodal", f"{feature.modality} {str(named)[:80]!r} has no hash of its content"

@@ -112,9 +112,12 @@ class SegmentIndex:
         return int(absent[0]) if absent.size else len(keys)
 
     def positions(
-        self, blocks: Sequence[tuple[bytes, bytes]], now_s: float
+        self, blocks: Sequence[tuple[bytes, bytes]], now_s: float | None
     ) -> list[RecordPosition | None]:
-        """Return where each block is, given as namespace digest and key; count a use of it."""
+        """Return where each block is, given as namespace digest and key.
+
+        Counts a use of its segment at `now_s`, unless that is None.
+        """
         if not blocks:
             return []
         tags = _tags_of(blocks)
@@ -192,11 +195,12 @@ class SegmentIndex:
                 found[(found >= 0) & ((found >> _SHIFT) == number)] = ABSENT
         return found
 
-    def _position(self, value: int, now_s: float) -> RecordPosition | None:
+    def _position(self, value: int, now_s: float | None) -> RecordPosition | None:
         segment = self._segments[value >> _SHIFT] if value != ABSENT else None
         if segment is None:
             return None
-        segment.used_s = now_s
+        if now_s is not None:
+            segment.used_s = now_s
         at = value & ((1 << _SHIFT) - 1)
         start, end = int(segment.starts[at]), int(segment.starts[at + 1])
         nbytes = (end - start) * ALIGNMENT

@@ -170,7 +170,8 @@ class SegmentTier(AnsweringTier):
         if self._upkeep.refusal:
             return [Outcome.GONE] * len(batch)
         blocks = [(namespace_digest(get.namespace), get.key) for get in batch]
-        positions = self._index.positions(blocks, self._writer.clock.now())
+        is_use = any(get.is_use for get in batch)
+        positions = self._index.positions(blocks, self._writer.clock.now() if is_use else None)
         outcomes = [Outcome.MISS] * len(batch)
         if not self._reads.allows():
             return [Outcome.GONE] * len(batch)
@@ -221,7 +222,8 @@ class SegmentTier(AnsweringTier):
                 outcomes[index] = Outcome.OK
             else:
                 self._note_stale(self._index.forget_blocks(name, get.key))
-        if is_near_end(name, self._writer.wall_s()):
+        is_use = any(batch[index].is_use for index in wanted.indices)
+        if is_use and is_near_end(name, self._writer.wall_s()):
             self._resaver.add(name)
 
     # Writes.
@@ -304,7 +306,7 @@ class SegmentTier(AnsweringTier):
         Their bytes leave the medium with the segment: at once if no other block of it is held.
         """
         blocks = [(namespace_digest(get.namespace), get.key) for get in batch]
-        positions = self._index.positions(blocks, self._writer.clock.now())
+        positions = self._index.positions(blocks, None)
         keys: dict[SegmentName, bytes] = {}
         for get, position in zip(batch, positions, strict=True):
             name = self._index.name_of(position.segment) if position else None

@@ -1,0 +1,61 @@
+"""The fingerprint of encoder outputs, and the items whose content a name says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.blocks.fingerprint import Fingerprint, KvGroup, Meaning
+from holdfast.blocks.layout import OpaqueLayout
+from holdfast.client.model_meaning import canonical_json
+from holdfast.engines.vllm.describe import ENGINE, resolved_digest
+from holdfast.engines.vllm.encoder.items import BLOCK_BYTES, DTYPES
+from holdfast.engines.vllm.kv_groups import UnsupportedError
+from holdfast.engines.vllm.options import ConnectorSettings
+
+
+def encoder_fingerprint(vllm_config: Any, setting: ConnectorSettings) -> Fingerprint:
+    """Return the fingerprint of the outputs of a model's encoders.
+
+    vLLM's hash of an item covers its content and the options of the processor that a request gives;
+    the model, its weights and everything else that changes an output are in the fingerprint. Raises
+    NoDigestError if the weights are unknown, UnsupportedError for a model without encoders.
+    """
+    import vllm
+
+    model = vllm_config.model_config
+    options = getattr(model, "multimodal_config", None)
+    if options is None:
+        raise UnsupportedError("the model has no encoder of images or audio")
+    dtype = str(model.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise UnsupportedError(
+            f"encoder outputs of {dtype} are not kept; kept are {', '.join(DTYPES)}"
+        )
+    meaning = Meaning(
+        model=resolved_digest(vllm_config, setting),
+        positions="none",
+        adapter="none",  # items of an adapter of the encoder have no content hash alone
+        kv_quantisation="none",
+        kv_scales="none",
+        naming=canonical_json({"engine": ENGINE, "hash": "content", "what": "encoder outputs"}),
+        block_tokens=1,
+        kv_group=KvGroup.all_layers(1),
+    )
+    arrangement = {
+        "processor": getattr(options, "mm_processor_kwargs", None) or {},
+        "media": getattr(options, "media_io_kwargs", None) or {},
+        "pruning": getattr(options, "video_pruning_rate", None),
+        "attention": str(getattr(options, "mm_encoder_attn_backend", None)),
+        "attention_dtype": str(getattr(options, "mm_encoder_attn_dtype", None)),
+        "device": vllm_config.device_config.device_type,
+    }
+    layout = OpaqueLayout(
+        dtype=dtype,
+        block_tokens=1,
+        layers=1,
+        nbytes=BLOCK_BYTES,
+        arrangement=canonical_json(arrangement),
+        engine=ENGINE,
+        engine_version=vllm.__version__,
+    )
+    return Fingerprint(meaning, layout)

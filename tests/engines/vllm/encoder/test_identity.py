@@ -1,0 +1,80 @@
+"""Encoder outputs of engines that differ in what changes an output are not shared."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from holdfast.engines.vllm.encoder.identity import encoder_fingerprint
+from holdfast.engines.vllm.encoder.options import read_encoder_options
+from holdfast.engines.vllm.kv_groups import UnsupportedError
+from holdfast.errors import ConfigError
+
+
+def config(**changes):
+    """What vLLM tells of an engine; `changes` by name of a field of the model or of its media."""
+    media = {
+        "mm_processor_kwargs": {"size": 336},
+        "media_io_kwargs": {},
+        "video_pruning_rate": None,
+        "mm_encoder_attn_backend": None,
+        "mm_encoder_attn_dtype": None,
+    }
+    media |= {name: value for name, value in changes.items() if name in media}
+    model = SimpleNamespace(
+        hf_config=SimpleNamespace(to_dict=lambda: {"hidden_size": changes.get("hidden_size", 64)}),
+        dtype=changes.get("dtype", "torch.bfloat16"),
+        quantization=None,
+        disable_sliding_window=False,
+        multimodal_config=SimpleNamespace(**media),
+    )
+    device = SimpleNamespace(device_type=changes.get("device", "cpu"))
+    return SimpleNamespace(model_config=model, device_config=device)
+
+
+def digest(digest="weights", **changes):
+    setting = read_encoder_options({"model_digest": digest})
+    return encoder_fingerprint(config(**changes), setting).digest()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"digest": "other weights"},
+        {"hidden_size": 128},
+        {"dtype": "torch.float16"},
+        {"device": "cuda"},
+        {"mm_processor_kwargs": {"size": 672}},
+        {"media_io_kwargs": {"video": {"num_frames": 8}}},
+        {"video_pruning_rate": 0.5},
+        {"mm_encoder_attn_backend": "FLASH_ATTN"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_difference_is_never_a_hit(changes):
+    assert digest(**changes) != digest()
+
+
+def test_equal_engines_share_their_outputs():
+    assert digest() == digest()
+
+
+def test_a_model_without_an_encoder_is_refused():
+    engine = config()
+    engine.model_config.multimodal_config = None
+    with pytest.raises(UnsupportedError, match="no encoder of images or audio"):
+        encoder_fingerprint(engine, read_encoder_options({"model_digest": "weights"}))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hold": "x"}, "ec_connector_extra_config.hold is unknown; known are holdfast"),
+        ({"domain": ""}, "ec_connector_extra_config.domain is empty"),
+        ({"holdfast": "host:7070"}, "ec_connector_extra_config.holdfast"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_its_place(options, message):
+    with pytest.raises(ConfigError, match=message):
+        read_encoder_options(options)
