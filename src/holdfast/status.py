@@ -35,8 +35,7 @@ class TierStatus(StatusFields, frozen=True):
     while it can. `replaced`: when its medium was replaced, as words that follow "replaced"; empty
     if it was not. `losses`: how often it lost its medium. `trouble`: why the tier's own report
     could not be used; empty if it could. `rebuilt`: records computed from parity of others.
-    `requests`: requests to a medium that is paid by them, by verb, at a list price of
-    `request_dollars`.
+    `requests`: paid requests to its medium, by verb, at a list price of `request_dollars`.
     """
 
     tier: str
