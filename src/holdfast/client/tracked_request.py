@@ -1,4 +1,4 @@
-"""A request that the connector tracks: its chain, the blocks held, its plan, the blocks saved."""
+"""A request that an engine tracks: its chains, the blocks held, its plan, the blocks saved."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.blocks.key import Chain
+from holdfast.client.connection import StoreClient
 from holdfast.client.engine_queue import EngineQueue
 from holdfast.client.request_hints import RequestHint
 from holdfast.errors import NotFollowed, ProtocolError
 from holdfast.limits import PUBLIC_BLOCKS_MAX
-from holdfast.wire.local.client import Client
 from holdfast.wire.local.messages import Cover, Covered
 
 
@@ -24,10 +24,10 @@ class PlanRequest:
     def __init__(self, blocks: int, at_s: float) -> None:
         self.blocks = blocks
         self.at_s = at_s
-        self._waiting: list[tuple[Client, int]] = []
+        self._waiting: list[tuple[StoreClient, int]] = []
         self._covered: list[Covered] = []
 
-    def ask(self, client: Client, cover: Cover) -> None:
+    def ask(self, client: StoreClient, cover: Cover) -> None:
         """Ask one rank's node. If it raises NodeGoneError, call `forget` for the other ranks."""
         self._waiting.append((client, client.send(cover)))
 
@@ -39,7 +39,7 @@ class PlanRequest:
         Waits up to `within_s` by the clock `now`, in all. Raises NodeGoneError, RefusedError or
         ProtocolError.
         """
-        missing: list[tuple[Client, int]] = []
+        missing: list[tuple[StoreClient, int]] = []
         until_s = now() + within_s
         for client, request_id in self._waiting:
             left_s = until_s - now()
@@ -78,9 +78,9 @@ class PendingLoad(NamedTuple):
 class PlanEnd(NamedTuple):
     """How a plan of the node ended at the engine, without the time of the first token.
 
-    `decided_at`: when vLLM last got the number of tokens to load; `loaded_s`: how much later they
-    were in the engine's pages, 0 if they never were. `not_followed`: why the plan was not carried
-    out; None if it was.
+    `decided_at`: when the engine last got the number of tokens to load; `loaded_s`: how much later
+    they were in the engine's pages, 0 if they never were. `not_followed`: why the plan was not
+    carried out; None if it was.
     """
 
     plan: int
@@ -90,7 +90,7 @@ class PlanEnd(NamedTuple):
 
 
 class TrackedRequest:
-    """A request of vLLM, from its arrival to its end.
+    """A request of an engine, from its arrival to its end.
 
     `chains`: of the first KV group, one per rank; `groups`: those of every group. `common`:
     chains with the key of the public domain; empty without one. `covered`: leading blocks, of

@@ -116,7 +116,7 @@ def test_a_long_prompt_may_wait_longer_for_an_answer(fakes):
         assert harness.side.matched_tokens(request, 0) == (None, False)
         harness.now = start + limit_s + 0.001
         assert harness.side.matched_tokens(request, 0) == (0, False)
-        harness.side._backoff.answered()
+        harness.side._lookups._backoff.answered()
 
 
 def test_a_node_that_may_be_waiting_for_a_core_has_more_time(fakes):

@@ -8,7 +8,8 @@ pytest.importorskip("vllm")
 
 from holdfast.blocks.key import unpack_keys
 from holdfast.client.prompt_ledger import PromptLedger
-from holdfast.engines.vllm.scheduler import NODE_SHARE, SAVE_BLOCKS
+from holdfast.client.request_lookups import NODE_SHARE
+from holdfast.engines.vllm.scheduler import SAVE_BLOCKS
 from holdfast.engines.vllm.work import WorkerReport
 from holdfast.errors import NodeGoneError, RefusedError
 from holdfast.wire.local.messages import Cover, Covered, Observed
@@ -79,7 +80,7 @@ def test_a_lookup_after_its_deadline_is_a_miss(harness):
 def test_a_busy_machine_does_not_make_an_answer_late(harness):
     """The wait is measured on a clock that stands still while the engine has no processor."""
     running = [0.0]
-    harness.side._running = lambda: running[0]
+    harness.side._lookups._running = lambda: running[0]
     harness.answering, harness.held = False, 2
     request = harness.request(20)
     harness.now, running[0] = 3.0, 0.04
@@ -91,7 +92,7 @@ def test_a_busy_machine_does_not_make_an_answer_late(harness):
 
 def test_a_node_that_does_not_answer_is_late_on_a_busy_machine_too(harness, caplog):
     running = [0.0]
-    harness.side._running = lambda: running[0]
+    harness.side._lookups._running = lambda: running[0]
     harness.answering = False
     request = harness.request(20)
     running[0] = 0.051

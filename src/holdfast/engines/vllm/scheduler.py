@@ -17,18 +17,18 @@ from typing import Any
 
 from holdfast.blocks.group_rules import unit_tokens
 from holdfast.blocks.key import Chain
-from holdfast.client.answer_wait import AnswerWait
 from holdfast.client.counts import REFUSED, ClientCounts
 from holdfast.client.durable_requests import DurableRequests
 from holdfast.client.engine_queue import EngineQueue, queue_ahead
 from holdfast.client.prompt_ledger import PromptLedger, by_tier
 from holdfast.client.queued_requests import QueuedRequests
 from holdfast.client.request_hints import DURABLE, NO_HINT, at_end, hint_of
+from holdfast.client.request_lookups import LookupLimits, RequestLookups
 from holdfast.client.step_timer import PrefillChunk, StepTimer
 from holdfast.client.tasks import GroupTask, LoadTask, SaveTask
-from holdfast.client.timeouts import Backoff, EngineClocks
+from holdfast.client.timeouts import EngineClocks
 from holdfast.client.timing_reporter import TimingReporter
-from holdfast.client.tracked_request import PendingLoad, PlanRequest, TrackedRequest
+from holdfast.client.tracked_request import PendingLoad, TrackedRequest
 from holdfast.client.transfer_params import is_asked, transfer_params
 from holdfast.engines.vllm.group_pages import PageLists
 from holdfast.engines.vllm.options import ConnectorSettings
@@ -42,25 +42,14 @@ from holdfast.engines.vllm.request_identity import (
     why_not_read,
 )
 from holdfast.engines.vllm.work import Handshake, StepWork
-from holdfast.errors import NodeGoneError, NotFollowed, Outcome, ProtocolError, RefusedError
+from holdfast.errors import NodeGoneError, NotFollowed, Outcome
 from holdfast.limits import CHAIN_BLOCKS_MAX
-from holdfast.wire.fields import traceparent
 from holdfast.wire.local.client import Client
-from holdfast.wire.local.messages import Cover, Covered, Prestage
+from holdfast.wire.local.messages import Prestage
 from holdfast.wire.local.reconnecting_client import ReconnectingClient
-
-COVER_MIN_S = 0.05
-COVER_MAX_S = 1.0
-"""Bounds on the timeout of a coverage answer that is derived from the prompt."""
 
 SAVE_BLOCKS = 1_024
 """Maximum number of blocks in one save task, and so in one `Reserve` request to the node."""
-
-NODE_SHARE = 0.8
-"""Share of the answer's timeout that the node may spend on shared tiers; the rest is transfer."""
-
-COVER_SHARE = 0.05
-"""Timeout of a coverage answer, as a share of the estimated time to compute the prompt."""
 
 _MEMORY = "host"
 """The node's tier whose blocks need no prestage."""
@@ -101,12 +90,11 @@ class SchedulerSide:
         self._reporter = reporter
         self._queued = QueuedRequests()
         self._durable = DurableRequests()
-        self._backoff = Backoff()
-        self._answer_wait = AnswerWait()
         self._computing: set[str] = set()
         self._timer = StepTimer(clocks.now)
-        self._token_s = 0.0
-        self._now, self._running = clocks
+        limits = LookupLimits(setting.fetch_deadline_s, setting.cover_deadline_s)
+        self._lookups = RequestLookups(limits, self.counts, clocks, self._timer)
+        self._now = clocks.now
         self._live: dict[str, Any] = {}
         self._tracked: dict[str, TrackedRequest] = {}
         self._loads: list[LoadTask] = []
@@ -180,10 +168,10 @@ class SchedulerSide:
             return 0, False
         if request.num_preemptions != tracked.preemptions:
             # The request restarts; its own blocks may have been saved since.
-            self._end_plan(tracked, NotFollowed.PREEMPTED)
+            self._lookups.end_plan(tracked, NotFollowed.PREEMPTED)
             tracked.restart()
             self._ask(tracked, self._clients())
-        if tracked.question is not None and not self._answered(tracked, tracked.question):
+        if not self._is_answered(tracked):
             return None, False
         if tracked.load_failed:  # the plan is not ended, because the load's time was spent on it
             tracked.local_tokens = local_tokens
@@ -200,7 +188,7 @@ class SchedulerSide:
         if renews and tracked.covered * size > local_tokens:
             self._ask(tracked, self._clients(), local_tokens)
             tracked.planned_queue = None  # a queue moves all the time
-            if tracked.question is not None and not self._answered(tracked, tracked.question):
+            if not self._is_answered(tracked):
                 return None, False
         tracked.local_tokens, tracked.decided_at = local_tokens, self._now()
         # At least one token is computed, because sampling needs its output.
@@ -250,7 +238,7 @@ class SchedulerSide:
 
     def build_work(self, output: Any) -> StepWork:
         """Return the loads and saves of this step for the workers."""
-        self._answer_wait.next_step()
+        self._lookups.next_step()
         self._prestage_queued()
         self._count_durable(self._tracked.values())
         work = StepWork(self._loads, tokens=output.total_num_scheduled_tokens)
@@ -364,7 +352,7 @@ class SchedulerSide:
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is not None:
             tracked.forget()
-            self._end_plan(tracked, NotFollowed.ENDED)
+            self._lookups.end_plan(tracked, NotFollowed.ENDED)
         if not self._live:  # there may be no later step that would report
             self._report()
         clients = self._clients()
@@ -403,7 +391,7 @@ class SchedulerSide:
             self._queued.left(request_id)
             self._durable.forget(request_id)
             tracked.forget()
-            self._end_plan(tracked, why)
+            self._lookups.end_plan(tracked, why)
         self._tracked.clear()
 
     def close(self) -> None:
@@ -431,54 +419,16 @@ class SchedulerSide:
     def _ask(
         self, tracked: TrackedRequest, clients: Sequence[Client] | None, local_tokens: int = 0
     ) -> None:
+        """Ask how much of a request is held, unless vLLM would not load it."""
         tracked.forget()
         tracked.planned_local_tokens = local_tokens
         tracked.extend()
-        blocks = [min(len(group[0]), CHAIN_BLOCKS_MAX) for group in tracked.groups]
-        units = min(
-            number * shape.rule.block_tokens // self._unit
-            for number, shape in zip(blocks, self._shapes, strict=True)
-        )
-        if not (units and self._setting.loads) or tracked.request.skip_reading_prefix_cache:
-            return  # nothing is asked for such a request, so it has no plan
-        if clients is None:
-            self._end_plan(tracked, NotFollowed.GONE)
-            return
-        question = PlanRequest(units, self._running())
-        queue = self._queue_ahead(tracked)
-        tracked.planned_queue = queue
-        deadline_s = NODE_SHARE * self._limit_s(tracked)
-        trace = traceparent((tracked.request.trace_headers or {}).get("traceparent", ""))
-        try:
-            chains = zip(
-                *(tracked.keys(0, number, group) for group, number in enumerate(blocks)),
-                strict=True,
-            )
-            for client, (keys, *more), common in zip(
-                clients, chains, tracked.common_keys(), strict=True
-            ):
-                cover = Cover(
-                    keys,
-                    tokens=tracked.request.num_tokens,
-                    have=local_tokens,
-                    limit_s=self._setting.fetch_deadline_s,
-                    plan=tracked.plan,
-                    session=tracked.hint.session,
-                    common=common,
-                    deadline_s=deadline_s,
-                    trace=trace,
-                    queued_tokens=queue.tokens,
-                    queued_pairs=queue.pairs,
-                    to_load=dict(queue.to_load),
-                    more_keys=more,
-                )
-                question.ask(client, cover)
-        except NodeGoneError:
-            self.counts.add("calls", "lookup", "gone")
-            question.forget()
-            self._end_plan(tracked, NotFollowed.GONE)
-            return
-        tracked.question = question
+        if self._setting.loads and not tracked.request.skip_reading_prefix_cache:
+            self._lookups.ask(tracked, clients, self._queue_ahead(tracked), local_tokens)
+
+    def _is_answered(self, tracked: TrackedRequest) -> bool:
+        """Return whether it is known what the node holds of a request, or that it is too late."""
+        return self._lookups.answered(tracked, computing=bool(self._computing))
 
     def _prestage_queued(self) -> None:
         """Announce to the node which contexts of waiting requests to read into memory.
@@ -488,7 +438,7 @@ class SchedulerSide:
         now_s = self._now()
         for request_id in self._queued.due(now_s):
             tracked, clients = self._tracked[request_id], self._clients()
-            if tracked.question is not None and not self._polled(tracked, tracked.question):
+            if not self._lookups.polled(tracked):
                 continue
             if not tracked.covered or tracked.sources.keys() <= {_MEMORY} or clients is None:
                 self._queued.left(request_id)
@@ -534,80 +484,10 @@ class SchedulerSide:
         planned = tracked.planned_queue
         return planned is None or not self._queue_ahead(tracked).has_moved(planned)
 
-    def _limit_s(self, tracked: TrackedRequest) -> float:
-        """Return the timeout of this prompt's answer; it shrinks while the node is silent."""
-        if self._setting.cover_deadline_s is not None:
-            return self._backoff.timeout_s(self._setting.cover_deadline_s)
-        share_s: float = COVER_SHARE * self._token_s * tracked.request.num_tokens
-        return self._backoff.timeout_s(min(max(COVER_MIN_S, share_s), COVER_MAX_S))
-
-    def _answered(self, tracked: TrackedRequest, question: PlanRequest) -> bool:
-        """Read the replies that arrived; return whether the answer is complete, failed or late."""
-        if self._polled(tracked, question, self._wait_briefly):
-            return True
-        limit_s, waited_s = self._limit_s(tracked), self._running() - question.at_s
-        if waited_s < limit_s or (
-            # A node that may lack a processor has longer, unless the user set the timeout.
-            self._setting.cover_deadline_s is None
-            and waited_s < self._backoff.timeout_s(COVER_MAX_S)
-            and question.node_is_runnable()
-        ):
-            return False
-        _log.info("late: the node did not say within %.3g s what is held; computed", limit_s)
-        self._backoff.late()
-        self.counts.add("calls", "lookup", "late")
-        tracked.forget()
-        self._end_plan(tracked, NotFollowed.LATE)
-        return True
-
-    def _polled(
-        self,
-        tracked: TrackedRequest,
-        question: PlanRequest,
-        read: Callable[[PlanRequest], Covered | None] = PlanRequest.answer,
-    ) -> bool:
-        """Read the replies that arrived; return whether the answer is complete, or failed."""
-        try:
-            answer = read(question)
-        except (NodeGoneError, RefusedError, ProtocolError) as error:
-            outcome = REFUSED if isinstance(error, RefusedError) else Outcome.GONE
-            self.counts.add("calls", "lookup", outcome)
-            tracked.forget()  # an earlier answer is outdated
-            self._end_plan(tracked, NotFollowed.GONE)
-            return True
-        if answer is None:
-            return False
-        self._backoff.answered()
-        self.counts.add("calls", "lookup", "ok")
-        tracked.learn(answer)
-        if answer.recompute_s:
-            computed = tracked.request.num_tokens - tracked.planned_local_tokens
-            self._token_s = answer.recompute_s / max(1, computed)
-        return True
-
-    def _wait_briefly(self, question: PlanRequest) -> Covered | None:
-        """Return the answer; wait for it at most for what is left of this step's budget."""
-        if (answer := question.answer()) is not None:
-            self._answer_wait.answered()
-            return answer
-        limit_s = self._answer_wait.limit_s(self._timer.step_s, computing=bool(self._computing))
-        if limit_s <= 0:
-            return None
-        began_s = self._now()
-        answer = question.answer(limit_s, self._now)
-        seconds, answered = self._now() - began_s, answer is not None
-        self._answer_wait.waited(seconds, limit_s, answered=answered)
-        return answer
-
     def _report(self) -> None:
         report = self._timer.report(idle=not self._live)
         if report is not None:
             self._reporter.put(report)
-
-    def _end_plan(self, tracked: TrackedRequest, why: NotFollowed) -> None:
-        end = tracked.end_plan(why)
-        if end is not None:
-            self._timer.plan_ended(end)
 
 
 def _save_tasks(
