@@ -208,9 +208,18 @@ def replayed(trace, policy, host, lower):
         simulated,
         one.view.evictions,
         {n: tier.written - tier.held for n, tier in enumerate(states) if tier.written > tier.held},
-        one.view.demoted,
+        demoted_to(one.view.moves),
         {n: tier.demoted for n, tier in enumerate(states) if tier.demoted},
     )
+
+
+def demoted_to(moves):
+    """The copies that moves made of what tiers evict, by target."""
+    demoted = Counter()
+    for (_, target, reason), blocks in moves.items():
+        if reason == "demotion":
+            demoted[target] += blocks
+    return dict(demoted)
 
 
 def fetched_by_tier(requests):

@@ -22,11 +22,12 @@ from holdfast.membership.membership import MembershipOptions
 from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
 from holdfast.node.remote.service import TargetLimits, TargetService
 from holdfast.policy.movement import Intake
-from holdfast.store.block_table import HOST
 from holdfast.store.options import StoreOptions, TierRules
 from holdfast.store.store import Store
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.testing.payloads import payload_of
+from holdfast.testing.store_control import leave
+from holdfast.testing.store_view import HOST, StoreView
 from holdfast.tiers.base import NamesCandidates
 from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.cxl.tier import CxlTier
@@ -160,7 +161,7 @@ class Scenario:
         self.store.start()
         self.key, domain = self.store.domain("default")
         self.namespace = Namespace(b"f" * 16, domain, PAYLOAD, BLOCK_TOKENS)
-        self.table = self.store.table
+        self.view = StoreView(self.store)
 
     def chain(self, seed, blocks):
         chain = Chain(self.key, self.namespace.fingerprint, BLOCK_TOKENS)
@@ -186,20 +187,14 @@ class Scenario:
 
     def wait(self):
         """Wait until no move is queued or running."""
-        while self.table.unwritten():
-            self.store.mover.wake()
+        self.view.wait_until_written()
 
     def leave(self, chain, tier):
         """Take a chain off one tier."""
-        with self.table.lock:
-            for row in self.table.index.find_all(self.namespace, chain.keys):
-                if row >= 0:
-                    self.table.remove_copy(row, tier)
+        leave(self.store, self.namespace, chain.keys, tier)
 
     def tiers(self, chain):
-        with self.table.lock:
-            rows = self.table.index.find_all(self.namespace, chain.keys)
-            return [self.table.state(row).tiers if row >= 0 else () for row in rows]
+        return [self.view.tiers(self.namespace, key) for key in chain.keys]
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS, ids=[f"{a} to {b}" for a, b in PAIRS])
@@ -212,7 +207,7 @@ def test_a_block_moves_from_any_kind_of_tier_to_any_other(tier_of, source, targe
     try:
         chain = one.chain(1, BLOCKS)
         one.save(chain)
-        assert one.tiers(chain) == [(HOST, one.source)] * BLOCKS
+        assert one.tiers(chain) == [[HOST, one.source]] * BLOCKS
         assert one.fetch(chain) == BLOCKS, "now it was used twice"
         one.leave(chain, HOST)
         if moves_down:
@@ -224,10 +219,10 @@ def test_a_block_moves_from_any_kind_of_tier_to_any_other(tier_of, source, targe
             assert one.fetch(chain) == BLOCKS
             one.leave(chain, HOST)
             one.leave(chain, one.source)
-        assert one.tiers(chain) == [(one.target,)] * BLOCKS
+        assert one.tiers(chain) == [[one.target]] * BLOCKS
         assert one.fetch(chain) == BLOCKS
-        moved = {(s, t): n for (s, t, _), n in one.table.movement.moved.items() if t == one.target}
-        assert sum(moved.values()) == BLOCKS, "and nothing else moved"
-        assert one.table.movement.dropped_unmoved.total() == 0
+        moved = sum(n for (_, target, _), n in one.view.moves.items() if target == one.target)
+        assert moved == BLOCKS, "and nothing else moved"
+        assert one.view.dropped_unmoved.total() == 0
     finally:
         one.store.close()

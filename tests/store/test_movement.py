@@ -1,7 +1,6 @@
 """Moves between tiers below memory: what one tier evicts is found, verified, on a slower one."""
 
 import threading
-from collections import Counter
 
 import pytest
 
@@ -9,11 +8,11 @@ from holdfast.errors import Outcome
 from holdfast.keys.keyring import KeyRing
 from holdfast.policy.movement import Intake
 from holdfast.policy.retention import Retention
-from holdfast.store.block_table import HOST
-from holdfast.store.move_queues import MoveReason
 from holdfast.store.options import TierRules
 from holdfast.store.write_batches import ParallelSeal
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
+from holdfast.testing.store_control import leave
+from holdfast.testing.store_view import HOST
 
 MIB = 1 << 20
 SECRET = b"s" * 32
@@ -21,7 +20,7 @@ NEAR, FAR = 1, 2
 ON_EVICTION = TierRules(intake=Intake(saves=False))
 KEEPS = TierRules(intake=Intake(fetched="never"))
 TAKES_ALL = TierRules(intake=Intake(saves=False, evicted="always"))
-DEMOTED = NEAR, FAR, MoveReason.DEMOTION
+DEMOTED = NEAR, FAR, "demotion"
 
 
 @pytest.fixture
@@ -51,10 +50,7 @@ def save_used(one, seed, blocks, uses=2):
 
 
 def tiers_of(one, chain):
-    table = one.store.table
-    with table.lock:
-        rows = table.index.find_all(one.namespace, chain.keys)
-        return [table.state(row).tiers if row >= 0 else () for row in rows]
+    return [one.view.tiers(one.namespace, key) for key in chain.keys]
 
 
 def push_out(one, first_seed, chains):
@@ -70,20 +66,20 @@ def test_what_a_tier_evicts_moves_to_the_next_one_and_comes_back(ladder):
     chain = save_used(one, 1, 8)
     assert far.usage().records == 0, "it takes nothing at the save"
     push_out(one, 10, 6)
-    assert tiers_of(one, chain) == [(FAR,)] * 8
+    assert tiers_of(one, chain) == [[FAR]] * 8
     assert one.read(chain) == 8
-    assert one.store.table.movement.moved[DEMOTED] == 8
-    assert one.store.table.movement.dropped_unmoved[NEAR] == 0
+    assert one.view.moves[DEMOTED] == 8
+    assert one.view.dropped_unmoved[NEAR] == 0
 
 
 def test_what_was_used_once_is_evicted_without_a_move(ladder):
     one = ladder(far := MemoryTier(64 * MIB))
     chain = save_used(one, 1, 8, uses=1)
     push_out(one, 10, 6)
-    assert tiers_of(one, chain) == [()] * 8
+    assert tiers_of(one, chain) == [[]] * 8
     assert one.store.cover(one.namespace, chain.keys).blocks == 0
     assert far.usage().records == 0
-    assert one.store.table.movement.dropped_unmoved[NEAR] == 0, "no tier takes it"
+    assert one.view.dropped_unmoved[NEAR] == 0, "no tier takes it"
 
 
 def test_what_is_durable_moves_though_it_was_used_once(ladder):
@@ -92,12 +88,9 @@ def test_what_is_durable_moves_though_it_was_used_once(ladder):
     one.save(chain, retention=Retention.DURABLE)
     one.leave_memory()
     assert far.usage().records == 8, "it is written through"
-    table = one.store.table
-    with table.lock:  # the far tier loses it
-        for row in table.index.find_all(one.namespace, chain.keys):
-            table.remove_copy(row, FAR)
+    leave(one.store, one.namespace, chain.keys, FAR)
     push_out(one, 10, 6)
-    assert tiers_of(one, chain) == [(FAR,)] * 8
+    assert tiers_of(one, chain) == [[FAR]] * 8
     assert near.usage().records
 
 
@@ -105,7 +98,7 @@ def test_a_tier_that_takes_all_gets_everything(ladder):
     one = ladder(MemoryTier(64 * MIB), TAKES_ALL)
     chains = [save_used(one, seed, 4, uses=1) for seed in range(12)]
     assert sum(map(one.read, chains)) == 48
-    assert one.store.table.movement.dropped_unmoved[NEAR] == 0
+    assert one.view.dropped_unmoved[NEAR] == 0
 
 
 def test_a_tier_that_takes_nothing_evicted_gets_nothing(ladder):
@@ -136,7 +129,7 @@ def test_what_a_target_is_full_of_is_not_moved_and_counted(ladder):
     chain = save_used(one, 1, 8)
     push_out(one, 10, 6)
     assert one.store.cover(one.namespace, chain.keys).blocks == 0
-    assert one.store.table.movement.moved[DEMOTED] == 0
+    assert one.view.moves[DEMOTED] == 0
     assert one.nothing_is_left_over()
 
 
@@ -153,12 +146,10 @@ def test_evictions_that_overtake_moves_are_counted(ladder):
     one = ladder(far := HeldTier(), TAKES_ALL)
     chain = one.chain(1, 40)
     one.save(chain, stop=20)
-    while one.store.table.queues.length(NEAR):
-        one.store.mover.wake()
+    one.view.wait_until_written(NEAR)
     one.save(chain, start=20)
-    while one.store.table.queues.length(NEAR):
-        one.store.mover.wake()
-    dropped = one.store.table.movement.dropped_unmoved[NEAR]
+    one.view.wait_until_written(NEAR)
+    dropped = one.view.dropped_unmoved[NEAR]
     far.go_on.set()
     one.flush()
     one.leave_memory()
@@ -178,8 +169,7 @@ def test_moves_to_a_tier_that_is_away_are_made_when_it_is_back(ladder):
     one.save(one.chain(50, 4))  # the near tier names candidates, and evicts none yet
     one.flush()
     one.leave_memory()
-    table = one.store.table
-    assert table.queues.deferred(FAR)
+    assert one.view.deferred(FAR)
     assert not far.records
     far.there = True
     one.store.housekeep()
@@ -196,9 +186,9 @@ def test_a_record_that_is_damaged_at_its_source_is_not_moved(ladder):
         records[place] = record[:5_000] + bytes([record[5_000] ^ 1]) + record[5_001:]
     push_out(one, 10, 6)
     assert far.usage().records == 5
-    assert Counter(tiers_of(one, chain)[3:]) == {(FAR,): 5}
+    assert tiers_of(one, chain)[3:] == [[FAR]] * 5
     assert one.store.cover(one.namespace, chain.keys).blocks == 0
-    assert one.store.table.failed_checks[NEAR, Outcome.CORRUPT] == 3
+    assert [fault.outcome for fault in one.view.faults] == [Outcome.CORRUPT] * 3
 
 
 def test_a_source_that_fails_during_a_move_loses_only_what_it_had(ladder):
@@ -239,18 +229,14 @@ def test_a_block_that_leaves_its_source_during_the_move(ladder, drops):
     if drops:
         one.store.drop("*")
     else:
-        table = one.store.table
-        with table.lock:
-            for row in table.index.find_all(one.namespace, chain.keys):
-                if row >= 0:
-                    table.remove_copy(row, NEAR)
+        leave(one.store, one.namespace, chain.keys, NEAR)
     far.go_on.set()
     one.flush()
     if drops:
         assert one.store.cover(one.namespace, chain.keys).blocks == 0
         assert far.usage().records == 0
     else:
-        assert (FAR,) in tiers_of(one, chain), "its verified bytes were on the way"
+        assert [FAR] in tiers_of(one, chain), "its verified bytes were on the way"
         assert one.read(chain) == sum(bool(t) for t in tiers_of(one, chain))
 
 
@@ -294,13 +280,13 @@ def test_two_tiers_that_offer_each_other_everything_do_not_move_in_a_circle(harn
         one.save(chain)
         one.flush()
     one.leave_memory()
-    moved = one.store.table.movement.moved.total()
+    moved = one.view.moves.total()
     assert moved <= 12 * 4 * 3 * 2, "each tier got each block at most once a save and an eviction"
     for _ in range(3):
         one.store.housekeep()
         one.store.mover.wake()
         one.flush()
-    assert one.store.table.movement.moved.total() == moved, "nothing moves without a use"
+    assert one.view.moves.total() == moved, "nothing moves without a use"
 
 
 def test_what_is_used_again_from_below_is_kept_above(harness):
@@ -308,14 +294,11 @@ def test_what_is_used_again_from_below_is_kept_above(harness):
     chain = one.chain(1, 4)
     one.save(chain)
     one.leave_memory()
-    table = one.store.table
-    with table.lock:
-        for row in table.index.find_all(one.namespace, chain.keys):
-            table.remove_copy(row, NEAR)
+    leave(one.store, one.namespace, chain.keys, NEAR)
     assert one.read(chain) == 4
     one.flush()
-    assert tiers_of(one, chain) == [(HOST, NEAR, FAR)] * 4
-    assert table.movement.moved[HOST, NEAR, MoveReason.PROMOTION] == 4
+    assert tiers_of(one, chain) == [[HOST, NEAR, FAR]] * 4
+    assert one.view.moves[HOST, NEAR, "promotion"] == 4
 
 
 def test_blocks_are_read_from_their_source_while_others_are_written(ladder, monkeypatch):
@@ -344,7 +327,7 @@ def test_blocks_are_read_from_their_source_while_others_are_written(ladder, monk
     while reads.acquire(blocking=False):
         pass
     push_out(one, 10, 6)
-    assert tiers_of(one, chain) == [(FAR,)] * 8
+    assert tiers_of(one, chain) == [[FAR]] * 8
     assert one.read(chain) == 8
 
 
@@ -353,16 +336,14 @@ def test_moves_from_below_keep_to_their_limit(ladder):
     one = ladder(far := MemoryTier(64 * MIB), limited)
     chain = one.chain(1, 12)
     one.save(chain)
-    while one.store.table.queues.length(NEAR):
-        one.store.mover.wake()
+    one.view.wait_until_written(NEAR)
     one.save(one.chain(2, 4))
     until = threading.Event()
     while not far.usage().records:
         one.store.mover.wake()
         until.wait(0.01)
     one.save(one.chain(3, 4))
-    while one.store.table.queues.length(NEAR):
-        one.store.mover.wake()
+    one.view.wait_until_written(NEAR)
     first = far.usage().records
     for _ in range(20):
         one.store.mover.wake()

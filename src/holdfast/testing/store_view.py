@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.store.block_table import HOST, CopyFault
-from holdfast.store.move_queues import MoveReason
 from holdfast.store.store import Store
 from holdfast.tiers.base import NOWHERE, Tier
 
@@ -181,14 +180,17 @@ class StoreView:
             return dict(self._table.evictions)
 
     @property
-    def demoted(self) -> dict[int, int]:
-        """Copies made of blocks that a faster tier evicts, by the tier that got them."""
-        demoted = Counter[int]()
+    def moves(self) -> Counter[tuple[int, int, str]]:
+        """Copies that moves made since the start, by source, target and reason."""
         with self._table.lock:
-            for (_, target, reason), blocks in self._table.movement.moved.items():
-                if reason is MoveReason.DEMOTION:
-                    demoted[target] += blocks
-        return dict(demoted)
+            moved = self._table.movement.moved
+            return Counter({(*move[:2], move[2].value): moved[move] for move in moved})
+
+    @property
+    def dropped_unmoved(self) -> Counter[int]:
+        """Copies that tiers evicted before they were moved, by tier, since the start."""
+        with self._table.lock:
+            return Counter(self._table.movement.dropped_unmoved)
 
     # Leases and memory
 
