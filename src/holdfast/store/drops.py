@@ -76,6 +76,7 @@ class DropsFile:
     def __init__(self, file: Path | None) -> None:
         self._file = file
         self._mutex = threading.Lock()
+        self._finishing = threading.Lock()
         self._entries: list[str] = []
         self._batches: Sequence[int] = ()
         """By tier, how many write batches had begun when the last drop ended."""
@@ -122,8 +123,16 @@ class DropsFile:
 
         `done`: by tier, how many write batches have ended. A batch frees the places of dropped
         blocks at its end, so those that had begun must have ended. `record` returns whether the
-        tiers recorded what was freed.
+        tiers recorded what was freed. While another call runs, this one does nothing.
         """
+        if not self._finishing.acquire(blocking=False):
+            return
+        try:
+            self._finish(done, record)
+        finally:
+            self._finishing.release()
+
+    def _finish(self, done: Sequence[int], record: Callable[[], bool]) -> None:
         with self._mutex:
             over = list(self._entries)
         if not over or any(n > now for n, now in zip(self._batches, done, strict=False)):
