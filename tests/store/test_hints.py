@@ -479,3 +479,41 @@ def test_a_context_pinned_again_at_every_turn_is_counted_once(laddered) -> None:
     one.store.housekeep()
     assert one.store.status().hints.pinned_bytes == 0
     assert one.nothing_is_left_over()
+
+
+class AnnouncedPool(SharedMemoryTier):
+    """A shared tier that is told what will be read, and when."""
+
+    def __init__(self, records):
+        super().__init__(records)
+        self.announced = SimpleQueue()
+
+    def announce(self, namespace, keys, start, in_s):
+        self.announced.put((list(keys), start, in_s))
+
+
+def test_a_prestage_ahead_of_time_is_announced_to_the_shared_tier_that_holds_it(harness) -> None:
+    records = {}
+    writer = harness(4 * MIB, SharedMemoryTier(records))
+    chain = writer.chain(1, 8)
+    writer.save(chain)
+    writer.flush()
+    pool = AnnouncedPool(records)
+    one = harness(4 * MIB, pool)
+    assert one.store.prestage(one.namespace, chain.keys, 60.0) == 8
+    keys, start, in_s = pool.announced.get(timeout=60)
+    assert (keys, start) == (chain.keys, 0)
+    assert 0.0 < in_s <= 60.0, "the store reads a little before the context is needed"
+
+
+def test_a_prestage_that_is_due_at_once_is_read_and_not_announced(harness) -> None:
+    records = {}
+    writer = harness(4 * MIB, SharedMemoryTier(records))
+    chain = writer.chain(1, 8)
+    writer.save(chain)
+    writer.flush()
+    pool = AnnouncedPool(records)
+    one = harness(4 * MIB, pool)
+    one.store.prestage(one.namespace, chain.keys, 0.0)
+    until_up(one, chain)
+    assert pool.announced.empty()

@@ -6,6 +6,7 @@ late, wrong, or about blocks that are not held; then it changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from functools import partial
 from itertools import takewhile
@@ -23,6 +24,7 @@ from holdfast.store.evict import slots
 from holdfast.store.fetch import fetch_unverified
 from holdfast.store.lookup import ask_first, ask_in_time
 from holdfast.store.pending_hints import NamedChain, PendingPrestage, PinnedChain
+from holdfast.tiers.base import Announceable
 
 PIN_S_MAX = 3_600.0
 KEPT_SHARE = 0.5
@@ -34,6 +36,9 @@ For pins, reservations of other domains are left out.
 STAGED_S = 10.0
 """Time for which a prestaged context stays in memory beyond the time when it is needed, unless a
 request uses it before."""
+
+ANNOUNCED_S_MIN = 0.5
+"""Shortest time before the read of a prestage at which shared tiers are told of it."""
 
 _PROMOTION_S = 60.0
 
@@ -200,10 +205,29 @@ def _stage(store: StoreParts, chain: NamedChain, at_s: float) -> int:
         begin_s = now_s + begin_in_s(max(0.0, at_s - now_s), fetch_s)
         is_queued = store.pending_hints.wait(begin_s, PendingPrestage(chain, at_s))
     if is_queued:
+        _announce(store, chain, tiers, begin_s - now_s)
         if begin_s <= now_s:
             start_prestages(store)
         return len(tiers)
     return next((at for at, tier in enumerate(tiers) if tier != HOST), len(tiers))
+
+
+def _announce(store: StoreParts, chain: NamedChain, tiers: Sequence[int], in_s: float) -> None:
+    """Have shared tiers read blocks into their remote memory before this store reads them.
+
+    Only if there is time for it: this store reads the blocks of a prestage that is due at once.
+    """
+    if in_s < ANNOUNCED_S_MIN:
+        return
+    namespace, keys = chain.namespace, unpack_keys(chain.keys)
+    for number in sorted(set(tiers) & store.table.shared.keys()):
+        tier = store.table.shared[number]
+        if isinstance(tier, Announceable):
+            wanted = keys[: max(at for at, held in enumerate(tiers) if held == number) + 1]
+            work = partial(tier.announce, namespace, wanted, tiers.index(number), in_s)
+            item = WorkItem(namespace.domain, share=store.share(namespace.domain))
+            with contextlib.suppress(RuntimeError):  # no thread can be started, as at exit
+                store.background.submit(item, work)
 
 
 def _promote(store: StoreParts, staging: PendingPrestage) -> None:

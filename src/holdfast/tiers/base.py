@@ -417,6 +417,20 @@ class Queryable(SharedTier, Protocol):
 
 
 @runtime_checkable
+class Announceable(SharedTier, Protocol):
+    """A shared tier whose remote side can read records into its memory before they are read."""
+
+    def announce(
+        self, namespace: Namespace, keys: Sequence[bytes], start: int, in_s: float
+    ) -> None:
+        """Tell the remote side that the blocks from `start` on will be read in `in_s` seconds.
+
+        `keys` starts with the first block of the chain. Best effort, bounded in time.
+        """
+        ...
+
+
+@runtime_checkable
 class Rebalancing(Reachable, LosesRecords, Protocol):
     """A shared tier whose members join and leave, and that reports which blocks to rewrite.
 

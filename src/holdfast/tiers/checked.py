@@ -34,6 +34,7 @@ from holdfast.errors import ConfigError, Outcome
 from holdfast.status import MemberStatus
 from holdfast.tiers.base import (
     NOWHERE,
+    Announceable,
     AnsweringTier,
     Candidate,
     Erasable,
@@ -484,6 +485,14 @@ class CheckedSharedTier(CheckedTier):
             return ""
         limits = self._tier.limits
         return self._state_of("limits", lambda: typed(limits(), str), "")
+
+    def announce(
+        self, namespace: Namespace, keys: Sequence[bytes], start: int, in_s: float
+    ) -> None:
+        if isinstance(self._tier, Announceable):
+            self._in_time(
+                "announce", partial(self._tier.announce, namespace, keys, start, in_s), None
+            )
 
     def flush(self) -> bool:
         if not isinstance(self._tier, Flushable):

@@ -11,7 +11,10 @@ from holdfast.membership.members import Member
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.chained import ChainedBlocks
+from holdfast.testing.memory import MemoryTier
 from holdfast.testing.payloads import key_of, record_of
+from holdfast.testing.store_control import leave_all
+from holdfast.testing.store_view import HOST, StoreView
 from holdfast.tiers.pool.parity import parity_key, parity_namespace
 from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
 from holdfast.wire.remote.client import TargetClient
@@ -109,3 +112,30 @@ def test_sealed_blocks_are_rebuilt_without_their_key(targets):
         assert reader.look(contexts.namespace, keys, 20.0).blocks == BLOCKS
         assert contexts.read(keys, 30.0) == BLOCKS
         assert pool.usage().rebuilt > 0
+
+
+@pytest.mark.parametrize("count", [1, TARGETS])
+def test_announced_blocks_are_in_the_memory_of_their_targets_before_they_are_read(
+    serve_here, count
+):
+    blocks = ChainedBlocks(PAYLOAD_BYTES)
+    targets = [
+        serve_here(blocks.namespace, tiers=[MemoryTier(64 * MIB, name="disk")])
+        for _ in range(count)
+    ]
+    with closing(pool_over(targets)) as pool:
+        assert set(blocks.save(pool, range(BLOCKS))) == {Outcome.OK}
+        for target in targets:
+            StoreView(target.store).wait_until_written()
+            leave_all(target.store)
+        assert in_memory(targets) == 0
+        pool.announce(blocks.namespace, blocks.keys(BLOCKS), 0, 0.0)
+        StoreView(targets[0].store).wait_until(
+            lambda: in_memory(targets) >= BLOCKS, "the targets have read their blocks"
+        )
+        assert set(blocks.load(pool, range(BLOCKS))) == {Outcome.OK}
+
+
+def in_memory(targets):
+    """Return how many blocks the targets have in memory."""
+    return sum(len(StoreView(target.store).copies(HOST)) for target in targets)

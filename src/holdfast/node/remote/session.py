@@ -28,7 +28,7 @@ from holdfast.limits import (
 from holdfast.node.remote.send_budget import SMALL_BYTES
 from holdfast.node.remote.service import TargetService
 from holdfast.node.validation import BLOCK_TOKENS_MAX, check_bytes, check_within, unpack_chain
-from holdfast.session import check_seconds
+from holdfast.session import SECONDS_MAX, check_seconds
 from holdfast.store.receive import ReceiveSlot
 from holdfast.store.store import Store
 from holdfast.tiers.base import NOWHERE, Place
@@ -166,6 +166,9 @@ class TargetSession:
                     return m.Counted(store.check_suspects(*_named(request)))
                 case m.UseBlocks():
                     return m.Counted(store.use(*_named(request)))
+                case m.PrestageBlocks():
+                    check_seconds("prestage.in_s", request.in_s, SECONDS_MAX)
+                    return m.Counted(store.prestage(*_named(request), request.in_s, 0.0))
                 case Status():
                     return ReportReply(msgspec.to_builtins(self._service.node_status()))
                 case List():

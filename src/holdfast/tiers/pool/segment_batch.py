@@ -9,7 +9,7 @@ from typing import NamedTuple
 from holdfast.blocks.envelope import header_of_record
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace, namespace_of
-from holdfast.tiers.base import Place, TierGet, TierPut
+from holdfast.tiers.base import Place, TierGet, TierPut, chain_segments
 
 
 class SegmentBatch(NamedTuple):
@@ -48,6 +48,17 @@ def _parts(groups: Sequence[tuple[Place, Namespace | None]], seconds: float) -> 
             parts[group] = SegmentBatch(segment_of(group[0]), [], until)
         parts[group].indices.append(index)
     return list(parts.values())
+
+
+def parts_of_chain(
+    keys: Sequence[bytes], start: int, segment_blocks: int, seconds: float
+) -> list[SegmentBatch]:
+    """Split the blocks of a chain from `start` on by segment."""
+    until = time.monotonic() + seconds
+    return [
+        SegmentBatch(segment_of(place), list(blocks), until)
+        for place, blocks in chain_segments(keys, start, segment_blocks)
+    ]
 
 
 def parts_by_lane(

@@ -40,7 +40,6 @@ from holdfast.tiers.base import (
     TierGet,
     TierPut,
     TierUsage,
-    chain_segments,
     segment_place,
 )
 from holdfast.tiers.gate import MediumGate
@@ -61,9 +60,9 @@ from holdfast.tiers.pool.segment_batch import (
     SegmentBatch,
     names_of,
     parts_by_lane,
+    parts_of_chain,
     parts_of_gets,
     parts_of_puts,
-    segment_of,
 )
 from holdfast.tiers.pool.striped_lookup import StripedLookup
 from holdfast.tiers.pool.striped_reads import Lateness, StripedReads
@@ -204,19 +203,35 @@ class PoolTier(AnsweringTier):
     ) -> HeldAnswer:
         """Ask the members; OK if all that may hold the first missing block have answered."""
         found = bytearray(len(keys))
-        until = time.monotonic() + min(self.options.ask_s, within_s)
+        ask_s = min(self.options.ask_s, within_s)
+        until = time.monotonic() + ask_s
         if self.lookup.is_striped() and not self._gate.is_shut:
             return self._striped_lookup.ask(namespace, keys, start, until)
-        parts = [
-            SegmentBatch(segment_of(place), list(blocks), until)
-            for place, blocks in chain_segments(keys, start, self.options.segment_blocks)
-        ]
+        parts = parts_of_chain(keys, start, self.options.segment_blocks, ask_s)
         answered = [Outcome.LATE] * len(keys)
         self._each(parts, lambda part: self._ask(part, namespace, keys, found, answered))
         missing = found.find(0, start)
         if missing < 0:
             return HeldAnswer(len(keys) - start, Outcome.OK)
         return HeldAnswer(missing - start, answered[missing])
+
+    def announce(
+        self, namespace: Namespace, keys: Sequence[bytes], start: int, in_s: float
+    ) -> None:
+        """Have the owners read blocks from their disks into memory before they are read."""
+        parts = parts_of_chain(keys, start, self.options.segment_blocks, self.options.ask_s)
+        if self.lookup.is_striped():
+            numbers = [number % self.options.segment_blocks for number in range(len(keys))]
+            parts = parts_by_lane(parts, self.lookup.lanes(), numbers)
+
+        def tell(part: SegmentBatch) -> None:
+            wanted = [keys[index] for index in part.indices]
+            for member in self.lookup.route(part.segment, 1, part.block).read[:1]:
+                self.connections.call(
+                    member, lambda target, _: target.prestage(namespace, wanted, in_s, part.left_s)
+                )
+
+        self._each(parts, tell)
 
     def delete_corrupt(self, batch: Sequence[TierGet]) -> None:
         """Report records to every member that may have served them; each checks its own."""

@@ -214,6 +214,13 @@ class TargetClient:
         """State that blocks are in use: the target evicts others first."""
         return self._count(self._named(m.UseBlocks, namespace, keys), deadline_s)
 
+    def prestage(
+        self, namespace: Namespace, keys: Sequence[bytes], in_s: float, deadline_s: float
+    ) -> BlockCount:
+        """Have the target read blocks into its memory within `in_s`; return how many it holds."""
+        request = self._named(m.PrestageBlocks, namespace, keys, in_s=in_s)
+        return self._count(request, deadline_s)
+
     def stats(self, deadline_s: float) -> tuple[NodeStatus, Outcome]:
         """Return the target's status; empty if the target is of a version that has another."""
         reply, outcome = self._ask(Status(), ReportReply, Deadline.within(deadline_s))

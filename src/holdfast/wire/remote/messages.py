@@ -133,8 +133,17 @@ class UseBlocks(NamedBlocks, frozen=True, tag="use"):
     """
 
 
+class PrestageBlocks(NamedBlocks, frozen=True, tag="prestage"):
+    """Hint: have the held ones of these blocks, which are consecutive here, in memory in `in_s`.
+
+    The answer is the number of leading blocks that are held.
+    """
+
+    in_s: float
+
+
 class Counted(_Message, frozen=True, tag="counted"):
-    """The number of blocks that a DeleteBlocks or a UseBlocks found, or a SuspectBlocks deleted."""
+    """The number of blocks that a request found; of a SuspectBlocks, the number that it deleted."""
 
     blocks: Integer
     epoch: Integer = 0
@@ -148,6 +157,7 @@ TargetRequest: TypeAlias = (
     | DeleteBlocks
     | SuspectBlocks
     | UseBlocks
+    | PrestageBlocks
     | Status
     | List
 )
