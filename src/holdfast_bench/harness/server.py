@@ -173,8 +173,8 @@ class EngineCooldown:
         self._last = None
 
 
-def wait_all_ready(engines: Sequence[VllmServer]) -> None:
-    """Return once every server answers; raise HoldfastError if one of them ends."""
+def wait_all_ready(engines: Sequence[VllmServer], within_s: float = READY_S) -> None:
+    """Return once every server answers; raise HoldfastError if one ends or is later than that."""
 
     def ready(engine: VllmServer) -> bool:
         for other in engines:
@@ -182,7 +182,7 @@ def wait_all_ready(engines: Sequence[VllmServer]) -> None:
         return engine.ready()
 
     for engine in engines:
-        wait_until(engine.process, partial(ready, engine), READY_S)
+        wait_until(engine.process, partial(ready, engine), within_s)
 
 
 def start_servers(

@@ -51,7 +51,7 @@ def test_a_prompt_is_loaded_if_every_stage_holds_its_layers(tmp_path_factory):
         )
         engine = VllmServer("stages", options, folder / "stages.log")
         with engine.process:
-            wait_all_ready([engine])
+            wait_all_ready([engine], within_s=600)
             cold = ask(engine, prompt, ANSWER)
             # Five blocks of each stage: they have layers of their own, so other names.
             wait_until(engine.process, partial(holds, node, 2 * HELD // BLOCK), 60)
