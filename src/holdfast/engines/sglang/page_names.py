@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ HASH_FUNCTION = "sglang.srt.mem_cache.utils.get_hash_str"
 """The function of SGLang that names pages."""
 
 NAMES_MAX = 1 << 18
-"""Pages whose position in their context is known; those named longest ago are forgotten."""
+"""Pages whose position in their context is known; those used longest ago are forgotten."""
 
 
 class PageNames:
@@ -60,6 +61,7 @@ class PageNames:
         keys = chain.keys[bool(parent) :]
         for before, key in pairwise([parent, *keys]):
             self._parents[key] = before
+            self._touch(key)
         while len(self._parents) > NAMES_MAX:
             self._parents.popitem(last=False)
         names = [key.hex() for key in keys]
@@ -82,8 +84,15 @@ class PageNames:
         follow = all(self._parents.get(key) == parent for parent, key in pairwise(keys))
         if before is None or not follow:
             raise BlockError("pages to save do not follow each other in a context that is known")
+        for key in reversed(path):
+            self._touch(key)
         chain.keys.extend(reversed(path))
         return chain
+
+    def _touch(self, key: bytes) -> None:
+        """Make a page the one that was used last; another thread may have forgotten it."""
+        with suppress(KeyError):
+            self._parents.move_to_end(key)
 
     def run(self, names: Sequence[str]) -> Chain:
         """Return a chain of these pages alone, to look them up, up to the first of SGLang's own."""
