@@ -176,6 +176,7 @@ class TierWriter:
                     _log.exception("blocks cannot be written tier=%s", self._tier.name)
                 finally:
                     self.batches_ended = self.batches_begun
+            self._source.end()
 
     def _has_moves(self) -> bool:
         """Return whether a move may be made now."""
@@ -218,7 +219,6 @@ class TierWriter:
             self._write_groups(self._split(picked))
             self._candidates.look()
         finally:
-            self._source.end()
             with table.lock:
                 table.queues.set_writing(number, 0)
                 for row in rows:
