@@ -9,7 +9,7 @@ pytest.importorskip("vllm")
 from holdfast.blocks.key import unpack_keys
 from holdfast.client.prompt_ledger import PromptLedger
 from holdfast.client.request_lookups import NODE_SHARE
-from holdfast.engines.vllm.scheduler import SAVE_BLOCKS
+from holdfast.engines.vllm.group_tasks import SAVE_BLOCKS
 from holdfast.engines.vllm.work import WorkerReport
 from holdfast.errors import NodeGoneError, RefusedError
 from holdfast.wire.local.messages import Cover, Covered, Observed

@@ -175,6 +175,10 @@ class Driver:
 
         loader.moves_of = shifted
 
+    def hit_unit(self):
+        """Return the tokens of which vLLM's own hits are a multiple."""
+        return self.core.scheduler.kv_cache_config.cache_hit_alignment_tokens
+
     def leave_out(self, group):
         """Let loads put the blocks of one KV group nowhere; None: no group."""
         from holdfast.client import loader

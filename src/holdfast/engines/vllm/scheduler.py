@@ -11,11 +11,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from holdfast.blocks.group_rules import unit_tokens
 from holdfast.blocks.key import Chain
 from holdfast.client.counts import REFUSED, ClientCounts
 from holdfast.client.durable_requests import DurableRequests
@@ -25,12 +24,13 @@ from holdfast.client.queued_requests import QueuedRequests
 from holdfast.client.request_hints import DURABLE, NO_HINT, at_end, hint_of
 from holdfast.client.request_lookups import LookupLimits, RequestLookups
 from holdfast.client.step_timer import PrefillChunk, StepTimer
-from holdfast.client.tasks import GroupTask, LoadTask, SaveTask
+from holdfast.client.tasks import LoadTask
 from holdfast.client.timeouts import EngineClocks
 from holdfast.client.timing_reporter import TimingReporter
 from holdfast.client.tracked_request import PendingLoad, TrackedRequest
 from holdfast.client.transfer_params import is_asked, transfer_params
 from holdfast.engines.vllm.group_pages import PageLists
+from holdfast.engines.vllm.group_tasks import GroupTasks
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.request_identity import (
     NO_IDENTITY,
@@ -43,13 +43,9 @@ from holdfast.engines.vllm.request_identity import (
 )
 from holdfast.engines.vllm.work import Handshake, StepWork
 from holdfast.errors import NodeGoneError, NotFollowed, Outcome
-from holdfast.limits import CHAIN_BLOCKS_MAX
 from holdfast.wire.local.client import Client
 from holdfast.wire.local.messages import Prestage
 from holdfast.wire.local.reconnecting_client import ReconnectingClient
-
-SAVE_BLOCKS = 1_024
-"""Maximum number of blocks in one save task, and so in one `Reserve` request to the node."""
 
 _MEMORY = "host"
 """The node's tier whose blocks need no prestage."""
@@ -79,12 +75,8 @@ class SchedulerSide:
         self._member = self._ledger.join()
         self._connections = connections
         self._groups = [handshake.groups for handshake in handshakes]
-        self._shapes = [group.shape for group in handshakes[0].groups]
-        first, rules = self._shapes[0], [shape.rule for shape in self._shapes]
-        self._is_plain = len(rules) == len(first.tables) == 1 and rules[0].attention == "full"
-        """Whether any leading pages are a prefix: one KV group, of full attention."""
-        self._unit = unit_tokens(rules)
-        self._step = first.page_tokens if self._is_plain else self._unit
+        self._tasks = GroupTasks([group.shape for group in handshakes[0].groups])
+        self._shapes, self._unit = self._tasks.shapes, self._tasks.unit_tokens
         self._setting = setting
         self._adapters = AdapterDigests(setting.adapter_settings)
         self._reporter = reporter
@@ -152,7 +144,7 @@ class SchedulerSide:
                 extras_of(identity, size, salted=False),
             )
             for client, groups in zip(clients, self._groups, strict=True)
-            if client.welcome.common_key and self._is_plain
+            if client.welcome.common_key and self._tasks.is_plain
         ]
         tracked = TrackedRequest(request, chains, common, hint, more)
         self._tracked[request_id] = tracked
@@ -192,7 +184,7 @@ class SchedulerSide:
                 return None, False
         tracked.local_tokens, tracked.decided_at = local_tokens, self._now()
         # At least one token is computed, because sampling needs its output.
-        full = (request.num_tokens - 1) // self._step * self._step
+        full = (request.num_tokens - 1) // self._tasks.step_tokens * self._tasks.step_tokens
         tokens = min(tracked.planned_blocks * size, full) - local_tokens
         return (tokens, True) if tokens > 0 else (0, False)
 
@@ -203,32 +195,13 @@ class SchedulerSide:
         if tracked is None or not external_tokens:
             return
         start = tracked.local_tokens
-        groups = self._load_groups(tracked, lists, start, start + external_tokens)
+        groups = self._tasks.loads(tracked, lists, start, start + external_tokens)
         tracked.loading = PendingLoad(start, groups[0].pages)
         self._loading_tokens[request.request_id] = external_tokens
         self._ledger.loading(self._member, request.request_id, start)
         self._loads.append(
             LoadTask(request.request_id, groups, external_tokens, tracked.plan, tracked.deadline_s)
         )
-
-    def _load_groups(
-        self, tracked: TrackedRequest, lists: PageLists, start: int, stop: int
-    ) -> tuple[GroupTask, ...]:
-        """Return the blocks of each group to load for a resume after `stop` tokens."""
-        if self._is_plain:
-            shape = self._shapes[0]
-            page, size = shape.page_tokens, shape.rule.block_tokens
-            wanted = list(lists[shape.tables[0]][start // page : stop // page])
-            first_block, skipped = divmod(start, size)
-            keys = tracked.keys(first_block, -(-stop // size))
-            return (GroupTask(keys, wanted, skipped // page),)
-        groups = []
-        for number, shape in enumerate(self._shapes):
-            blocks, pages = shape.load_pages(lists, stop, start)
-            if blocks:
-                keys = tracked.keys(blocks.start, blocks.stop, number)
-                groups.append(GroupTask(keys, pages, 0, number))
-        return tuple(groups)
 
     def sources(self, request: Any, external_tokens: int) -> dict[str, int]:
         """Split the tokens of a planned load by tier, in the proportions of the node's answer."""
@@ -266,44 +239,13 @@ class SchedulerSide:
                 tracked = self._tracked.get(request_id)
                 if tracked is not None:
                     lists = partial(state.get_block_ids, request_id)
-                    work.saves += self._saves_of(tracked, scheduled, lists)
+                    work.saves += self._tasks.saves(tracked, scheduled, lists)
             offered = getattr(state, "boundary_state_offloads", None) or {}
             for request_id, states in offered.items():
                 tracked = self._tracked.get(request_id)
                 if tracked is not None:
-                    work.saves += self._state_saves(tracked, states)
+                    work.saves += self._tasks.state_saves(tracked, states)
         return work
-
-    def _saves_of(
-        self, tracked: TrackedRequest, scheduled: int, lists_of: Callable[[], PageLists]
-    ) -> Iterator[SaveTask]:
-        """Yield the saves of the blocks that a request fills in this step."""
-        # A block is full if its tokens are known and computed; draft tokens are not known yet.
-        request = tracked.request
-        computed = min(request.num_computed_tokens + scheduled, request.num_tokens)
-        tracked.extend()
-        lists: PageLists | None = None
-        for number, shape in enumerate(self._shapes):
-            known = len(tracked.groups[number][0])
-            full = min(known, computed // shape.rule.block_tokens, CHAIN_BLOCKS_MAX)
-            saved = tracked.group_saved[number]
-            if full <= saved or shape.rule.attention == "recurrent":
-                continue
-            lists = lists_of() if lists is None else lists
-            for blocks, pages in shape.save_runs(lists, range(saved, full)):
-                yield from _save_tasks(tracked, number, blocks, pages)
-            tracked.group_saved[number] = full
-
-    def _state_saves(
-        self, tracked: TrackedRequest, states: Sequence[tuple[int, int, int]]
-    ) -> Iterator[SaveTask]:
-        """Yield the saves of recurrent states that vLLM offers in this step."""
-        tracked.extend()
-        for number, shape in enumerate(self._shapes):
-            if shape.rule.attention == "recurrent":
-                for block, pages in shape.states(states):
-                    if block < min(len(tracked.groups[number][0]), CHAIN_BLOCKS_MAX):
-                        yield from _save_tasks(tracked, number, range(block, block + 1), pages)
 
     def on_worker_output(self, output: Any) -> None:
         """Apply the workers' output: ended loads, pages that failed, and step timing."""
@@ -311,7 +253,7 @@ class SchedulerSide:
             pages = tracked.loading.pages if tracked.loading else ()
             bad = [at for at, page in enumerate(pages) if page in output.invalid_block_ids]
             if bad:
-                tracked.fail(bad[0], self._step)
+                tracked.fail(bad[0], self._tasks.step_tokens)
         for request_id in output.failed_recving or ():
             if (failed := self._tracked.get(request_id)) is not None:
                 failed.fail_all()
@@ -325,7 +267,7 @@ class SchedulerSide:
         for request_id, blocks in worker_report.landed.items() if worker_report else ():
             tokens = self._loading_tokens.pop(request_id, 0)
             # Blocks of several groups are of the same tokens.
-            landed = self._tokens_of(blocks) if self._is_plain else by_tier(tokens, blocks)
+            landed = self._tokens_of(blocks) if self._tasks.is_plain else by_tier(tokens, blocks)
             self._ledger.landed(request_id, landed)
         if worker_report is not None and worker_report.computed:
             self._timer.end()
@@ -488,22 +430,3 @@ class SchedulerSide:
         report = self._timer.report(idle=not self._live)
         if report is not None:
             self._reporter.put(report)
-
-
-def _save_tasks(
-    tracked: TrackedRequest, group: int, blocks: range, pages: Sequence[int]
-) -> Iterator[SaveTask]:
-    """Yield the saves of a run of blocks; one of more than `SAVE_BLOCKS` would delay others."""
-    chains, per_block = tracked.groups[group], len(pages) // len(blocks)
-    for start in range(blocks.start, blocks.stop, SAVE_BLOCKS):
-        stop, at = min(start + SAVE_BLOCKS, blocks.stop), start - blocks.start
-        yield SaveTask(
-            tracked.request.request_id,
-            tracked.keys(start, stop, group),
-            tuple(chain.parent(start) for chain in chains),
-            tuple(chain.segment(start) for chain in chains),
-            start,
-            list(pages[at * per_block : (at + stop - start) * per_block]),
-            tracked.hint.retention,
-            group,
-        )
