@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import holdfast
+from holdfast import EngineGroup, GroupPages
 from holdfast.cli import main
 from holdfast.codec.int8 import Int8
 from holdfast.errors import NodeGoneError, RefusedError
@@ -15,6 +16,7 @@ from holdfast.metrics import node_samples
 from holdfast.probe import free_port
 from holdfast.testing.embedded import fingerprint_for
 from holdfast.testing.gates import permit
+from holdfast.testing.row_pages import RowPages
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
 from holdfast_bench.harness.node import serve_argv
@@ -132,6 +134,22 @@ def test_a_session_is_exact_until_a_record_permits_the_codec(node, caplog, capsy
     for command in (["stats"], ["top", "--views", "1"]):
         assert main([*command, "--node", node.address]) == 0
         assert f"int8: {line}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_engine_gets_the_codec_of_its_domain_as_a_session_does(node):
+    permit(node.gates, SECRET, MODEL)
+    memory = RowPages(2 * BLOCKS, LAYOUT.raw_bytes)
+    memory.rows[:BLOCKS] = KV.view(np.uint8)
+    with contextlib.closing(memory), holdfast.open(node.address, domain="acme") as store:
+        with holdfast.open_engine(store, [EngineGroup(MODEL)]) as client:
+            context = client.context(TOKENS)
+            pages = [GroupPages(memory.device, range(BLOCKS))]
+            assert client.save(context, [range(BLOCKS)], pages).wait(60).blocks == BLOCKS
+            ticket = client.lookup(context).wait(60)
+            pages = [GroupPages(memory.device, range(BLOCKS, 2 * BLOCKS))]
+            assert client.load(ticket, pages).wait(60).tokens == len(TOKENS)
+        assert (memory.rows[BLOCKS:].view(np.float16) == kept()).all()
+        assert (fetch(store.session(MODEL)) == kept()).all()
 
 
 def test_a_session_reconnects_with_the_blocks_that_it_began_with(node):

@@ -62,6 +62,8 @@ CONNECT_S = 5.0
 
 SAVE_THREADS = 2
 
+SEVERAL_GROUPS = "blocks stay exact, because the model has several KV groups; a codec takes one"
+
 _SHORTEST_DEADLINE_S = 0.001
 """Smallest deadline of a lookup that is sent; 0 selects the store's default."""
 
@@ -85,20 +87,24 @@ def open_engine(
         raise BlockError("open_engine: no KV group given; pass those of the model")
     if isinstance(store, Store):
         name = domain or "default"
-        groups = [_quantised(store, name, group) for group in groups]
-        client = EmbeddedClient(
-            store, _hello(groups, name, peer), [group.fingerprint for group in groups]
-        )
+        groups = _quantised(store, name, groups)
+        fingerprints = [group.fingerprint for group in groups]
+        client = EmbeddedClient(store, _hello(groups, name, peer), fingerprints)
         return StoreEngine(client, client, groups)
     name = store.domain if domain is None else domain
-    hello = _hello(groups, name, peer)
-    connection = ReconnectingClient(store.address, hello, CONNECT_S)
-    node_client = connection.wait(CONNECT_S)
-    if node_client is None:
+    connection, first = _connected(store.address, _hello(groups, name, peer))
+    welcome = first.welcome
+    if welcome.exact_because:
+        _log.warning("node %s: %s", store.address, welcome.exact_because)
+    if welcome.codec and len(groups) == 1:  # every reconnection keeps what is chosen here
         connection.close()
-        error = RefusedError if connection.refused else NodeGoneError
-        raise error(connection.failure)
-    return StoreEngine(connection, node_client, groups)
+        only = groups[0]
+        chosen = only.fingerprint.quantised(welcome.codec, welcome.codec_version)
+        groups = [only._replace(fingerprint=chosen)]
+        connection, first = _connected(store.address, _hello(groups, name, peer))
+    elif welcome.codec:
+        _log.warning("node %s: %s", store.address, SEVERAL_GROUPS)
+    return StoreEngine(connection, first, groups)
 
 
 class StoreEngine:
@@ -535,12 +541,28 @@ def _check_groups(given: int, groups: int) -> None:
         raise BlockError(f"{given} entries given, the model has {groups} KV groups")
 
 
-def _quantised(store: Store, domain: str, group: EngineGroup) -> EngineGroup:
-    """Return the group as the store keeps it: quantised, if its domain asks for that."""
-    choice = store.quantise.choose(domain, group.fingerprint)
+def _connected(address: str, hello: m.Hello) -> tuple[ReconnectingClient, StoreClient]:
+    """Return a connection to a node, and the client of its first session."""
+    connection = ReconnectingClient(address, hello, CONNECT_S)
+    client = connection.wait(CONNECT_S)
+    if client is None:
+        connection.close()
+        error = RefusedError if connection.refused else NodeGoneError
+        raise error(connection.failure)
+    return connection, client
+
+
+def _quantised(store: Store, domain: str, groups: Sequence[EngineGroup]) -> Sequence[EngineGroup]:
+    """Return the groups as the store keeps them: quantised, if its domain asks for that."""
+    choice = store.quantise.choose(domain, groups[0].fingerprint)
     if choice.why:
         _log.warning("%s", choice.why)
-    return group._replace(fingerprint=choice.fingerprint)
+    if choice.fingerprint == groups[0].fingerprint:
+        return groups
+    if len(groups) > 1:
+        _log.warning("%s", SEVERAL_GROUPS)
+        return groups
+    return [groups[0]._replace(fingerprint=choice.fingerprint)]
 
 
 def _hello(groups: Sequence[EngineGroup], domain: str, peer: str) -> m.Hello:
