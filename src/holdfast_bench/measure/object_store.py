@@ -1,8 +1,9 @@
-"""Measure an object tier on SeaweedFS, beside the same client without a tier.
+"""Measure an object tier on SeaweedFS and on a bare target, beside the same client without a tier.
 
 Both sides move the same bytes to and from the same server with 8 requests at a time: segments of
 64 MiB in one put each, and ranges of 8 MiB. Our side seals each record before a write, and verifies
-and opens it after a read.
+and opens it after a read. A put to SeaweedFS mostly measures SeaweedFS, one to the bare target
+measures the client.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from holdfast.tiers.kind import TierContext
 from holdfast.tiers.object.kind import ObjectOptions, open_object
 from holdfast.tiers.segments.tier import SegmentTier
 from holdfast_bench.harness.paired_runs import Speed, paired, speed_row, timed
+from holdfast_bench.peers.bare_store import BareStore
 from holdfast_bench.peers.seaweed_server import BUCKET, SeaweedServer
 
 CONCURRENCY = 8
@@ -182,9 +184,26 @@ class _Bench(NamedTuple):
 
 
 def object_rows(folder: Path, rounds: int, tell: Callable[[str], None]) -> Iterator[Row]:
-    """Start SeaweedFS in `folder`, and yield the rows of writes, reads and lookups."""
+    """Start SeaweedFS in `folder`, and yield the rows of writes, reads and lookups.
+
+    Then yield those of writes and reads on a bare target, which takes little of the time.
+    """
     tell("SeaweedFS starts")
     server = SeaweedServer(folder / "seaweed", volume_mb=1_024, volumes=rounds + 8)
+    with _opened(server, folder) as bench:
+        yield from _speeds("object", bench, rounds, tell)
+        milliseconds, requests = bench.lookup()
+        yield at_most(f"object.lookup.{CHAIN_BLOCKS}", milliseconds, "ms")
+        yield at_most(f"object.lookup.{CHAIN_BLOCKS}.requests", requests, "requests", 0)
+        yield at_most("object.read.2MiB.requests", bench.single(), "requests", 1)
+    tell("a bare target starts")
+    with _opened(BareStore(folder / "bare"), folder) as bench:
+        yield from _speeds("object.bare", bench, rounds, tell)
+
+
+@contextmanager
+def _opened(server: SeaweedServer | BareStore, folder: Path) -> Iterator[_Bench]:
+    """Start a server, and open a tier on it; end both at the end."""
     with closing(server):
         server.start()
         options = ObjectOptions(
@@ -200,19 +219,19 @@ def object_rows(folder: Path, rounds: int, tell: Callable[[str], None]) -> Itera
         )
         opened = open_object(options, TierContext("bench", "object", 512))
         with closing(opened) as tier, ThreadPoolExecutor(CONCURRENCY) as callers:
-            bench = _Bench(tier, server.store(), _Blocks(), callers)
-            tell("writes")
-            bench.write()
-            bench.write_plain()
-            pairs = paired(rounds, bench.write, bench.write_plain)
-            yield speed_row("object.write.64MiBx8", pairs, GOAL)
-            tell("reads")
-            pairs = paired(rounds, _opened_reads(bench), bench.read_plain)
-            yield speed_row("object.read.64MiBx8", pairs, GOAL)
-            milliseconds, requests = bench.lookup()
-            yield at_most(f"object.lookup.{CHAIN_BLOCKS}", milliseconds, "ms")
-            yield at_most(f"object.lookup.{CHAIN_BLOCKS}.requests", requests, "requests", 0)
-            yield at_most("object.read.2MiB.requests", bench.single(), "requests", 1)
+            yield _Bench(tier, server.store(), _Blocks(), callers)
+
+
+def _speeds(name: str, bench: _Bench, rounds: int, tell: Callable[[str], None]) -> Iterator[Row]:
+    """Yield the rows of writes and reads, each in turns with the client alone."""
+    tell(f"{name}: writes")
+    bench.write()
+    bench.write_plain()
+    pairs = paired(rounds, bench.write, bench.write_plain)
+    yield speed_row(f"{name}.write.64MiBx8", pairs, GOAL)
+    tell(f"{name}: reads")
+    pairs = paired(rounds, _opened_reads(bench), bench.read_plain)
+    yield speed_row(f"{name}.read.64MiBx8", pairs, GOAL)
 
 
 def _opened_reads(bench: _Bench) -> Callable[[], Speed]:
