@@ -42,7 +42,7 @@ class HostileStore(BaseHTTPRequestHandler):
 
     def do_PUT(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.answers_failure():
+        if self.answers_failure() or self.refuses_signed_url():
             return
         self.server.objects[self.path] = body
         self.answer(200, b"", {"ETag": '"1"'})
@@ -58,10 +58,8 @@ class HostileStore(BaseHTTPRequestHandler):
     def do_GET(self):
         if self.answers_failure():
             return
-        if self.server.behaviour == "no signed URLs" and "X-Amz-Signature" in self.path:
-            self.answer(403, b"<Error><Code>AccessDenied</Code></Error>")
+        if self.refuses_signed_url():
             return
-        self.path = self.path.partition("?X-Amz-")[0]
         if "list-type" in self.path:
             self.answer(200, LISTING)
             return
@@ -77,6 +75,14 @@ class HostileStore(BaseHTTPRequestHandler):
                 part = bytes(len(part))
             said = f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}"
             self.answer(206, part, {"ETag": '"1"', "Content-Range": said})
+
+    def refuses_signed_url(self):
+        """Remove the signature from the path, or refuse it."""
+        self.path, _, signature = self.path.partition("?X-Amz-")
+        is_refused = bool(signature) and self.server.behaviour == "no signed URLs"
+        if is_refused:
+            self.answer(403, b"<Error><Code>AccessDenied</Code></Error>")
+        return is_refused
 
     def answers_failure(self):
         behaviour = self.server.behaviour

@@ -2,8 +2,8 @@
 
 Calls are coroutines on one event loop in a thread of its own. `asyncio.wait_for` ends each by its
 deadline and closes its connection; obstore's own timeout takes much longer. A put is one request,
-which overwrites: it may be repeated. A read that is late is hedged once. Over plain HTTP, ranges
-of S3 stores are received without obstore (`range_client`).
+which overwrites: it may be repeated. A read that is late is hedged once. Over plain HTTP, objects
+and ranges of S3 stores move without obstore (`direct_client`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from obstore.exceptions import (
 from obstore.store import S3Store
 
 from holdfast.errors import Outcome, printable
+from holdfast.tiers.object.direct_client import DirectClient, Hedging, Method
 from holdfast.tiers.object.probe import probe_store
-from holdfast.tiers.object.range_client import Hedging, RangeClient
 from holdfast.tiers.object.store import ABSENT, Store
 from holdfast.tiers.pool.hedged_read import HedgeBudget
 from holdfast.tiers.segments.medium import MediumAnswer, MediumProbe, MediumRequests
@@ -59,10 +59,10 @@ _LET_GO_S = 0.1
 ended; if the interpreter ends before, the process aborts. Measured: milliseconds."""
 
 SIGNED_S = 900.0
-"""Validity of the signed URL of a range, in seconds: longer than any read."""
+"""Validity of a signed URL, in seconds: longer than any call."""
 
 DIRECT_PAUSE_S = 60.0
-"""Time without `range_client` after a store has answered obstore only, in seconds."""
+"""Time without `direct_client` after a store has answered obstore only, in seconds."""
 
 _LIST_NAMES = 1_000
 """Names in one answer to a listing."""
@@ -98,18 +98,19 @@ class ObjectMedium:
         self._durations_s: deque[float] = deque(maxlen=HEDGE_SAMPLES)
         self._late_s: float | None = None
         self._hedges = HedgeBudget()
+        idle_max = options.connections + options.write_connections
         self._requests: Counter[str] = Counter()
         """Requests since start, by verb."""
         self._requests_lock = threading.Lock()
-        self._ranges = (
-            RangeClient(self._sign, lambda: self._count("get"), options.connections)
+        self._direct = (
+            DirectClient(self._sign, lambda method: self._count(method.lower()), idle_max)
             if isinstance(store, S3Store)
             and options.endpoint.startswith("http://")
             and not getproxies()
             else None
         )
         self._direct_at_s = 0.0
-        """When `range_client` is used again, in monotonic seconds."""
+        """When requests are sent without obstore again, in monotonic seconds."""
         self._close_lock = threading.Lock()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=f"holdfast-{name}-loop", daemon=True
@@ -117,6 +118,20 @@ class ObjectMedium:
         self._thread.start()
 
     def put(self, name: str, parts: Sequence[memoryview], deadline: Deadline) -> MediumAnswer:
+        if self._uses_direct():
+            try:
+                if self._direct is not None and self._direct.put(name, parts, deadline):
+                    return MediumAnswer(Outcome.OK)
+            except TimeoutError:
+                return MediumAnswer(Outcome.LATE, why="no answer by the deadline")
+        answer = self._put_with_obstore(name, parts, deadline)
+        if answer.outcome is Outcome.OK:
+            self._direct_at_s = time.monotonic() + DIRECT_PAUSE_S
+        return answer
+
+    def _put_with_obstore(
+        self, name: str, parts: Sequence[memoryview], deadline: Deadline
+    ) -> MediumAnswer:
         data: Any = parts[0] if len(parts) == 1 else list(parts)
 
         async def put() -> MediumAnswer:
@@ -133,7 +148,7 @@ class ObjectMedium:
         if (answer := self._read_directly(name, start, into, deadline)) is not None:
             return answer
         answer = self._read_with_obstore(name, start, into, deadline)
-        if self._ranges is not None and answer.nbytes:
+        if answer.nbytes:
             self._direct_at_s = time.monotonic() + DIRECT_PAUSE_S
         return answer
 
@@ -142,12 +157,12 @@ class ObjectMedium:
     ) -> MediumAnswer | None:
         """Read without obstore; None if the store has to be asked with obstore."""
         begun_s = time.monotonic()
-        if self._ranges is None or begun_s < self._direct_at_s or self._closed:
+        if self._direct is None or not self._uses_direct():
             return None
         late_s = self._late_s
         hedging = Hedging(late_s, self._hedges.take) if late_s is not None else None
         try:
-            nbytes = self._ranges.read(name, start, into, deadline, hedging)
+            nbytes = self._direct.read(name, start, into, deadline, hedging)
         except TimeoutError:
             return MediumAnswer(Outcome.LATE, why="no answer by the deadline")
         if nbytes is None:
@@ -237,8 +252,8 @@ class ObjectMedium:
             if self._closed:
                 return
             self._closed = True
-        if self._ranges is not None:
-            self._ranges.close()
+        if self._direct is not None:
+            self._direct.close()
 
         def end() -> None:
             for task in asyncio.all_tasks(self._loop):
@@ -255,13 +270,18 @@ class ObjectMedium:
         with self._requests_lock:
             self._requests[verb] += 1
 
-    def _sign(self, name: str, deadline: Deadline) -> str:
-        """Return a signed URL for GET; empty if there is none in time."""
+    def _uses_direct(self) -> bool:
+        """Return whether requests are sent without obstore now."""
+        is_allowed = self._direct is not None and not self._closed
+        return is_allowed and time.monotonic() >= self._direct_at_s
+
+    def _sign(self, method: Method, name: str, deadline: Deadline) -> str:
+        """Return a signed URL for a request; empty if there is none in time."""
         found: list[str] = []
 
         async def sign() -> MediumAnswer:
             valid = timedelta(seconds=SIGNED_S)
-            found.append(await obstore.sign_async(self._store, "GET", name, valid))
+            found.append(await obstore.sign_async(self._store, method, name, valid))
             return MediumAnswer(Outcome.OK)
 
         self._call(sign(), deadline)

@@ -1,9 +1,10 @@
-"""Ranges of objects by plain HTTP: the kernel receives them straight into the caller's buffers.
+"""Objects and ranges by plain HTTP, straight between the socket and the caller's buffers.
 
-obstore returns a range in new memory, from which it has to be copied: twice the CPU time of this
-client. Requests have signed URLs, so they need no other header. Only the answer that every store
-gives to a good request is understood here (206). After any other one the caller asks with obstore,
-which knows redirects, retries and errors.
+obstore returns a range in new memory, from which it has to be copied, and copies and hashes what it
+puts: two to four times the CPU time of this client. Requests have signed URLs, so they need no
+other header; the payload of a put is not signed, because every record has a tag of its own. Only
+the answer of every store to a good request is understood here. After any other one the caller asks
+with obstore, which knows redirects, retries and errors.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 from holdfast.address import HostPort
@@ -34,6 +35,10 @@ _CODED = re.compile(rb"\r\n(transfer-encoding|content-encoding):", re.IGNORECASE
 _CLOSES = re.compile(rb"\r\nconnection: *close *\r\n", re.IGNORECASE)
 _END = b"\r\n\r\n"
 _PARTIAL = b"206"
+_STORED = (b"200", b"201")
+
+
+Method: TypeAlias = Literal["GET", "PUT"]
 
 
 class Hedging(NamedTuple):
@@ -43,20 +48,30 @@ class Hedging(NamedTuple):
     take: Callable[[], bool]
 
 
+class _Request(NamedTuple):
+    method: Method
+    endpoint: HostPort
+    head: bytes
+    body: Sequence[memoryview] = ()
+
+
 class _Idle(NamedTuple):
     stream: PlainStream
     since_s: float
 
 
-class RangeClient:
-    """Reads ranges from one store. Thread-safe; a call uses the thread of its caller.
+class DirectClient:
+    """Puts objects into one store and reads ranges. Thread-safe; works in its caller's thread.
 
-    `sign` returns a signed URL for GET of an object; `count` is called for each request that is
-    sent. At most `idle_max` idle connections are kept.
+    `sign` returns a signed URL for a method and an object; `count` is called with the method of
+    each request that is sent. At most `idle_max` idle connections are kept.
     """
 
     def __init__(
-        self, sign: Callable[[str, Deadline], str], count: Callable[[], None], idle_max: int
+        self,
+        sign: Callable[[Method, str, Deadline], str],
+        count: Callable[[Method], None],
+        idle_max: int,
     ) -> None:
         self._sign = sign
         self._count = count
@@ -79,18 +94,13 @@ class RangeClient:
         Returns None if the store gave any other answer, or the connection failed: then the content
         of the buffers is undefined. Raises TimeoutError at the deadline.
         """
-        url = urlsplit(self._sign(name, deadline))
-        if url.scheme != "http" or not url.hostname:
-            return None
-        endpoint = HostPort(url.hostname, url.port or HTTP_PORT)
         end = start + sum(map(len, into)) - 1
-        request = (
-            f"GET {url.path}?{url.query} HTTP/1.1\r\nHost: {url.netloc}\r\n"
-            f"Range: bytes={start}-{end}\r\nAccept-Encoding: identity\r\n\r\n"
-        ).encode()
+        lines = f"Range: bytes={start}-{end}\r\nAccept-Encoding: identity\r\n"
+        if (request := self._request("GET", name, lines, deadline)) is None:
+            return None
         with self._exchange() as opened:
             try:
-                stream = self._answering(endpoint, request, deadline, hedging, opened)
+                stream = self._answering(request, deadline, hedging, opened)
                 nbytes, may_reuse = _receive(stream, start, into, deadline)
             except TimeoutError:
                 raise
@@ -100,6 +110,27 @@ class RangeClient:
                 opened.remove(stream)
                 self._keep(stream)
             return nbytes
+
+    def put(self, name: str, parts: Sequence[memoryview], deadline: Deadline) -> bool:
+        """Put an object of these parts, joined; return whether the store says that it is stored.
+
+        If not, it may be stored all the same. Raises TimeoutError at the deadline.
+        """
+        lines = f"Content-Length: {sum(map(len, parts))}\r\n"
+        if (request := self._request("PUT", name, lines, deadline)) is None:
+            return False
+        with self._exchange() as opened:
+            try:
+                stream = self._asked(request._replace(body=parts), deadline, opened)
+                is_stored, may_reuse = _receive_stored(stream, deadline)
+            except TimeoutError:
+                raise
+            except OSError:
+                return False
+            if may_reuse:
+                opened.remove(stream)
+                self._keep(stream)
+            return is_stored
 
     def close(self) -> None:
         """End calls in progress, and all connections."""
@@ -111,42 +142,51 @@ class RangeClient:
         for each in idle:
             each.stream.close()
 
+    def _request(
+        self, method: Method, name: str, lines: str, deadline: Deadline
+    ) -> _Request | None:
+        """Return a request with a signed URL; None if that is not of plain HTTP."""
+        url = urlsplit(self._sign(method, name, deadline))
+        if url.scheme != "http" or not url.hostname:
+            return None
+        head = f"{method} {url.path}?{url.query} HTTP/1.1\r\nHost: {url.netloc}\r\n{lines}\r\n"
+        return _Request(method, HostPort(url.hostname, url.port or HTTP_PORT), head.encode())
+
     def _answering(
         self,
-        endpoint: HostPort,
-        request: bytes,
+        request: _Request,
         deadline: Deadline,
         hedging: Hedging | None,
         opened: list[PlainStream],
     ) -> PlainStream:
         """Send a request, or two; return the stream of the answer that begins first."""
-        first = self._asked(endpoint, request, deadline, opened)
+        first = self._asked(request, deadline, opened)
         if hedging is None or first_to_arrive([first], min(hedging.late_s, deadline.seconds())):
             return first
         if not hedging.take():
             return first
-        second = self._asked(endpoint, request, deadline, opened)
+        second = self._asked(request, deadline, opened)
         found = first_to_arrive([first, second], deadline.seconds())
         if found is None:
             raise TimeoutError("no answer by the deadline")
         return found
 
     def _asked(
-        self, endpoint: HostPort, request: bytes, deadline: Deadline, opened: list[PlainStream]
+        self, request: _Request, deadline: Deadline, opened: list[PlainStream]
     ) -> PlainStream:
         """Send a request on an idle connection that is still open, or on a new one."""
         stream = self._take_idle()
         if stream is None:
-            connected = dial(endpoint, deadline)
-            tune(connected, endpoint)
+            connected = dial(request.endpoint, deadline)
+            tune(connected, request.endpoint)
             stream = PlainStream(connected)
         with self._lock:
             self._active.add(stream)
             opened.append(stream)
             if self._closed:
                 raise ConnectionAbortedError("the client was closed")
-        self._count()
-        stream.send([request], deadline)
+        self._count(request.method)
+        stream.send([request.head, *request.body], deadline)
         return stream
 
     def _take_idle(self) -> PlainStream | None:
@@ -191,12 +231,7 @@ def _receive(
 
     None: the answer is not the range that was asked for.
     """
-    head, filled = memoryview(bytearray(_HEAD_BYTES_MAX)), 0
-    while (end := bytes(head[:filled]).find(_END)) < 0:
-        if filled == len(head):
-            return None, False
-        filled += stream.receive_some(head[filled:], deadline)
-    lines, body = bytes(head[: end + len(_END)]), head[end + len(_END) : filled]
+    lines, body = _receive_head(stream, deadline)
     status, span, length = _STATUS.match(lines), _RANGE.search(lines), _LENGTH.search(lines)
     if not status or status[1] != _PARTIAL or not span or not length or _CODED.search(lines):
         return None, False
@@ -207,6 +242,27 @@ def _receive(
     parts = _clipped(into, nbytes)
     stream.receive(_behind(parts, body), deadline)
     return nbytes, not _CLOSES.search(lines)
+
+
+def _receive_stored(stream: PlainStream, deadline: Deadline) -> tuple[bool, bool]:
+    """Receive the answer to a put; return whether it is stored, and the connection reusable."""
+    lines, body = _receive_head(stream, deadline)
+    status, length = _STATUS.match(lines), _LENGTH.search(lines)
+    is_stored = status is not None and status[1] in _STORED
+    # An answer with a body is rare: its connection is closed.
+    is_empty = length is not None and int(length[1]) == 0 and not body
+    return is_stored, is_empty and not _CODED.search(lines) and not _CLOSES.search(lines)
+
+
+def _receive_head(stream: PlainStream, deadline: Deadline) -> tuple[bytes, memoryview]:
+    """Return the lines of an answer, and what has arrived behind them; no lines if too many."""
+    head, filled = memoryview(bytearray(_HEAD_BYTES_MAX)), 0
+    while (end := bytes(head[:filled]).find(_END)) < 0:
+        if filled == len(head):
+            return b"", head[:0]
+        filled += stream.receive_some(head[filled:], deadline)
+    end += len(_END)
+    return bytes(head[:end]), head[end:filled]
 
 
 def _clipped(parts: Sequence[memoryview], nbytes: int) -> list[memoryview]:

@@ -1,4 +1,4 @@
-"""Ranges by plain HTTP: the right bytes in the caller's buffers, or the caller has to ask again."""
+"""Objects by plain HTTP: the right bytes at the other end, or the caller has to ask again."""
 
 import socket
 import threading
@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from holdfast.tiers.object.range_client import Hedging, RangeClient
+from holdfast.tiers.object.direct_client import DirectClient, Hedging
 from holdfast.wire.remote.stream import Deadline
 
 DATA = bytes(range(256)) * 64
@@ -53,8 +53,12 @@ class ScriptedServer:
                     with self._lock:
                         self.requests.append(head)
                         number = len(self.requests)
-                    first, _, last = head["range"].removeprefix("bytes=").partition("-")
-                    answer = self._answer(number, int(first), int(last) + 1)
+                    if "content-length" in head:
+                        head["body"] = lines.read(int(head["content-length"]))
+                        answer = self._answer(number, 0, 0)
+                    else:
+                        first, _, last = head["range"].removeprefix("bytes=").partition("-")
+                        answer = self._answer(number, int(first), int(last) + 1)
                     if not answer:
                         return
                     for piece in answer:
@@ -86,9 +90,9 @@ def opened():
     def make(answer):
         server = ScriptedServer(answer)
         counted = []
-        client = RangeClient(
-            lambda name, deadline: f"http://{server.address}/b/{name}?sig=1",
-            lambda: counted.append(1),
+        client = DirectClient(
+            lambda method, name, _: f"http://{server.address}/b/{name}?sig={method}",
+            counted.append,
             idle_max=4,
         )
         made.extend([client, server])
@@ -112,7 +116,7 @@ def test_a_range_is_scattered_over_the_buffers_on_one_connection(opened):
         assert (nbytes, data) == (4_000, DATA[start : start + 4_000])
     assert len(counted) == len(server.requests) == 3
     assert len(server.connections) == 1
-    assert server.requests[0]["line"] == "GET /b/7d/aa/x?sig=1 HTTP/1.1"
+    assert server.requests[0]["line"] == "GET /b/7d/aa/x?sig=GET HTTP/1.1"
     assert server.requests[0]["host"] == server.address
 
 
@@ -164,6 +168,50 @@ def test_any_other_answer_is_none_and_its_connection_is_not_used_again(opened, n
     assert read(client, 0, [100])[0] is None
     assert read(client, 0, [100]) == (100, DATA[:100])
     assert len(server.connections) == 2
+
+
+def put(client, parts, within_s=10.0):
+    return client.put("7d/aa/x", [memoryview(part) for part in parts], Deadline.within(within_s))
+
+
+STORED = [b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 0\r\n\r\n']
+
+
+def test_the_parts_of_an_object_are_sent_joined_on_one_connection(opened):
+    client, server, counted = opened(lambda *_: STORED)
+    parts = [DATA[at : at + 7] for at in range(0, 7_000, 7)]
+    for _ in range(2):
+        assert put(client, parts)
+    assert [each["body"] for each in server.requests] == [DATA[:7_000]] * 2
+    assert server.requests[0]["line"] == "PUT /b/7d/aa/x?sig=PUT HTTP/1.1"
+    assert counted == ["PUT", "PUT"]
+    assert len(server.connections) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"],
+        [b"HTTP/1.1 307 Temporary Redirect\r\nLocation: http://h/\r\nContent-Length: 0\r\n\r\n"],
+        [b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 4\r\n\r\nfull"],
+        [b"x" * 20_000],
+        [b"SSH-2.0-OpenSSH\r\n\r\n"],
+        None,
+    ],
+    ids=["forbidden", "redirect", "full", "endless head", "no HTTP", "nothing"],
+)
+def test_an_object_is_stored_only_if_the_store_says_so(opened, answer):
+    client, _, _ = opened(lambda number, *_: answer if number == 1 else STORED)
+    assert not put(client, [DATA])
+    assert put(client, [DATA])
+
+
+def test_a_put_without_an_answer_ends_at_the_deadline(opened):
+    held = threading.Event()
+    client, _, _ = opened(lambda *_: held.wait(20.0) and STORED)
+    with pytest.raises(TimeoutError):
+        put(client, [DATA], within_s=0.3)
+    held.set()
 
 
 def test_a_slow_body_ends_at_the_deadline(opened):
@@ -228,12 +276,12 @@ def test_closing_ends_a_read_in_progress(opened):
 
 @pytest.mark.parametrize("url", ["", "https://h/b/x", "ftp://h/x"])
 def test_a_url_of_another_kind_is_not_asked(url):
-    client = RangeClient(lambda name, deadline: url, lambda: None, 4)
+    client = DirectClient(lambda method, name, deadline: url, lambda method: None, 4)
     with closing(client):
         assert read(client, 0, [10])[0] is None
 
 
 def test_a_store_that_refuses_connections_is_none():
-    client = RangeClient(lambda name, deadline: "http://127.0.0.1:9/b/x", lambda: None, 4)
+    client = DirectClient(lambda *_: "http://127.0.0.1:9/b/x", lambda method: None, 4)
     with closing(client):
         assert read(client, 0, [10])[0] is None
