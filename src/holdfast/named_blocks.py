@@ -169,13 +169,12 @@ class NamedSession:
                 for i in left[: loaded.blocks]:
                     outcomes[i] = Outcome.OK
                 left = left[loaded.blocks :]
-                if not loaded.blocks:
-                    failed = _failed(loaded.outcome)
-                    # Without time or room no further block can be read; otherwise the next may be.
-                    count = len(left) if failed in (Outcome.LATE, Outcome.FULL) else 1
-                    for i in left[:count]:
-                        outcomes[i] = failed
-                    left = left[count:]
+                if loaded.blocks or not left:
+                    continue
+                unread = _unread(access, [(i, keys[i]) for i in left], loaded.outcome, left_s)
+                for i, outcome in unread.items():
+                    outcomes[i] = outcome
+                left = [i for i in left if i not in unread]
         except HoldfastError as error:
             gone = self._gone(error, len(names))
             return [
@@ -297,6 +296,21 @@ def _looked_up(found: FoundBlocks) -> list[Outcome]:
     return [Outcome.OK if held else missing for held in found.held]
 
 
-def _failed(outcome: Outcome) -> Outcome:
-    """Return the outcome of a block that was held, and was not copied."""
-    return Outcome.MISS if outcome is Outcome.OK else outcome
+def _unread(
+    access: NamedAccess, left: Sequence[tuple[int, bytes]], failed: Outcome, within_s: float
+) -> dict[int, Outcome]:
+    """Return the outcome of blocks that cannot be read, by number, after none of `left` was.
+
+    `left`: number and key of each block that was held, and `failed` why the first one was not read.
+    The blocks that are left out may be read if they are asked for again.
+    """
+    numbers = [number for number, _ in left]
+    if failed is Outcome.FULL:
+        return dict.fromkeys(numbers, failed)
+    if failed is not Outcome.LATE:
+        return {numbers[0]: Outcome.MISS if failed is Outcome.OK else failed}
+    # The store also says so if a shared tier has lost a block since it was looked up.
+    found = _looked_up(access.find([key for _, key in left], LOOKUP_SHARE * within_s))
+    lost = dict[int, Outcome]()
+    lost |= {n: said for n, said in zip(numbers, found, strict=True) if said is not Outcome.OK}
+    return lost or dict.fromkeys(numbers, Outcome.LATE)

@@ -48,8 +48,8 @@ def start_for_engine(
     """Start a multi-process server that ends with `stack`; return its `--kv-transfer-config`.
 
     Transfers use shared memory, LMCache's fastest transport on a CPU. `adapter`: an L2 adapter of
-    the server. If this Python lacks LMCache, the server uses that of `lmcache_environment`, and
-    this process's packages.
+    the server. If `lmcache_environment` is installed, the server uses it, and this process's
+    packages.
     """
     port = free_port()
     argv = [
@@ -62,7 +62,8 @@ def start_for_engine(
     if adapter is not None:
         argv += ["--l2-adapter", json.dumps(adapter)]
     environment = ENVIRONMENT
-    if not installed():
+    if lmcache_environment.installed():
+        argv.append("--disable-observability")  # it needs packages that the folder lacks
         packages = Path(str(holdfast.__file__)).parent.parent
         environment = environment | lmcache_environment.variables(packages)
     process = ChildProcess("lmcache", argv, folder / "lmcache.log", environment)
