@@ -17,10 +17,10 @@ if TYPE_CHECKING:
         RankSlice,
     )
     from holdfast.client.engine import EngineGroup, GroupPages, LookupOptions
+    from holdfast.client.engine_opening import open_engine
     from holdfast.client.local_model import portable_fingerprint
     from holdfast.client.opening import open_store as open  # noqa: A004  # as gzip.open
     from holdfast.client.session import NodeStore
-    from holdfast.client.store_engine import open_engine
     from holdfast.config import Config, load
     from holdfast.devices.context_tensors import blocks_to_tensors, tensors_to_blocks
     from holdfast.engines import transformers
@@ -88,7 +88,7 @@ _HOMES = {
     "blocks_to_tensors": "holdfast.devices.context_tensors",
     "load": "holdfast.config",
     "open": "holdfast.client.opening",
-    "open_engine": "holdfast.client.store_engine",
+    "open_engine": "holdfast.client.engine_opening",
     "portable_fingerprint": "holdfast.client.local_model",
     "tensors_to_blocks": "holdfast.devices.context_tensors",
     "transformers": "holdfast.engines.transformers",

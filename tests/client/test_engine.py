@@ -11,7 +11,7 @@ import pytest
 import holdfast
 from holdfast import KvGroup, Layout
 from holdfast.client.engine import EngineGroup, GroupPages, LookupOptions
-from holdfast.client.store_engine import open_engine
+from holdfast.client.engine_opening import open_engine
 from holdfast.errors import BlockError, Outcome
 from holdfast.testing.embedded import (
     BLOCKS,

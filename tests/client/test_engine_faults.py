@@ -6,7 +6,7 @@ import pytest
 
 import holdfast
 from holdfast.client.engine import EngineGroup, GroupPages, LookupOptions
-from holdfast.client.store_engine import open_engine
+from holdfast.client.engine_opening import open_engine
 from holdfast.errors import NodeGoneError, Outcome, RefusedError
 from holdfast.testing.embedded import BLOCKS, FINGERPRINT, LAYOUT, blocks_for, tokens_for
 from holdfast.testing.row_pages import RowPages

@@ -14,14 +14,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
-import msgspec
-
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.blocks.group_rules import unit_tokens
 from holdfast.blocks.key import Chain, Tokens
-from holdfast.blocks.payload_part import SliceCopy
 from holdfast.client.connection import Connection, StoreClient
-from holdfast.client.embedded_client import EmbeddedClient
 from holdfast.client.engine import (
     BlockRun,
     ContextKeys,
@@ -35,7 +31,6 @@ from holdfast.client.engine import (
 )
 from holdfast.client.loader import GroupLoad, Loader, LoadJob, LoadResult, RunningLoad
 from holdfast.client.prompt_ledger import by_tier
-from holdfast.client.session import NodeStore
 from holdfast.devices.base import DirectDevice, Move
 from holdfast.errors import (
     BlockError,
@@ -47,64 +42,20 @@ from holdfast.errors import (
 )
 from holdfast.limits import CHAIN_BLOCKS_MAX, RESERVE_BLOCKS_MAX
 from holdfast.policy.retention import Retention
-from holdfast.store.store import Store
-from holdfast.version import __version__
 from holdfast.wire.local import messages as m
-from holdfast.wire.local.reconnecting_client import ReconnectingClient
 
 T = TypeVar("T")
 
 ANSWER_S = 30.0
 """Timeout of a store's answer to a save."""
 
-CONNECT_S = 5.0
-"""Timeout of the first session with a node."""
-
 SAVE_THREADS = 2
-
-SEVERAL_GROUPS = "blocks stay exact, because the model has several KV groups; a codec takes one"
 
 _SHORTEST_DEADLINE_S = 0.001
 """Smallest deadline of a lookup that is sent; 0 selects the store's default."""
 
 _OUTCOMES = {str(outcome): outcome for outcome in Outcome}
 _log = logging.getLogger(__name__)
-
-
-def open_engine(
-    store: Store | NodeStore,
-    groups: Sequence[EngineGroup],
-    domain: str | None = None,
-    peer: str = f"python {__version__}",
-) -> StoreEngine:
-    """Return the engine client of a store that `holdfast.open` returned.
-
-    `groups`: all KV groups of the model. `peer`: the engine's name, then its version. Close it, or
-    use it in a `with` block. Raises NodeGoneError if the node does not answer, and RefusedError or
-    BlockError for a group that the store does not take.
-    """
-    if not groups:
-        raise BlockError("open_engine: no KV group given; pass those of the model")
-    if isinstance(store, Store):
-        name = domain or "default"
-        groups = _quantised(store, name, groups)
-        fingerprints = [group.fingerprint for group in groups]
-        client = EmbeddedClient(store, _hello(groups, name, peer), fingerprints)
-        return StoreEngine(client, client, groups)
-    name = store.domain if domain is None else domain
-    connection, first = _connected(store.address, _hello(groups, name, peer))
-    welcome = first.welcome
-    if welcome.exact_because:
-        _log.warning("node %s: %s", store.address, welcome.exact_because)
-    if welcome.codec and len(groups) == 1:  # every reconnection keeps what is chosen here
-        connection.close()
-        only = groups[0]
-        chosen = only.fingerprint.quantised(welcome.codec, welcome.codec_version)
-        groups = [only._replace(fingerprint=chosen)]
-        connection, first = _connected(store.address, _hello(groups, name, peer))
-    elif welcome.codec:
-        _log.warning("node %s: %s", store.address, SEVERAL_GROUPS)
-    return StoreEngine(connection, first, groups)
 
 
 class StoreEngine:
@@ -539,59 +490,3 @@ def _save_run(client: StoreClient, run: _SaveRun, retention: Retention) -> tuple
 def _check_groups(given: int, groups: int) -> None:
     if given != groups:
         raise BlockError(f"{given} entries given, the model has {groups} KV groups")
-
-
-def _connected(address: str, hello: m.Hello) -> tuple[ReconnectingClient, StoreClient]:
-    """Return a connection to a node, and the client of its first session."""
-    connection = ReconnectingClient(address, hello, CONNECT_S)
-    client = connection.wait(CONNECT_S)
-    if client is None:
-        connection.close()
-        error = RefusedError if connection.refused else NodeGoneError
-        raise error(connection.failure)
-    return connection, client
-
-
-def _quantised(store: Store, domain: str, groups: Sequence[EngineGroup]) -> Sequence[EngineGroup]:
-    """Return the groups as the store keeps them: quantised, if its domain asks for that."""
-    choice = store.quantise.choose(domain, groups[0].fingerprint)
-    if choice.why:
-        _log.warning("%s", choice.why)
-    if choice.fingerprint == groups[0].fingerprint:
-        return groups
-    if len(groups) > 1:
-        _log.warning("%s", SEVERAL_GROUPS)
-        return groups
-    return [groups[0]._replace(fingerprint=choice.fingerprint)]
-
-
-def _hello(groups: Sequence[EngineGroup], domain: str, peer: str) -> m.Hello:
-    """Return the greeting that names the groups."""
-    first, *others = [_group_hello(group) for group in groups]
-    return m.Hello(
-        protocol=m.PROTOCOL,
-        peer=peer,
-        fingerprint=first.fingerprint,
-        raw_bytes=first.raw_bytes,
-        block_tokens=first.block_tokens,
-        domain=domain,
-        description=msgspec.json.encode(groups[0].fingerprint).decode(),
-        part=first.part,
-        element_bytes=first.element_bytes,
-        attention=first.attention,
-        window=first.window,
-        more_groups=others,
-    )
-
-
-def _group_hello(group: EngineGroup) -> m.GroupHello:
-    layout, rule = group.fingerprint.representation, group.rule
-    return m.GroupHello(
-        fingerprint=group.fingerprint.digest(),
-        raw_bytes=layout.raw_bytes,
-        block_tokens=layout.block_tokens,
-        attention=rule.attention,
-        window=rule.window,
-        part=SliceCopy(layout.raw_bytes, group.layout_slice).part,
-        element_bytes=layout.element_bytes,
-    )

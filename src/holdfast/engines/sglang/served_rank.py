@@ -7,9 +7,9 @@ from contextlib import closing
 from typing import Any
 
 from holdfast.client.engine import EngineGroup
+from holdfast.client.engine_opening import open_engine
 from holdfast.client.named_blocks import open_named_session
 from holdfast.client.opening import open_store
-from holdfast.client.store_engine import open_engine
 from holdfast.engines.sglang.describe import (
     ENGINE,
     PoolDescription,

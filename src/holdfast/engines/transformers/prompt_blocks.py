@@ -16,13 +16,9 @@ import torch  # noqa: TC002  # as TC001
 import transformers
 
 from holdfast.client.engine import GroupPages, LookupOptions
+from holdfast.client.engine_opening import open_engine
 from holdfast.client.session import NodeStore
-from holdfast.client.store_engine import (
-    ANSWER_S,
-    PendingContextSave,
-    StoreEngine,
-    open_engine,
-)
+from holdfast.client.store_engine import ANSWER_S, PendingContextSave, StoreEngine
 from holdfast.devices.base import Pages
 from holdfast.devices.host import HostDevice
 from holdfast.engines.transformers.known_model import KnownModel
