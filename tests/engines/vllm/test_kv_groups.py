@@ -243,10 +243,23 @@ def test_layers_that_differ_in_kind_window_or_size_are_two_groups(other):
     assert len(paged_groups(config_of(), config, tensors)) == 2
 
 
+def recurrent_spec(mode):
+    return kv.MambaSpec(
+        block_size=TOKENS, shapes=((8,),), dtypes=(torch.float32,), mamba_cache_mode=mode
+    )
+
+
+def test_recurrent_layers_need_prefix_caching():
+    tensors = layers_at(0)
+    config = divided(tensors, a=([0], recurrent_spec("none")))
+    with pytest.raises(UnsupportedError, match="start it with --enable-prefix-caching"):
+        paged_groups(config_of(), config, tensors)
+
+
 def test_layers_are_counted_in_the_order_of_the_model():
     names = ["model.10.mixer", "model.layers.9.attn", "model.layers.10.attn", "model.2.mixer"]
     tensors = dict(zip(names, layers_at(0, 1, 2, 3).values(), strict=True))
-    state = kv.MambaSpec(block_size=TOKENS, shapes=((8,),), dtypes=(torch.float32,))
+    state = recurrent_spec("align")
     config = divided(tensors, a=([1, 2], FULL_32), b=([0, 3], state))
     full, recurrent = paged_groups(config_of(), config, tensors)
     assert full.kv_group == KvGroup("full", 0, (1, 3))

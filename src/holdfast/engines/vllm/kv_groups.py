@@ -45,6 +45,9 @@ _ATTENTION: Mapping[str, Attention] = {
 }
 """KV cache specs whose pages are cached."""
 
+_ALIGNED = "align"
+"""vLLM's mode in which it keeps recurrent states at the end of blocks."""
+
 DRAFTLESS = ("ngram", "ngram_gpu", "suffix")
 """Speculative methods that keep no draft KV in the cache."""
 
@@ -121,6 +124,11 @@ def paged_groups(
                 if getattr(spec, "non_causal", False):
                     raise UnsupportedError(
                         "the model attends to later tokens, so the KV of a prefix is not its own"
+                    )
+                if getattr(spec, "mamba_cache_mode", _ALIGNED) != _ALIGNED:
+                    raise UnsupportedError(
+                        "the model has recurrent layers, and vLLM keeps their states at the end of "
+                        "blocks with prefix caching only; start it with --enable-prefix-caching"
                     )
                 found = next((tables for known, tables in alike if known == spec), None)
                 if found is None:
