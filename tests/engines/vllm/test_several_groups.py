@@ -11,7 +11,7 @@ from holdfast.client.timeouts import EngineClocks
 from holdfast.devices.base import NO_PAGE
 from holdfast.engines.vllm.scheduler import SchedulerSide
 from holdfast.engines.vllm.work import GroupHandshake, Handshake, WorkerReport
-from holdfast.wire.local.messages import Cover, Covered, Done, Observed
+from holdfast.wire.local.messages import Cover, Covered, Done, Hinted, Observed, Prestage
 
 PAGE = 8
 GROUPS = (
@@ -32,7 +32,7 @@ class Rig:
     """A scheduler side with a node that holds `held` blocks of two pages, in all groups."""
 
     def __init__(self, fakes):
-        self.fakes, self.held = fakes, 0
+        self.fakes, self.held, self.tier, self.now = fakes, 0, "host", 0.0
         self.client = fakes.Client(self.answer)
         links = [fakes.Link(self.client)]
         self.side = SchedulerSide(
@@ -40,13 +40,15 @@ class Rig:
             [Handshake(GROUPS)],
             fakes.setting(),
             fakes.Teller(links),
-            EngineClocks(*[lambda: 0.0] * 2),
+            EngineClocks(*[lambda: self.now] * 2),
         )
 
     def answer(self, message):
         if isinstance(message, Observed):
             return Done()
-        return Covered(self.held, self.held, {"host": self.held})
+        if isinstance(message, Prestage):
+            return Hinted(len(message.keys) // 16)
+        return Covered(self.held, self.held, {self.tier: self.held})
 
     def request(self, tokens, **other):
         request = self.fakes.Request(tokens=range(tokens), **other)
@@ -170,3 +172,17 @@ def test_tokens_that_landed_count_once_although_every_group_has_blocks_of_them(r
     }
     assert sum(counted.values()) == 40
     assert counted["host"] + counted["disk"] == 32
+
+
+def test_a_context_that_waits_is_prestaged_in_every_group(rig):
+    rig.held, rig.tier = 2, "disk"
+    rig.request(40)
+    for _ in range(3):
+        rig.now += 1.0
+        rig.side.build_work(rig.fakes.step({}))
+    sent = {(message.group, message.keys) for message in rig.client.of(Prestage)}
+    assert sent == {
+        (FULL, rig.chain(FULL, 32).packed()),
+        (WINDOW, rig.chain(WINDOW, 32).packed(2, 4)),
+        (STATE, rig.chain(STATE, 32).packed(1, 2)),
+    }

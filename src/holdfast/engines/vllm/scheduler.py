@@ -385,10 +385,12 @@ class SchedulerSide:
             if not tracked.covered or tracked.sources.keys() <= {_MEMORY} or clients is None:
                 self._queued.left(request_id)
                 continue
-            covered = tracked.covered * self._unit // self._shapes[0].rule.block_tokens
-            for client, keys in zip(clients, tracked.keys(0, covered), strict=True):
-                with contextlib.suppress(NodeGoneError):
-                    client.forget(client.send(Prestage(keys, 0.0)))
+            for group, shape in enumerate(self._shapes):
+                needed = shape.rule.needed(tracked.covered * self._unit)
+                every_rank = tracked.keys(needed.start, needed.stop, group)
+                for client, keys in zip(clients, every_rank, strict=True):
+                    with contextlib.suppress(NodeGoneError):
+                        client.forget(client.send(Prestage(keys, 0.0, group=group)))
             self._queued.announced(request_id, now_s)
             self.counts.add("prestaged_requests")
 
