@@ -156,7 +156,7 @@ def speed_rows(folder: Path) -> list[Row]:
         pool.wait_holding(CONTEXT_BLOCKS + CONTEXT_BLOCKS // (TARGETS - 1))  # parity too
         host.restart()  # its memory is empty now
         pool.wait_agreed()
-        into = np.zeros_like(blocks)
+        into = np.ones_like(blocks)  # an engine's pages are there; new memory faults page by page
         with holdfast.open(host.address) as store:
             session = store.session(_fingerprint())
             held = session.cover(tokens)
