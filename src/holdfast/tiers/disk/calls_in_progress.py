@@ -45,7 +45,7 @@ class CallsInProgress:
         return f"a call has not returned for {age_s:.0f} s" if age_s >= HANG_S else ""
 
 
-class MediumProbe:
+class DriveProbe:
     """A check of a medium, on a thread of its own because the drive may hang."""
 
     def __init__(self, check: Callable[[], str], calls: CallsInProgress, name: str) -> None:

@@ -31,7 +31,7 @@ from holdfast.tiers.base import (
     TierPut,
     TierUsage,
 )
-from holdfast.tiers.disk.calls_in_progress import PROBE_WAIT_S, CallsInProgress, MediumProbe
+from holdfast.tiers.disk.calls_in_progress import PROBE_WAIT_S, CallsInProgress, DriveProbe
 from holdfast.tiers.disk.extent_io import Extents
 from holdfast.tiers.disk.file import (
     DiskConfig,
@@ -114,7 +114,7 @@ class ReplaceableDisk:
         self._loss_untold = self._survivors_due = self._may_be_listed = False
         self._before = TierUsage(0, 0, 0)
         """The counters of former media."""
-        self._probe: MediumProbe | None = None
+        self._probe: DriveProbe | None = None
         self._release: threading.Thread | None = None
         """Waits for the I/O of the medium that was lost last."""
         self._pause_s = watch_s
@@ -300,7 +300,7 @@ class ReplaceableDisk:
                 why = why_not_same(path, medium.identity) or why
             return why
 
-        probe = self._probe or MediumProbe(check, medium.calls, self.name)
+        probe = self._probe or DriveProbe(check, medium.calls, self.name)
         why = probe.result()
         self._probe = probe if why is None else None
         return why or ""
