@@ -1,6 +1,7 @@
 """The engine client: embedded and through a node it gives equal answers to the same trace."""
 
 import contextlib
+import itertools
 import threading
 import time
 
@@ -15,7 +16,6 @@ from holdfast.client.engine_opening import open_engine
 from holdfast.errors import BlockError, Outcome
 from holdfast.testing.embedded import (
     BLOCKS,
-    FINGERPRINT,
     LAYOUT,
     blocks_for,
     fingerprint_for,
@@ -27,11 +27,29 @@ SIZE = LAYOUT.block_tokens
 ANSWER_S = 20.0
 
 
+MODELS = itertools.count()
+
+
+def unused_model():
+    """Return a model of which no store holds anything yet: the tests share one node."""
+    return f"model {next(MODELS)}"
+
+
+@pytest.fixture(params=["embedded", "node"])
+def store(request, tmp_path):
+    if request.param == "embedded":
+        opened = holdfast.open(host="64 MiB", disk="64 MiB", path=str(tmp_path / "disk"))
+    else:
+        opened = holdfast.open(request.getfixturevalue("lasting_node").address, domain="default")
+    with opened:
+        yield opened
+
+
 class Engine:
     """A small engine with pages of one block each, which waits for every answer."""
 
     def __init__(self, store):
-        self.client = open_engine(store, [EngineGroup(FINGERPRINT)])
+        self.client = open_engine(store, [EngineGroup(fingerprint_for(LAYOUT, unused_model()))])
         self.memory = RowPages(16, LAYOUT.raw_bytes)
 
     def close(self):
@@ -122,15 +140,19 @@ def test_blocks_that_are_being_saved_are_pending_until_their_save_ends(engine, m
 
 
 def test_prompts_are_counted_once_by_the_source_of_their_tokens(store, engine):
+    before = store.status().activity
     engine.lookup(1, tokens=BLOCKS * SIZE + 5)
     engine.save(1)
     loading = engine.lookup(1, have=SIZE, tokens=BLOCKS * SIZE + 5)
     engine.load(loading, 4, 2)
     until_s = time.monotonic() + ANSWER_S  # a report is sent without waiting for its answer
-    while (counted := store.status().activity).prompts < 2 and time.monotonic() < until_s:
+    counted = store.status().activity
+    while counted.prompts < before.prompts + 2 and time.monotonic() < until_s:
         time.sleep(0.01)
-    assert counted.tokens == 2 * (BLOCKS * SIZE + 5)
-    assert (counted.engine_tokens, counted.loaded_tokens) == (SIZE, {"host": 2 * SIZE})
+        counted = store.status().activity
+    assert counted.tokens - before.tokens == 2 * (BLOCKS * SIZE + 5)
+    assert counted.engine_tokens - before.engine_tokens == SIZE
+    assert counted.loaded_tokens["host"] - before.loaded_tokens.get("host", 0) == 2 * SIZE
 
 
 def test_extras_of_a_token_separate_the_contexts_from_its_block_on(engine):
@@ -197,8 +219,10 @@ class HybridEngine:
     TOKENS = 256
 
     def __init__(self, store):
+        model = unused_model()
         self.groups = [
-            EngineGroup(grouped(attention, window, size)) for attention, window, size in self.RULES
+            EngineGroup(grouped(model, attention, window, size))
+            for attention, window, size in self.RULES
         ]
         self.client = open_engine(store, self.groups)
         self.sizes = [size for *_, size in self.RULES]
@@ -251,10 +275,10 @@ class HybridEngine:
         return loaded
 
 
-def grouped(attention, window, size):
+def grouped(model, attention, window, size):
     """The fingerprint of a group of two layers."""
     layout = Layout.portable(layers=2, kv_heads=2, head_size=8, dtype="float16", block_tokens=size)
-    fingerprint = fingerprint_for(layout)
+    fingerprint = fingerprint_for(layout, model)
     meaning = msgspec.structs.replace(
         fingerprint.meaning, kv_group=KvGroup(attention, window, (0, 1))
     )
