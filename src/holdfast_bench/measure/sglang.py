@@ -1,8 +1,8 @@
-"""Time to first token of SGLang: computed, and from its storage, one storage after the other.
+"""Time to first token of SGLang: computed, and from its storage, with two storages in turn.
 
 Every storage gets the same prompts. A round computes a prompt that was never asked before, empties
-SGLang's own caches, and asks for it again. The servers run one after the other, because an idle
-SGLang server keeps a core busy.
+SGLang's own caches, and asks for it again. Rounds alternate between the servers, so that a
+disturbance affects both; a server that is not asked sleeps.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,34 +58,42 @@ class SglangRace(NamedTuple):
     folder: Path
 
 
-def measure(race: SglangRace, storage: str, tell: Callable[[str], None]) -> SglangTimes:
-    """Measure one storage. Raises HoldfastError if a context is not stored."""
-    folder = race.folder / storage
-    folder.mkdir(parents=True)
-    if storage == FILE:
-        return _rounds(race, storage, {"file_storage_path": str(folder / "pages")}, tell)
-    with NodeUnderTest(folder, GIB, 2 * GIB) as node:
-        return _rounds(race, "dynamic", holdfast_storage(node.address), tell)
-
-
-def _rounds(
-    race: SglangRace, storage: str, extra: dict[str, object], tell: Callable[[str], None]
-) -> SglangTimes:
-    tokens_max = 2 * (race.tokens + PAGE_TOKENS)
-    options = SglangServerOptions(race.model, storage, extra, tokens_max=tokens_max)
-    server = SglangServer("sglang", options, race.folder / f"{storage}.log")
+def measure(race: SglangRace, tell: Callable[[str], None]) -> dict[str, SglangTimes]:
+    """Measure every storage. Raises HoldfastError if a context is not stored."""
     drawn = random.Random(SEED)  # noqa: S311  # prompts, not secrets
-    times = SglangTimes([], [])
-    with server.process:
-        server.wait_ready()
-        server.ask([7] * 300, 1)  # the first request pays for what is set up on demand
+    times = {storage: SglangTimes([], []) for storage in STORAGES}
+    with ExitStack() as stack:
+        tell("the servers start")
+        servers = _servers(stack, race)
+        for server in servers.values():
+            server.wait_ready()
+            server.ask([7] * 300, 1)  # the first request pays for what is set up on demand
         for number in range(race.rounds):
-            tell(f"storage {storage}: round {number + 1} of {race.rounds}")
             count = race.tokens + TAIL_TOKENS
             prompt = [drawn.randrange(10, race.vocabulary) for _ in range(count)]
-            times.cold.append(server.ask(prompt, 1).answer.ttft_s)
-            times.warm.append(_warm_s(server, prompt, race.tokens // PAGE_TOKENS * PAGE_TOKENS))
+            for storage, server in servers.items():
+                tell(f"storage {storage}: round {number + 1} of {race.rounds}")
+                stored = race.tokens // PAGE_TOKENS * PAGE_TOKENS
+                times[storage].cold.append(server.ask(prompt, 1).answer.ttft_s)
+                times[storage].warm.append(_warm_s(server, prompt, stored))
     return times
+
+
+def _servers(stack: ExitStack, race: SglangRace) -> dict[str, SglangServer]:
+    """Start a server for each storage; they end with `stack`."""
+    node = stack.enter_context(NodeUnderTest(race.folder / HOLDFAST, GIB, 2 * GIB))
+    storages: dict[str, tuple[str, dict[str, object]]] = {
+        FILE: (FILE, {"file_storage_path": str(race.folder / "pages")}),
+        HOLDFAST: ("dynamic", holdfast_storage(node.address)),
+    }
+    servers = {}
+    for storage, (backend, extra) in storages.items():
+        options = SglangServerOptions(
+            race.model, backend, extra, tokens_max=2 * (race.tokens + PAGE_TOKENS)
+        )
+        servers[storage] = SglangServer(storage, options, race.folder / f"{storage}.log")
+        stack.enter_context(servers[storage].process)
+    return servers
 
 
 def _warm_s(server: SglangServer, prompt: Sequence[int], stored: int) -> float:

@@ -84,6 +84,7 @@ class SglangServer:
                 str(options.tokens_max),
             ),
             *("--disable-overlap-schedule", "--skip-server-warmup", "--log-level", "warning"),
+            "--sleep-on-idle",  # else an idle server keeps a core busy
             "--enable-hierarchical-cache",
             *("--hicache-ratio", "2.0", "--hicache-io-backend", "direct"),
             *("--hicache-mem-layout", "page_first_direct"),

@@ -37,15 +37,13 @@ def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
         yield report.not_measured("sglang.warm", why)
         return
     made, shape = model.make(args.model), model.SHAPES[args.model]
-    steps.plan(len(lengths) * len(sglang.STORAGES))
+    steps.plan(len(lengths))
     with measuring.scratch(args.folder) as scratch:
         for length in lengths:
             folder = scratch / str(length)
             race = sglang.SglangRace(made, shape.vocabulary, length, args.rounds, folder)
-            times = {}
-            for storage in sglang.STORAGES:
-                steps.begin(f"{length} tokens, storage {storage}")
-                times[storage] = sglang.measure(race, storage, steps.update)
+            steps.begin(f"{length} tokens")
+            times = sglang.measure(race, steps.update)
             yield from measuring.print_rows(_rows(length, times), steps)
 
 
