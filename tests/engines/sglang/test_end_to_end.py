@@ -5,11 +5,13 @@ SGLang is installed in an environment of its own, on the first run (3 GB).
 
 import json
 import os
+import shutil
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import small_models
 
 import holdfast
 from holdfast.limits import BLOCK_TOKENS, MIB
@@ -45,9 +47,9 @@ def started(tmp_path):
         def node(name="n"):
             return stack.enter_context(NodeUnderTest(tmp_path / name, 64 * MIB, 256 * MIB))
 
-        def server(node, layout="exact", **options):
+        def server(node, layout="exact", folder=None, **options):
             storage = {"storage": "dynamic", "extra": holdfast_storage(node.address, layout)}
-            given = SglangServerOptions(model.make("tiny"), **storage, **options)
+            given = SglangServerOptions(folder or model.make("tiny"), **storage, **options)
             one = SglangServer("sglang", given, tmp_path / "sglang.log")
             stack.enter_context(one.process)
             one.wait_ready()
@@ -129,6 +131,23 @@ def damage(node):
             piece = blocks.read(4_096)
             blocks.seek(at)
             blocks.write(piece[::-1])
+
+
+@pytest.mark.parametrize("kind", ["gemma3"])
+def test_other_kinds_of_models_get_their_contexts_back(started, tmp_path, kind):
+    make_node, make_server = started
+    small_models.write_models(tmp_path)
+    for file in model.make("tiny").glob("tokenizer*"):  # only to print what is generated
+        shutil.copy(file, tmp_path / kind)
+    node = make_node()
+    server = make_server(node, folder=tmp_path / kind)
+    prompt = [10 + token % (small_models.VOCABULARY - 10) for token in PROMPT]
+    cold = server.ask(prompt, TOKENS)
+    node.wait_on_disk(WHOLE // PAGE_TOKENS)
+    server.forget()
+    warm = server.ask(prompt, TOKENS)
+    assert stored(warm) == WHOLE
+    assert same(warm, cold)
 
 
 def test_ranks_share_a_node_and_find_their_own_heads(started):
