@@ -57,7 +57,7 @@ class OffloadedEngine:
 
     def forget(self) -> None:
         """Empty vLLM's host memory; the tier keeps its rows."""
-        self._manager.reset_cache()
+        self._manager.primary_tier.reset_cache()
 
     def load(self, keys: Sequence[Any], content: Any) -> float:  # noqa: ANN401  # an array
         """Return the seconds until all rows are in vLLM's host memory; raise if one differs."""

@@ -229,8 +229,21 @@ def test_a_reset_waits_for_the_transfers_in_progress(opened):
     engine.manager.on_request_finished(context)
     engine.manager.reset_cache()
     engine.rows[:] = 0
-    loaded = engine.load(list(saved))
+    loaded = opened().load(list(saved))
+    assert loaded.keys() == saved.keys()
     assert all((loaded[key] == saved[key]).all() for key in saved)
+
+
+def test_after_a_reset_an_engine_shares_no_block_because_its_weights_may_have_changed(opened):
+    engine, before, after = opened(), blocks_of(2), blocks_of(2)
+    engine.save(before)
+    engine.manager.reset_cache()
+    assert not engine.load(list(before))
+    engine.save(after)
+    assert not opened().load(list(after))
+    for _ in range(6):
+        engine.save(blocks_of(4))
+    assert engine.load(list(after)).keys() == after.keys()
 
 
 OTHERS = {

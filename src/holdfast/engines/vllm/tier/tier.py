@@ -9,7 +9,8 @@ and returns at once. On any failure blocks are a miss, and vLLM computes them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import secrets
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +37,8 @@ from holdfast.engines.vllm.tier.jobs import PrefixRun, TransferJobs
 from holdfast.engines.vllm.tier.lookups import BlockLookups
 from holdfast.engines.vllm.tier.options import read_tier_options
 from holdfast.named_blocks import BlockMemory, NamedSession, PrefixPosition
+
+SUFFIX_BYTES = 16
 
 _log = logging.getLogger("vllm.holdfast")
 
@@ -78,6 +81,9 @@ class HoldfastTier(SecondaryTierManager):
         }
         self._private: PrivateNode | None = None
         self._session: NamedSession | None = None
+        self._suffix = b""
+        """What distinguishes the names of this engine from those of others since a reset."""
+        self._key_bytes = 0
         self._skipped: list[JobResult] = []
         """Jobs that were ended without a transfer."""
         try:
@@ -102,7 +108,7 @@ class HoldfastTier(SecondaryTierManager):
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
         if self._session is None or not self._loads:
             return LookupResult.MISS
-        held = self._lookups.look_up(bytes(key), req_context.req_id)
+        held = self._lookups.look_up(self._name(key), req_context.req_id)
         if held is None:
             return LookupResult.RETRY
         return LookupResult.HIT if held else LookupResult.MISS
@@ -127,7 +133,7 @@ class HoldfastTier(SecondaryTierManager):
             self._jobs.save(job_metadata.job_id, self._runs(job_metadata))
 
     def submit_load(self, job_metadata: Any) -> None:
-        names = [bytes(key) for key in job_metadata.keys]
+        names = [self._name(key) for key in job_metadata.keys]
         memory = [self._row(chunk) for chunk in job_metadata.chunk_ids]
         self._jobs.load(job_metadata.job_id, PrefixRun(names, memory))
 
@@ -140,7 +146,7 @@ class HoldfastTier(SecondaryTierManager):
                 JobResult(
                     job.number,
                     success=not job.failed,
-                    successful_keys=tuple(job.transferred) if job.failed else None,
+                    successful_keys=self._keys(job.transferred) if job.failed else None,
                     transfer_time=job.seconds,
                     transfer_bytes=moved or None,
                 )
@@ -148,8 +154,16 @@ class HoldfastTier(SecondaryTierManager):
         return found
 
     def drain_jobs(self) -> None:
+        """Wait until all transfers have ended; stop using all blocks stored so far.
+
+        vLLM calls it before it resets its caches, also because weights changed in place. The
+        fingerprint names the weights that were loaded, so from now on this engine writes under
+        names that no other engine and no later start shares.
+        """
         if self._session is not None:
             self._jobs.drain()
+            self._suffix = secrets.token_bytes(SUFFIX_BYTES)
+            _log.info("cache reset: earlier blocks are not used again by this engine")
 
     def shutdown(self) -> None:
         if self._session is not None:
@@ -161,6 +175,15 @@ class HoldfastTier(SecondaryTierManager):
             self._private.close()
             self._private = None
 
+    def _name(self, key: Any) -> bytes:
+        """Return the name of a block in the node."""
+        self._key_bytes = len(key)
+        return bytes(key) + self._suffix
+
+    def _keys(self, names: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Return vLLM's keys of blocks; a reset may have changed the suffix since."""
+        return tuple(name[: self._key_bytes] for name in names)
+
     def _row(self, chunk: Any) -> list[tuple[int, int]]:
         """Return the memory of a row of vLLM's host memory."""
         nbytes = self.block_size_bytes
@@ -171,7 +194,7 @@ class HoldfastTier(SecondaryTierManager):
         context, by_group = job.req_context, dict[int, list[_SavedRow]]()
         for key, chunk in zip(job.keys, job.chunk_ids, strict=True):
             end = context.get_offload_key_position(key) or 0
-            row = _SavedRow(end, bytes(key), self._row(chunk))
+            row = _SavedRow(end, self._name(key), self._row(chunk))
             by_group.setdefault(get_offload_group_idx(key), []).append(row)
         ends = context.get_state(_PrefixEnds)
         if ends is None:
