@@ -72,7 +72,7 @@ def walk(setting: DemoSettings) -> Generator[DemoStep]:
         tell("vLLM starts, with Holdfast and without")
         kv_transfer = holdfast_kv_transfer(node.address, DEMO_COVER_DEADLINE_MS, "portable")
         vllm, plain = start_engines(stack, setting, {"vllm": kv_transfer, "vllm-alone": {}})
-        asks = _Servers(vllm, plain)
+        asks = VllmPair(vllm, plain)
         for server in (asks.shared, asks.alone):
             server(prompts.unrelated, 1)
 
@@ -121,7 +121,7 @@ def _sglang(
     yield _step("sglang", server.ask, partial(server.ask, extra_key="alone"), prompt, whole)
 
 
-class _Servers:
+class VllmPair:
     """Two vLLM servers, with Holdfast and without, of which one at a time is asked."""
 
     def __init__(self, shared: VllmServer, alone: VllmServer) -> None:

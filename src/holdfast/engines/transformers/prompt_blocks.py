@@ -23,6 +23,7 @@ from holdfast.devices.base import Pages
 from holdfast.devices.host import HostDevice
 from holdfast.engines.transformers.known_model import KnownModel
 from holdfast.errors import HoldfastError, Outcome
+from holdfast.session import RECOVERING, nothing_held
 from holdfast.store.store import Store
 
 LATE_S = 2.0
@@ -68,6 +69,8 @@ class PromptBlocks:
         if ticket is None:
             return self._go_without("the store did not answer a lookup in time")
         self.reason = ticket.reason
+        if not ticket.held and ticket.outcome is Outcome.MISS:
+            self.reason = nothing_held(recovering=RECOVERING in ticket.reason)
         if ticket.is_empty:
             return 0
         pages = [

@@ -204,7 +204,7 @@ def test_a_bench_that_never_began_leaves_nothing(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("subject", ["calibrate", "plan", "vllm"])
+@pytest.mark.parametrize("subject", ["calibrate", "engines", "plan", "vllm"])
 def test_a_bench_without_vllm_installed_names_the_remedy(subject, monkeypatch, capsys):
     monkeypatch.setattr(measuring, "find_spec", lambda _: None)
     assert main(["bench", subject]) == 2
