@@ -8,15 +8,17 @@ too, because their kernels do: that is the measure of what is no error.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
+from itertools import permutations, product
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import holdfast
 from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS
-from holdfast_bench.harness.completion import CompletionAnswer
+from holdfast_bench.harness.completion import CompletionAnswer, MeasuredCompletion
 from holdfast_bench.harness.model import SHAPES
 from holdfast_bench.harness.node import NodeUnderTest
 from holdfast_bench.harness.process import wait_until
@@ -28,6 +30,8 @@ from holdfast_bench.harness.server import (
 from holdfast_bench.harness.transformers_engine import TransformersEngine, largest_difference
 from holdfast_bench.scenarios.demo_scenario import DEMO_COVER_DEADLINE_MS
 from holdfast_bench.scenarios.engines_demo_scenario import VllmPair
+
+Ask: TypeAlias = Callable[[list[int], int], MeasuredCompletion]
 
 ANSWER_TOKENS = 64
 CONTEXT_TOKENS = 3 * BLOCK_TOKENS
@@ -50,13 +54,17 @@ class Comparison(NamedTuple):
     between: list[float]
 
 
+class EnginePair(NamedTuple):
+    """How to ask an engine that has the store, and the same engine without it."""
+
+    shared: Ask
+    alone: Ask
+
+
 def compare(
     folder: Path, model: Path, name: str, prompts: int, tell: Callable[[str], None]
 ) -> list[Comparison]:
-    """Return the comparisons of vLLM and transformers, in both directions, in float32.
-
-    Raises HoldfastError if a context was not fetched whole.
-    """
+    """Return the comparisons of vLLM and transformers, in both directions, in float32."""
     with ExitStack() as stack:
         node = stack.enter_context(NodeUnderTest(folder / "node", settings={"plan": "held"}))
         store = stack.enter_context(holdfast.open(node.address))
@@ -66,33 +74,45 @@ def compare(
         vllm = VllmPair(*servers)
         shared = TransformersEngine(model, "float32", store)
         alone = TransformersEngine(model, "float32")
-        found = [
-            Comparison(*pair, [], [], [])
-            for pair in (("vllm", "transformers"), ("transformers", "vllm"))
-        ]
-        asks = {"vllm": (vllm.shared, vllm.alone), "transformers": (shared.ask, alone.ask)}
-        for number in range(prompts):
-            for each in found:
-                tell(f"prompt {number + 1} of {prompts}, {each.writer} to {each.reader}")
-                prompt = _prompt(f"{number} {each.writer}", SHAPES[name].vocabulary)
-                blocks = node.status()["blocks"]
-                asks[each.writer][0](prompt, 1)
-                wait_until(
-                    node.process,
-                    lambda least=blocks: node.status()["blocks"] >= least + 3,  # type: ignore[misc]
-                    SAVED_S,
-                    "holding the context",
-                )
-                answer = asks[each.reader][0](prompt, ANSWER_TOKENS)
-                if answer.tokens.fetched_total != CONTEXT_TOKENS:
-                    raise HoldfastError(
-                        f"{each.reader} fetched {answer.tokens.fetched_total} tokens of "
-                        f"{CONTEXT_TOKENS} that {each.writer} wrote"
-                    )
-                own = asks[each.reader][1](prompt, ANSWER_TOKENS).answer
-                other = asks[each.writer][1](prompt, ANSWER_TOKENS).answer
-                _add(each, answer.answer, own, other)
+        pairs = {
+            "vllm": EnginePair(vllm.shared, vllm.alone),
+            "transformers": EnginePair(shared.ask, alone.ask),
+        }
+        return compare_pairs(node, pairs, SHAPES[name].vocabulary, prompts, tell)
+
+
+def compare_pairs(
+    node: NodeUnderTest,
+    pairs: Mapping[str, EnginePair],
+    vocabulary: int,
+    prompts: int,
+    tell: Callable[[str], None],
+) -> list[Comparison]:
+    """Return the comparisons of engines that share a node, for each writer and reader.
+
+    Raises HoldfastError if a context was not fetched whole.
+    """
+    found = [Comparison(*names, [], [], []) for names in permutations(pairs, 2)]
+    for number, each in product(range(prompts), found):
+        tell(f"prompt {number + 1} of {prompts}, {each.writer} to {each.reader}")
+        prompt = _prompt(f"{number} {each.writer}", vocabulary)
+        blocks = node.status()["blocks"] + CONTEXT_TOKENS // BLOCK_TOKENS
+        pairs[each.writer].shared(prompt, 1)
+        holds = partial(_holds, node, blocks)
+        wait_until(node.process, holds, SAVED_S, "holding the context")
+        answer = pairs[each.reader].shared(prompt, ANSWER_TOKENS)
+        if answer.tokens.fetched_total != CONTEXT_TOKENS:
+            raise HoldfastError(
+                f"{each.reader} fetched {answer.tokens.fetched_total} tokens of "
+                f"{CONTEXT_TOKENS} that {each.writer} wrote"
+            )
+        own = pairs[each.reader].alone(prompt, ANSWER_TOKENS).answer
+        _add(each, answer.answer, own, pairs[each.writer].alone(prompt, ANSWER_TOKENS).answer)
     return found
+
+
+def _holds(node: NodeUnderTest, blocks: int) -> bool:
+    return int(node.status()["blocks"]) >= blocks
 
 
 def _add(
