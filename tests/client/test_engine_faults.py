@@ -7,8 +7,15 @@ import pytest
 import holdfast
 from holdfast.client.engine import EngineGroup, GroupPages, LookupOptions
 from holdfast.client.engine_opening import open_engine
-from holdfast.errors import NodeGoneError, Outcome, RefusedError
-from holdfast.testing.embedded import BLOCKS, FINGERPRINT, LAYOUT, blocks_for, tokens_for
+from holdfast.errors import BlockError, NodeGoneError, Outcome, RefusedError
+from holdfast.testing.embedded import (
+    BLOCKS,
+    FINGERPRINT,
+    LAYOUT,
+    blocks_for,
+    fingerprint_for,
+    tokens_for,
+)
 from holdfast.testing.row_pages import RowPages
 from holdfast_bench.harness.pause import pause, resume
 from holdfast_bench.harness.process import wait_until
@@ -103,21 +110,19 @@ def test_a_node_that_was_killed_is_an_outcome_and_used_again_after_its_restart(e
     wait_until(node.process, engine.holds_all, ANSWER_S)
 
 
-def test_a_group_that_the_node_does_not_take_is_refused_with_the_nodes_reason(node):
+@pytest.mark.parametrize("kind", ["embedded", "node"])
+def test_a_group_whose_block_does_not_fit_the_memory_is_refused(request, kind):
     large = LAYOUT.__class__("float16", 1 << 19, LAYOUT.layers)
-    fingerprint = holdfast.Fingerprint.portable(
-        large,
-        model="m",
-        positions="none",
-        adapter="none",
-        kv_quantisation="none",
-        kv_scales="none",
-    )
+    group = EngineGroup(fingerprint_for(large))
+    if kind == "embedded":
+        opened = holdfast.open(host="64 MiB")
+    else:
+        opened = holdfast.open(request.getfixturevalue("node").address, domain="default")
     with (
-        holdfast.open(node.address, domain="default") as store,
-        pytest.raises(RefusedError, match=r"raise tiers\.0\.capacity"),
+        opened as store,
+        pytest.raises((RefusedError, BlockError), match=r"raise tiers\.0\.capacity"),
     ):
-        open_engine(store, [EngineGroup(fingerprint)])
+        open_engine(store, [group])
 
 
 def test_without_a_node_there_is_no_client(node):

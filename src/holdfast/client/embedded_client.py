@@ -20,6 +20,7 @@ from holdfast.blocks.key import unpack_keys
 from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import SharedMapping
 from holdfast.errors import (
+    BlockError,
     HoldfastError,
     NodeGoneError,
     Outcome,
@@ -90,12 +91,17 @@ class EmbeddedClient:
         self._groups = [
             _EmbeddedGroup.of(domain, each) for each in (_first_group(hello), *hello.more_groups)
         ]
+        arena = store.arena(domain)
         for group, fingerprint in zip(self._groups, fingerprints, strict=True):
+            if group.namespace.slot_bytes > arena.nbytes:
+                raise BlockError(
+                    f"one block takes {group.namespace.slot_bytes} bytes, the host tier has "
+                    f"{arena.nbytes}; raise tiers.0.capacity, or open the store with a larger host"
+                )
             store.quantise.enter(group.namespace, fingerprint)
             store.note_element_bytes(group.namespace, group.element_bytes)
         rules = [group.rule for group in self._groups]
         self._is_plain = len(rules) == 1 and rules[0].attention == "full"
-        arena = store.arena(domain)
         self.arena: SharedMapping | None = arena.mapping
         self.welcome = m.Welcome(
             protocol=m.PROTOCOL,
