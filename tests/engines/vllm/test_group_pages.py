@@ -7,6 +7,7 @@ pytest.importorskip("vllm")
 from holdfast.blocks.group_rules import GroupRule
 from holdfast.devices.base import NO_PAGE
 from holdfast.engines.vllm.group_pages import GroupShape
+from holdfast.errors import BlockError
 
 PAGE = 16
 FULL = GroupShape(GroupRule("full", 0, 2 * PAGE, 2 * PAGE), PAGE, (0,))
@@ -22,7 +23,8 @@ def test_a_block_has_the_pages_of_each_list_after_those_of_the_one_before():
 
 
 def test_pages_that_vllm_has_put_aside_are_left_out():
-    blocks, pages = WINDOW.load_pages(LISTS, 64, 0)
+    narrow = WINDOW._replace(rule=WINDOW.rule._replace(window=16))
+    blocks, pages = narrow.load_pages(LISTS, 64, 0)
     assert blocks == range(1, 2)
     assert pages == [NO_PAGE, 23, NO_PAGE, 33]
 
@@ -31,6 +33,13 @@ def test_pages_that_the_engine_holds_are_left_out():
     blocks, pages = FULL.load_pages(LISTS, 64, 48)
     assert blocks == range(1, 2)
     assert pages == [NO_PAGE, 13]
+
+
+@pytest.mark.parametrize(("shape", "tokens"), [(FULL, 128), (WINDOW, 64), (STATE, 48)])
+def test_a_resume_for_which_vllm_has_no_page_is_refused(shape, tokens):
+    lists = LISTS if shape is FULL else ([], [10, 0, 0, 13], [10, 11, 0, 13])
+    with pytest.raises(BlockError, match="vLLM has no page"):
+        shape.load_pages(lists, tokens, 0)
 
 
 def test_a_state_is_loaded_into_the_page_of_its_block():

@@ -109,6 +109,16 @@ def test_a_load_behind_tokens_of_the_engine_leaves_them_out(rig):
     assert state.pages == [41]
 
 
+def test_a_load_without_a_page_of_vllm_names_a_block_that_no_store_has(rig, caplog):
+    rig.held = 2
+    request = rig.request(40)
+    rig.side.matched_tokens(request, 0)
+    rig.side.allocated(request, (LISTS[0], LISTS[1], [0] * 6, LISTS[3]), 32)
+    (load,) = rig.run(request, 0, LISTS).loads
+    assert [task.keys for task in load.groups] == [(bytes(16),)]
+    assert "vLLM has no page" in caplog.text
+
+
 def test_a_load_ends_before_the_last_token_at_a_block_of_all_groups(rig):
     rig.held = 2
     assert rig.side.matched_tokens(rig.request(32), 0) == (16, True)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from holdfast.blocks.group_rules import GroupRule
 from holdfast.devices.base import NO_PAGE
 from holdfast.engines.vllm.kv_groups import NULL_PAGE
+from holdfast.errors import BlockError
 
 PageLists = Sequence[Sequence[int]]
 """The page numbers of a request, in the order of its tokens, by number of vLLM's KV cache group."""
@@ -33,18 +34,31 @@ class GroupShape(NamedTuple):
         """Return the blocks that a resume after `tokens` tokens needs, and the pages they fill.
 
         `have`: leading tokens that the engine holds. Pages that it does not wait for are `NO_PAGE`:
-        those of these tokens, and those that vLLM has put aside as older than a window.
+        those of these tokens, and those that are older than a window. Raises BlockError if vLLM has
+        no page for what the resume needs.
         """
-        blocks, size = self.rule.needed(tokens, have), self.page_tokens
+        blocks = self.rule.needed(tokens, have)
+        wanted = self._page_rule.needed(tokens, have)
+        pages = []
+        for block in blocks:
+            for index, page in self._pages(lists, block):
+                if index not in wanted:
+                    pages.append(NO_PAGE)
+                elif page in {NULL_PAGE, NO_PAGE}:
+                    raise BlockError(
+                        f"vLLM has no page {index} for {self.rule.attention} attention or state "
+                        f"after {tokens} tokens"
+                    )
+                else:
+                    pages.append(page)
+        return blocks, pages
+
+    @property
+    def _page_rule(self) -> GroupRule:
+        """The rule in pages; a recurrent state has one page in each list."""
         if self.rule.attention == "recurrent":
-            wanted = range(blocks.start, blocks.stop)
-        else:
-            wanted = range(have // size, tokens // size)
-        return blocks, [
-            page if index in wanted and page != NULL_PAGE else NO_PAGE
-            for block in blocks
-            for index, page in self._pages(lists, block)
-        ]
+            return self.rule
+        return self.rule._replace(block_tokens=self.page_tokens, step_tokens=self.page_tokens)
 
     def save_runs(self, lists: PageLists, blocks: range) -> Iterator[tuple[range, list[int]]]:
         """Yield the runs of blocks whose pages all are there, with their pages.

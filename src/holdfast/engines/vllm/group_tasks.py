@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from holdfast.blocks.group_rules import unit_tokens
+from holdfast.blocks.key import KEY_BYTES
 from holdfast.client.tasks import GroupTask, SaveTask
 from holdfast.client.tracked_request import TrackedRequest
 from holdfast.engines.vllm.group_pages import GroupShape, PageLists
+from holdfast.engines.vllm.kv_groups import NULL_PAGE
+from holdfast.errors import BlockError
 from holdfast.limits import CHAIN_BLOCKS_MAX
 
 SAVE_BLOCKS = 1_024
 """Maximum number of blocks in one save task, and so in one `Reserve` request to the node."""
+
+_UNKNOWN_KEY = bytes(KEY_BYTES)
+
+_log = logging.getLogger("vllm.holdfast")
 
 
 class GroupTasks:
@@ -30,7 +38,11 @@ class GroupTasks:
     def loads(
         self, tracked: TrackedRequest, lists: PageLists, start: int, stop: int
     ) -> tuple[GroupTask, ...]:
-        """Return the blocks of each group to load for a resume after `stop` tokens."""
+        """Return the blocks of each group to load for a resume after `stop` tokens.
+
+        If vLLM has no page for one of them, the load names a block that no store has: then it
+        fails, and vLLM computes the tokens.
+        """
         if self.is_plain:
             shape = self.shapes[0]
             page, size = shape.page_tokens, shape.rule.block_tokens
@@ -40,7 +52,11 @@ class GroupTasks:
             return (GroupTask(keys, wanted, skipped // page),)
         groups = []
         for number, shape in enumerate(self.shapes):
-            blocks, pages = shape.load_pages(lists, stop, start)
+            try:
+                blocks, pages = shape.load_pages(lists, stop, start)
+            except BlockError as error:
+                _log.error("context not loaded: %s", error)
+                return (GroupTask((_UNKNOWN_KEY,) * len(tracked.chains), [NULL_PAGE]),)
             if blocks:
                 keys = tracked.keys(blocks.start, blocks.stop, number)
                 groups.append(GroupTask(keys, pages, 0, number))
