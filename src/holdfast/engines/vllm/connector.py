@@ -98,6 +98,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: RankTransfers | None = None
         self._handshake: Handshake | None = None
+        self._pool: Any = None
         advice = failure_policy_advice(transfer.kv_load_failure_policy)
         if advice and role is KVConnectorRole.SCHEDULER:
             _log.warning(advice)
@@ -237,6 +238,11 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
                 EngineClocks(running=RunningClock()),
                 ledger_of(self._vllm_config.kv_transfer_config.engine_id),
             )
+            self._defer_saves()
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        self._pool = gpu_block_pool
+        self._defer_saves()
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], Any]) -> None:
         # In the order of `WorkerRank.number`; vLLM's default implementation takes one stage only.
@@ -312,6 +318,13 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         return True
 
     # Private methods
+
+    def _defer_saves(self) -> None:
+        """Defer saves if the user asks for it, once vLLM's pool of pages and the node are known."""
+        if self._scheduler is not None and self._pool is not None and self._setting.defers:
+            config = self._vllm_config
+            step_tokens = config.scheduler_config.max_num_batched_tokens
+            self._scheduler.watch_pages(self._pool, step_tokens, config.model_config.max_model_len)
 
     @property
     def _is_plain(self) -> bool:

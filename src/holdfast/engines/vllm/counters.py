@@ -35,6 +35,7 @@ COUNTERS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "lock_seconds": ((), "Time in the GPU's driver for page-locking and unlocking."),
     "device_failures": ((), "Workers whose GPU has failed: all later requests are computed."),
     "saved_blocks": ((), "Blocks that were saved."),
+    "lost_blocks": ((), "Deferred blocks whose pages vLLM has used before they were saved."),
     "durable_blocks": (
         ("outcome",),
         "Blocks of durable requests: kept (on the durable tier, flushed), or late.",

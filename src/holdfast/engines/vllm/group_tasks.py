@@ -63,9 +63,16 @@ class GroupTasks:
         return tuple(groups)
 
     def saves(
-        self, tracked: TrackedRequest, scheduled: int, lists_of: Callable[[], PageLists]
+        self,
+        tracked: TrackedRequest,
+        scheduled: int,
+        lists_of: Callable[[], PageLists],
+        most: int = SAVE_BLOCKS,
     ) -> Iterator[SaveTask]:
-        """Yield the saves of the blocks that a request fills in this step."""
+        """Yield the saves of the blocks that a request fills in this step, each of `most` blocks.
+
+        One of more blocks would delay others.
+        """
         # A block is full if its tokens are known and computed; draft tokens are not known yet.
         request = tracked.request
         computed = min(request.num_computed_tokens + scheduled, request.num_tokens)
@@ -79,7 +86,7 @@ class GroupTasks:
                 continue
             lists = lists_of() if lists is None else lists
             for blocks, pages in shape.save_runs(lists, range(saved, full)):
-                yield from _save_tasks(tracked, number, blocks, pages)
+                yield from _save_tasks(tracked, number, blocks, pages, most)
             tracked.group_saved[number] = full
 
     def state_saves(
@@ -91,16 +98,16 @@ class GroupTasks:
             if shape.rule.attention == "recurrent":
                 for block, pages in shape.states(states):
                     if block < min(len(tracked.groups[number][0]), CHAIN_BLOCKS_MAX):
-                        yield from _save_tasks(tracked, number, range(block, block + 1), pages)
+                        yield from _save_tasks(tracked, number, range(block, block + 1), pages, 1)
 
 
 def _save_tasks(
-    tracked: TrackedRequest, group: int, blocks: range, pages: Sequence[int]
+    tracked: TrackedRequest, group: int, blocks: range, pages: Sequence[int], most: int
 ) -> Iterator[SaveTask]:
-    """Yield the saves of a run of blocks; one of more than `SAVE_BLOCKS` would delay others."""
+    """Yield the saves of a run of blocks, each of at most `most` blocks."""
     chains, per_block = tracked.groups[group], len(pages) // len(blocks)
-    for start in range(blocks.start, blocks.stop, SAVE_BLOCKS):
-        stop, at = min(start + SAVE_BLOCKS, blocks.stop), start - blocks.start
+    for start in range(blocks.start, blocks.stop, most):
+        stop, at = min(start + most, blocks.stop), start - blocks.start
         yield SaveTask(
             tracked.request.request_id,
             tracked.keys(start, stop, group),

@@ -20,6 +20,9 @@ EXTRA_CONFIG = "kv_connector_extra_config"
 Role = Literal["kv_both", "kv_consumer", "kv_producer"]
 """vLLM's `kv_role`: load and save, only load, only save."""
 
+SaveTime = Literal["when_full", "before_eviction"]
+"""When a block is saved: at the end of the step that fills it, or before vLLM uses its pages."""
+
 BlockLayout = Literal["exact", "portable"]
 """Whole pages of this build of vLLM, or blocks that other engines read, too."""
 
@@ -37,10 +40,10 @@ class ConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of vLLM's page; 0: the smallest such multiple from 128 up. `layout`: `exact` blocks are pages of
     this build of vLLM, `portable` blocks are converted, so that other engines and numbers of ranks
     read them. `model_digest`: name of the weights; empty: the weights are read and hashed.
-    `cover_deadline_ms`: timeout of the node's coverage answer; default: a small share of the time
-    to compute the prompt. `prestage`: have the contexts of requests that wait for their turn read
-    into the node's memory. `publish_file`: the secret that permits writes, for an engine whose
-    `domain` is public.
+    `save`: when blocks are saved. `cover_deadline_ms`: timeout of the node's coverage answer;
+    default: a small share of the time to compute the prompt. `prestage`: have the contexts of
+    requests that wait for their turn read into the node's memory. `publish_file`: the secret that
+    permits writes, for an engine whose `domain` is public.
     """
 
     holdfast: str = ""
@@ -51,6 +54,7 @@ class ConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cover_deadline_ms: float | None = None
     prestage: bool = True
     publish_file: str = ""
+    save: SaveTime = "when_full"
 
     def __post_init__(self) -> None:
         if self.block_tokens < 0:
@@ -76,7 +80,7 @@ class ConnectorSettings(NamedTuple):
     `address` empty: a private node. `fetch_deadline_s`: maximum duration of a load.
     `cover_deadline_s` None: derived from the prompt. `loads`, `saves`: what the role permits.
     `prestages`: contexts of waiting requests are prestaged. `adapter_settings`: what vLLM's options
-    change in LoRA adapters.
+    change in LoRA adapters. `defers`: blocks are saved before vLLM uses their pages again.
     """
 
     address: str
@@ -91,6 +95,7 @@ class ConnectorSettings(NamedTuple):
     layout: BlockLayout = "exact"
     prestages: bool = True
     adapter_settings: str = ""
+    defers: bool = False
 
 
 def read_options(extra: Mapping[str, Any], role: str = "kv_both") -> ConnectorSettings:
@@ -131,6 +136,11 @@ def read_options(extra: Mapping[str, Any], role: str = "kv_both") -> ConnectorSe
             f"kv_role: kv_producer only saves, and engine.save in {options.holdfast!r} is false; "
             "change one of them"
         )
+    if role == "kv_producer" and options.save == "before_eviction":
+        raise ConfigError(
+            f"{EXTRA_CONFIG}.save: before_eviction does not fit kv_role kv_producer, whose "
+            "contexts are fetched at once; omit it"
+        )
     publish = b""
     if options.publish_file:
         from holdfast.assemble.keys import read_key
@@ -148,6 +158,7 @@ def read_options(extra: Mapping[str, Any], role: str = "kv_both") -> ConnectorSe
         loads=role != "kv_producer",
         layout=options.layout,
         prestages=options.prestage,
+        defers=options.save == "before_eviction",
     )
 
 

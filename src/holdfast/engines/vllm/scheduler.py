@@ -12,7 +12,6 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from holdfast.blocks.key import Chain
@@ -29,6 +28,7 @@ from holdfast.client.timeouts import EngineClocks
 from holdfast.client.timing_reporter import TimingReporter
 from holdfast.client.tracked_request import PendingLoad, TrackedRequest
 from holdfast.client.transfer_params import is_asked, transfer_params
+from holdfast.engines.vllm.block_saves import BlockSaves
 from holdfast.engines.vllm.group_pages import PageLists
 from holdfast.engines.vllm.group_tasks import GroupTasks
 from holdfast.engines.vllm.options import ConnectorSettings
@@ -76,6 +76,7 @@ class SchedulerSide:
         self._connections = connections
         self._groups = [handshake.groups for handshake in handshakes]
         self._tasks = GroupTasks([group.shape for group in handshakes[0].groups])
+        self._saves = BlockSaves(self._tasks)
         self._shapes, self._unit = self._tasks.shapes, self._tasks.unit_tokens
         self._setting = setting
         self._adapters = AdapterDigests(setting.adapter_settings)
@@ -93,6 +94,10 @@ class SchedulerSide:
         self._loading_tokens: dict[str, int] = {}
         self._epoch = b""
         self._moving = False
+
+    def watch_pages(self, pool: Any, step_tokens: int, context_tokens: int) -> None:
+        """Defer saves until vLLM is about to use a block's pages again; see `BlockSaves`."""
+        self._saves.watch_pages(pool, step_tokens, context_tokens)
 
     def on_new_request(self, request: Any) -> None:
         """Start to track a request, and ask the node which of its blocks are held."""
@@ -234,17 +239,8 @@ class SchedulerSide:
             self._computing = set(output.num_scheduled_tokens)
             self._count_prompts()
         if self._setting.saves:
-            state = output.kv_connector_block_state
-            for request_id, scheduled in output.num_scheduled_tokens.items():
-                tracked = self._tracked.get(request_id)
-                if tracked is not None:
-                    lists = partial(state.get_block_ids, request_id)
-                    work.saves += self._tasks.saves(tracked, scheduled, lists)
-            offered = getattr(state, "boundary_state_offloads", None) or {}
-            for request_id, states in offered.items():
-                tracked = self._tracked.get(request_id)
-                if tracked is not None:
-                    work.saves += self._tasks.state_saves(tracked, states)
+            work.saves += self._saves.of_step(output, self._tracked)
+            self._saves.count_lost(self.counts)
         return work
 
     def on_worker_output(self, output: Any) -> None:
@@ -335,6 +331,7 @@ class SchedulerSide:
             tracked.forget()
             self._lookups.end_plan(tracked, why)
         self._tracked.clear()
+        self._saves.clear()
 
     def close(self) -> None:
         """End the sessions."""
