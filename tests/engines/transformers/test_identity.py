@@ -118,3 +118,19 @@ def test_quantised_weights_need_a_name(saved):
 def test_the_block_size_is_part_of_the_name(saved):
     cache = holdfast.transformers.cache(saved.model, IDS, saved.store, block_tokens=16)
     assert cache.prefix.fetched == 0
+
+
+@pytest.mark.parametrize(("kind", "shared"), [("default", HELD), ("linear", HELD), ("dynamic", 0)])
+def test_other_engines_find_a_models_contexts_unless_they_rotate_in_another_way(
+    kind, shared, store, tmp_path
+):
+    model = new_model("llama")
+    settings = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
+    model.config.rope_parameters = settings if kind != "default" else model.config.rope_parameters
+    model.save_pretrained(tmp_path)
+    assert fetched(loaded(tmp_path), store) == 0
+    layout = holdfast.Layout.portable(
+        layers=4, kv_heads=2, head_size=16, dtype="float32", block_tokens=BLOCK
+    )
+    session = store.session(holdfast.portable_fingerprint(tmp_path, layout))
+    assert session.cover(IDS[0].tolist()) == shared

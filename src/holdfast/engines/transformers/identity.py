@@ -27,6 +27,9 @@ SAMPLES = 16
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 """Kinds of rope whose rotations depend on the length of the prompt, beyond a limit."""
 
+ROPE_OF_ALL_ENGINES = ("default", "linear", "llama3")
+"""Kinds of rope for which engines compute the same rotations; `dynamic` differs in vLLM."""
+
 _NOT_MEANING = (*VOLATILE_FIELDS, "architectures", "use_cache")
 
 
@@ -35,9 +38,11 @@ def source_of(model: Any, dtype: str, name: str) -> ModelSource:
 
     `name`: the caller's name of weights and adapters; empty: they are compared or hashed.
     """
-    folder = _folder_of(model)
+    folder, own = _folder_of(model), {}
+    if any(kind not in ROPE_OF_ALL_ENGINES for _, kind in _ropes(model)):
+        own = {"rope_computed_by": "transformers"}
     if folder is not None and (name or _has_weights_of(model, folder)):
-        return local_source(folder, dtype, name=name, overrides=_overrides(model, folder))
+        return local_source(folder, dtype, name=name, overrides=_overrides(model, folder) | own)
     weights = f"pinned:{name}" if name else f"tensors:{_tensors_digest(model.state_dict())}"
     return ModelSource(weights, _meaning_of(model.config.to_dict()), {}, dtype, "none", "none")
 
@@ -60,8 +65,7 @@ def weights_state(model: Any) -> object:
 
 def check_length(model: Any, tokens: int) -> None:
     """Raise BlockError for a prompt so long that keys depend on its length."""
-    for settings in _sections(model.config.get_text_config(decoder=True).to_dict()):
-        kind = settings.get("rope_type", settings.get("type"))
+    for settings, kind in _ropes(model):
         limit = settings.get("original_max_position_embeddings")
         if kind not in LENGTH_DEPENDENT:
             continue
@@ -72,6 +76,14 @@ def check_length(model: Any, tokens: int) -> None:
                 "keys by the length of the prompt, so they are not those of a prefix; use "
                 "generate without this cache"
             )
+
+
+def _ropes(model: Any) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield each section of the settings that describes a rope, and its kind."""
+    for settings in _sections(model.config.get_text_config(decoder=True).to_dict()):
+        kind = settings.get("rope_type", settings.get("type"))
+        if isinstance(kind, str):
+            yield settings, kind
 
 
 def _sections(fields: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
