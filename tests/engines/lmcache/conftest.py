@@ -18,6 +18,7 @@ def pytest_configure():
         for name, value in lmcache_environment.VARIABLES.items():
             patch.setenv(name, value)
         try:
-            import lmcache.v1.distributed.l2_adapters.plugin_l2_adapter  # noqa: F401
+            import lmcache.v1.distributed.l2_adapters.plugin_l2_adapter
+            import lmcache.v1.distributed.storage_manager  # noqa: F401
         except ImportError:
             sys.path.remove(str(lmcache_environment.folder()))
