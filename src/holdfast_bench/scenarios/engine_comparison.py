@@ -54,7 +54,7 @@ class Comparison(NamedTuple):
     between: list[float]
 
 
-class EnginePair(NamedTuple):
+class ComparedEngine(NamedTuple):
     """How to ask an engine that has the store, and the same engine without it."""
 
     shared: Ask
@@ -75,15 +75,15 @@ def compare(
         shared = TransformersEngine(model, "float32", store)
         alone = TransformersEngine(model, "float32")
         pairs = {
-            "vllm": EnginePair(vllm.shared, vllm.alone),
-            "transformers": EnginePair(shared.ask, alone.ask),
+            "vllm": ComparedEngine(vllm.shared, vllm.alone),
+            "transformers": ComparedEngine(shared.ask, alone.ask),
         }
         return compare_pairs(node, pairs, SHAPES[name].vocabulary, prompts, tell)
 
 
 def compare_pairs(
     node: NodeUnderTest,
-    pairs: Mapping[str, EnginePair],
+    pairs: Mapping[str, ComparedEngine],
     vocabulary: int,
     prompts: int,
     tell: Callable[[str], None],

@@ -10,7 +10,7 @@ from holdfast.limits import MIB
 from holdfast_bench.harness.model import SHAPES, make
 from holdfast_bench.harness.node import NodeUnderTest
 from holdfast_bench.harness.transformers_engine import TransformersEngine
-from holdfast_bench.scenarios.engine_comparison import EnginePair, compare_pairs
+from holdfast_bench.scenarios.engine_comparison import ComparedEngine, compare_pairs
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def compared(node, writer_dtype):
     with holdfast.open(node.address) as store:
         alone = TransformersEngine(make("tiny"), "float32")
         pairs = {
-            name: EnginePair(TransformersEngine(make("tiny"), dtype, store).ask, alone.ask)
+            name: ComparedEngine(TransformersEngine(make("tiny"), dtype, store).ask, alone.ask)
             for name, dtype in (("writer", writer_dtype), ("reader", "float32"))
         }
         return compare_pairs(node, pairs, SHAPES["tiny"].vocabulary, 1, lambda _: None)
