@@ -30,7 +30,7 @@ def test_a_node_may_be_named_by_its_file(tmp_path):
     [
         ({}, "holdfast is not set"),
         ({"holdfast": ""}, "holdfast is not set"),
-        ({"holdfast": NODE, "domains": "a"}, "'domains' is unknown; Holdfast's are holdfast, domain"),
+        ({"holdfast": NODE, "tenant": "a"}, "'tenant' is unknown; Holdfast's are holdfast, domain"),
         ({"holdfast": NODE, "domain": ""}, "domain is empty"),
         ({"holdfast": NODE, "domain": 7}, "domain"),
         ({"holdfast": NODE, "get_deadline_s": 0}, "get_deadline_s is 0; it must be above 0"),
