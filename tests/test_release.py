@@ -13,7 +13,7 @@ from holdfast.sim.shipped import find_ladder, find_trace
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ("conversation", "taubench", "lmcache-agent", "azure-code")
-BYTES_MAX = 2_500_000
+BYTES_MAX = 3_000_000
 
 
 @pytest.fixture(scope="module")

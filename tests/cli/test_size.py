@@ -42,13 +42,13 @@ def test_size_proposes_tiers_and_states_its_assumptions(capsys, tmp_path):
 
 
 def test_json_on_standard_output_stands_alone(capsys):
-    assert main(["size", *LOAD, *FEW, "--model", "Qwen3.5-397B-A17B", "--json", "-"]) == 0
+    assert main(["size", *LOAD, *FEW, "--model", "DeepSeek-V3.2", "--json", "-"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["name"] == "size"
     assert "hits" in err
     [vllm] = [row for row in json.loads(out)["rows"] if row["what"] == "size.vllm"]
     assert vllm["cached"] == "not_yet"
-    assert vllm["says"].startswith("the vLLM connector does not cache this model yet (recurrent")
+    assert vllm["says"].startswith("the vLLM connector does not cache this model yet (sparse")
     assert vllm["says"] in err
 
 

@@ -50,8 +50,9 @@ def test_only_a_plan_to_compute_is_explained_by_the_model():
     ["late: the node did not say", "load given up", "pages not loaded", "blocks not saved"],
 )
 def test_the_connector_logs_the_words_that_are_looked_for(words):
-    folder = Path(holdfast.__file__).parent / "engines" / "vllm"
-    assert any(words in file.read_text() for file in folder.glob("*.py"))
+    package = Path(holdfast.__file__).parent
+    folders = package / "engines" / "vllm", package / "client"
+    assert any(words in file.read_text() for folder in folders for file in folder.glob("*.py"))
     assert words in CONNECTOR.pattern
 
 
