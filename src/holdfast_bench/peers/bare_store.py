@@ -94,20 +94,25 @@ class _Objects:
 
     def put(self, path: bytes, memory: memoryview, nbytes: int) -> None:
         with self._lock:
-            self._objects.pop(path, None)
+            if path in self._objects:
+                self._remove(path)
             self._objects[path] = memory[:nbytes]
             self._bytes += nbytes if nbytes > SMALL_BYTES else 0
-            for oldest in list(self._objects) if self._bytes > KEPT_BYTES else ():
-                if len(self._objects[oldest]) > SMALL_BYTES:
-                    gone = self._objects.pop(oldest)
-                    self._bytes -= len(gone)
-                    self._spare.append(gone)
+            for oldest in list(self._objects):
                 if self._bytes <= KEPT_BYTES:
                     break
+                if len(self._objects[oldest]) > SMALL_BYTES:
+                    self._remove(oldest)
 
     def get(self, path: bytes) -> memoryview | None:
         with self._lock:
             return self._objects.get(path)
+
+    def _remove(self, path: bytes) -> None:
+        gone = self._objects.pop(path)
+        if len(gone) > SMALL_BYTES:
+            self._bytes -= len(gone)
+            self._spare.append(gone)
 
 
 def _serve(connected: socket.socket, objects: _Objects) -> None:

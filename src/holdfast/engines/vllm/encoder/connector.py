@@ -130,7 +130,7 @@ class HoldfastEncoderConnector(ECConnectorBase):
     # Both sides
 
     def shutdown(self) -> None:
-        for part in (self._fetches, self._saves, self._session):
+        for part in (self._fetches, self._saves, self._session, self._private):
             if part is not None:
                 part.close()
 

@@ -18,7 +18,7 @@ def read_encoder_options(options: Mapping[str, Any]) -> ConnectorSettings:
     """Return the settings of the options; raise ConfigError naming an invalid value.
 
     `holdfast`, `domain` and `model_digest` are as the connector's; without `holdfast` the engine
-    starts a private node, which it shares with a connector that names none.
+    starts a private node for its encoder outputs.
     """
     for key in options:
         if key not in OPTIONS:
