@@ -119,6 +119,19 @@ def opened(node):
         server.adapter.close()
 
 
+def test_a_task_whose_chunks_have_no_shape_ends_as_a_miss(opened, monkeypatch):
+    keys, objects = [key_of(i) for i in range(2)], [object_of() for _ in range(2)]
+
+    def fail():
+        raise RuntimeError("freed")
+
+    for each in objects:
+        monkeypatch.setattr(each, "get_shapes", fail)
+    server = opened()
+    assert not server.store(keys, objects).is_successful()
+    assert server.load(keys, objects) == [False, False]
+
+
 def test_another_server_finds_and_loads_what_one_has_stored(opened):
     keys, saved = [key_of(i) for i in range(5)], [object_of() for _ in range(5)]
     result = opened().store(keys, saved)

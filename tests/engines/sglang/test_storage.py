@@ -139,6 +139,18 @@ def test_a_node_that_does_not_answer_is_a_miss(sglang, tmp_path):
     assert storage.batch_set_v1(keys, indices([0, 1])) == [False, False]
 
 
+def test_an_error_of_the_host_pool_is_a_miss_and_reaches_no_request(sglang, monkeypatch):
+    pool = HostPool().fill(1)
+    storage, keys = sglang.storage(pool), hashes(2)
+
+    def fail(_indices):
+        raise RuntimeError("no such page")
+
+    monkeypatch.setattr(pool, "get_page_buffer_meta", fail)
+    assert storage.batch_set_v1(keys, indices([0, 1])) == [False, False]
+    assert storage.batch_get_v1(keys, indices([0, 1])) == [False, False]
+
+
 def test_names_that_are_no_hashes_are_a_miss(sglang):
     storage = sglang.storage()
     assert storage.batch_exists(["not hexadecimal"]) == 0

@@ -136,7 +136,8 @@ class HoldfastL2Adapter(L2AdapterInterface):
         return int(self._loads.notifier.fileno())
 
     def submit_store_task(self, keys: list[Any], objects: list[Any]) -> int:
-        return self._submit(self._saving, self._stores, partial(self._store, keys, objects))
+        work, lost = partial(self._store, keys, objects), L2StoreResult(False, 0)
+        return self._submit(self._saving, self._stores, work, lost)
 
     def pop_completed_store_tasks(self) -> dict[int, Any]:
         return self._stores.pop_all()
@@ -145,7 +146,7 @@ class HoldfastL2Adapter(L2AdapterInterface):
         self, keys: list[Any], group_layout_descs: dict[int, Any]
     ) -> int:
         work = partial(self._look_up, keys, group_layout_descs)
-        return self._submit(self._looking, self._lookups, work)
+        return self._submit(self._looking, self._lookups, work, Bitmap(len(keys)))
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:  # LMCache's bitmap
         return self._lookups.pop(task_id)
@@ -154,7 +155,8 @@ class HoldfastL2Adapter(L2AdapterInterface):
         """Do nothing: a chunk that is evicted between lookup and load is a miss."""
 
     def submit_load_task(self, keys: list[Any], objects: list[Any]) -> int:
-        return self._submit(self._loading, self._loads, partial(self._load, keys, objects))
+        work = partial(self._load, keys, objects)
+        return self._submit(self._loading, self._loads, work, Bitmap(len(keys)))
 
     def query_load_result(self, task_id: int) -> Any:  # LMCache's bitmap
         return self._loads.pop(task_id)
@@ -170,10 +172,25 @@ class HoldfastL2Adapter(L2AdapterInterface):
             results.notifier.close()
 
     def _submit(
-        self, pool: ThreadPoolExecutor, results: _TaskResults, work: Callable[[], object]
+        self,
+        pool: ThreadPoolExecutor,
+        results: _TaskResults,
+        work: Callable[[], object],
+        lost: object,
     ) -> int:
+        """Begin a task; its result is `lost` if the work raises, because LMCache waits for one."""
         task = next(self._numbers)
-        pool.submit(lambda: results.put(task, work()))
+
+        def run() -> None:
+            result = lost
+            try:
+                result = work()
+            except Exception:  # noqa: BLE001  # also what listeners of LMCache raise
+                _log.exception("a task failed; its chunks are a miss")
+            finally:
+                results.put(task, result)
+
+        pool.submit(run)
         return task
 
     def _store(self, keys: Sequence[Any], objects: Sequence[Any]) -> Any:  # LMCache's

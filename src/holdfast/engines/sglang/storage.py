@@ -201,7 +201,9 @@ class HoldfastStorage(HiCacheStorage):
             return ask(pool)
         except HoldfastError as error:
             self._tell_once(str(error))
-            return nothing
+        except Exception as error:  # noqa: BLE001  # no request of SGLang fails for it
+            self._tell_once(f"{len(keys)} pages of the pool {name} are a miss: {error!r}")
+        return nothing
 
     def _tell_once(self, what: str) -> None:
         if what not in self._told:
