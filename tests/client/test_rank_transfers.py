@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from holdfast.blocks.envelope import HEADER_BYTES, stored_bytes
+from holdfast.client.loader import RunningLoad
 from holdfast.client.rank_transfers import RankTransfers, StepReport, TransferOptions
 from holdfast.client.tasks import GroupTask, LoadTask, SaveTask
 from holdfast.devices.base import Pages
@@ -167,6 +168,25 @@ def test_a_short_load_does_not_wait_behind_a_long_one(harness, monkeypatch):
         long_may_end.set()
     assert harness.holds([10, 11], 0)
     assert harness.holds([9, 3], 0)
+
+
+def test_a_load_that_ends_while_others_are_taken_is_reported_by_the_next_call(harness, monkeypatch):
+    loads = [
+        LoadTask(name, (GroupTask((KEYS[at],), [2 * at, 2 * at + 1], 0),), 64)
+        for at, name in enumerate(("first", "second"))
+    ]
+    polled, poll = [], RunningLoad.poll
+
+    def late(running):
+        """As if the second load had ended just after it was looked at."""
+        polled.append(running)
+        return None if polled.count(running) == 1 and len(set(polled)) > 1 else running.wait(30.0)
+
+    harness.side.start_loads(step(loads))
+    monkeypatch.setattr(RunningLoad, "poll", late)
+    assert harness.side.ended() == {"first"}
+    monkeypatch.setattr(RunningLoad, "poll", poll)
+    assert harness.side.ended() == {"second"}
 
 
 def test_a_load_reports_its_loaded_blocks_by_tier(harness):

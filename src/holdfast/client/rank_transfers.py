@@ -173,18 +173,20 @@ class RankTransfers:
 
         `failed_pages` and `failed_requests` return what must be computed.
         """
-        ended, loading = set[str](), self._loading
-        for load, running in loading:
-            if (result := running.poll()) is not None:
-                ended.add(load.request)
-                self._landed[load.request] = dict(result.sources)
-                self._count_load(load, result)
-                if len(load.groups) == 1:
-                    self._failed.update(load.groups[0].pages[result.pages :])
-                if result.pages < load.pages:
-                    self._failed_requests.add(load.request)
-        if ended:
-            self._loading = [each for each in loading if each[1].poll() is None]
+        ended, loading = set[str](), list[tuple[LoadTask, RunningLoad]]()
+        for load, running in self._loading:
+            result = running.poll()  # once: a load may end at any time
+            if result is None:
+                loading.append((load, running))
+                continue
+            ended.add(load.request)
+            self._landed[load.request] = dict(result.sources)
+            self._count_load(load, result)
+            if len(load.groups) == 1:
+                self._failed.update(load.groups[0].pages[result.pages :])
+            if result.pages < load.pages:
+                self._failed_requests.add(load.request)
+        self._loading = loading
         return ended
 
     def failed_pages(self) -> set[int]:
