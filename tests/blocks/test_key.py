@@ -25,12 +25,12 @@ def chain_of(tokens, size=4, **changes):
     return chain
 
 
-def as_documented(tokens, size, extras):
+def as_documented(tokens, size, extras, lookahead=0):
     """docs/reference/format.md, word for word, by plain code."""
     keys, parent = [], FINGERPRINT
-    for i in range(len(tokens) // size):
-        text = FINGERPRINT + parent + size.to_bytes(4, "little")
-        for token in tokens[i * size : (i + 1) * size]:
+    for i in range(max(0, len(tokens) - lookahead) // size):
+        text = FINGERPRINT + parent + (size + lookahead).to_bytes(4, "little")
+        for token in tokens[i * size : (i + 1) * size + lookahead]:
             text += token.to_bytes(4, "little")
         listed = extras.get(i, [])
         text += len(listed).to_bytes(4, "little")
@@ -53,9 +53,27 @@ def test_keys_match_the_golden_vectors():
     tokens_of,
     st.integers(1, 9),
     st.dictionaries(st.integers(0, 5), st.lists(st.binary(max_size=20), max_size=3)),
+    st.integers(0, 3),
 )
-def test_keys_are_as_documented(tokens, size, extras):
-    assert chain_of(tokens, size, extras=extras).keys == as_documented(tokens, size, extras)
+def test_keys_are_as_documented(tokens, size, extras, lookahead):
+    keys = chain_of(tokens, size, extras=extras, lookahead=lookahead).keys
+    assert keys == as_documented(tokens, size, extras, lookahead)
+
+
+def test_a_block_with_a_lookahead_is_named_once_the_tokens_after_it_are_known():
+    chain = chain_of([1, 2, 3, 4], lookahead=1)
+    assert chain.keys == []
+    chain.extend([1, 2, 3, 4, 5])
+    other = chain_of([1, 2, 3, 4, 6], lookahead=1)
+    assert len(chain.keys) == len(other.keys) == 1
+    assert chain.keys != other.keys
+    chain.extend([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    assert chain.keys == chain_of(range(1, 10), lookahead=1).keys
+
+
+def test_a_negative_lookahead_is_refused():
+    with pytest.raises(BlockError, match="lookahead is -1"):
+        chain_of([], lookahead=-1)
 
 
 @given(tokens_of, st.lists(st.integers(0, 40), max_size=5), st.integers(1, 9))

@@ -50,10 +50,14 @@ class Chain:
 
     `extras[i]` are byte strings that block `i` depends on besides its tokens (hashes of images,
     salts). They must be given before block `i` is full. Runs of `segment_blocks` blocks form a
-    segment, which is placed as a unit.
+    segment, which is placed as a unit. `lookahead`: how many tokens after a block its content
+    depends on, too, as that of draft models does; a block has its key once they are known.
     """
 
-    __slots__ = ("_base", "_extras", "block_tokens", "fingerprint", "keys", "segment_blocks")
+    __slots__ = (
+        *("_base", "_extras", "block_tokens", "fingerprint", "keys", "lookahead"),
+        "segment_blocks",
+    )
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class Chain:
         block_tokens: int,
         extras: Mapping[int, Sequence[bytes]] | None = None,
         segment_blocks: int = SEGMENT_BLOCKS,
+        lookahead: int = 0,
     ) -> None:
         if len(domain_key) != DOMAIN_KEY_BYTES:
             raise BlockError(f"domain key has {len(domain_key)} bytes, not {DOMAIN_KEY_BYTES}")
@@ -69,7 +74,10 @@ class Chain:
             raise BlockError(f"fingerprint has {len(fingerprint)} bytes, not {KEY_BYTES}")
         if block_tokens < 1:
             raise BlockError(f"block_tokens is {block_tokens}; it must be at least 1")
+        if lookahead < 0:
+            raise BlockError(f"lookahead is {lookahead}; it must be at least 0")
         self.block_tokens = block_tokens
+        self.lookahead = lookahead
         self.fingerprint = fingerprint
         self.segment_blocks = segment_blocks
         self.keys: list[bytes] = []
@@ -87,7 +95,7 @@ class Chain:
         """
         tokens = _checked(tokens)
         done = len(self.keys) * self.block_tokens
-        if len(tokens) - done >= self.block_tokens:
+        if len(tokens) - done >= self.block_tokens + self.lookahead:
             self._add(tokens, done)
 
     def append(self, tokens: Tokens) -> None:
@@ -97,14 +105,17 @@ class Chain:
     def _add(self, tokens: Tokens, start: int) -> None:
         """Add the keys of the full blocks from token `start`."""
         size, first = self.block_tokens, len(self.keys)
-        count = (len(tokens) - start) // size
-        packed = _little_endian(tokens, start, start + count * size)
+        named = size + self.lookahead
+        count = (len(tokens) - start - self.lookahead) // size
+        if count <= 0:
+            return
+        packed = _little_endian(tokens, start, start + count * size + self.lookahead)
         parent = self.keys[-1] if self.keys else self.fingerprint
-        width = 4 * size
-        length = size.to_bytes(4, "little")
+        step, width = 4 * size, 4 * named
+        length = named.to_bytes(4, "little")
         copy, extras = self._base.copy, self._extras
         for i in range(first, first + count):
-            at = (i - first) * width
+            at = (i - first) * step
             more = _NO_EXTRAS
             if i in extras:
                 parts = [len(extras[i]).to_bytes(4, "little")]

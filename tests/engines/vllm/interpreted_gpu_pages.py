@@ -24,8 +24,8 @@ from holdfast.devices.base import Move, Pages
 from holdfast.devices.cuda.device import CudaDevice
 from holdfast.devices.page_format import plain_format
 from holdfast.devices.registry import DeviceOptions
-from holdfast.engines.vllm.describe import UnsupportedError
 from holdfast.engines.vllm.gpu_pages import check_layer, gpu_format
+from holdfast.engines.vllm.unsupported import UnsupportedError
 from holdfast.testing.packings import portable_layer
 from holdfast.testing.simulated_driver import SimulatedDriver
 

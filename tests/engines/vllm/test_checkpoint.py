@@ -71,8 +71,12 @@ def config_of(folder, load_format="auto", load=(), **changes):
     )
 
 
+def files_of(config):
+    return checkpoint_of(config.model_config, config.load_config)
+
+
 def names_of(config):
-    checkpoint = checkpoint_of(config)
+    checkpoint = files_of(config)
     return {os.path.relpath(file, checkpoint.folder) for file in checkpoint.files}
 
 
@@ -119,7 +123,7 @@ def test_a_digest_covers_the_files_that_vllm_opens(load_format, layout, mixed, m
         index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
         (mixed / "model.safetensors.index.json").write_text(json.dumps(index))
     config = config_of(mixed, load_format)
-    checkpoint = checkpoint_of(config)
+    checkpoint = files_of(config)
     name, files = opened_by_vllm(config, Model, monkeypatch)
     assert set(checkpoint.files) == files | {mixed / "config.json"}
     assert (checkpoint.reader == "pt") == (name == "pt_weights_iterator")
@@ -167,12 +171,12 @@ def test_the_file_settings_of_a_model_class_are_respected(mixed, model_class, mo
         model_class(kind)
         config = config_of(mixed, load_format)
         _, files = opened_by_vllm(config, kind, monkeypatch)
-        assert set(checkpoint_of(config).files) == files | {mixed / "config.json"}
+        assert set(files_of(config).files) == files | {mixed / "config.json"}
     for name in ("model.safetensors", "pytorch_model.bin"):
         (mixed / name).unlink()
     (mixed / "training_args.bin").unlink()
     with pytest.raises(NoDigestError, match="hf"):
-        checkpoint_of(config_of(mixed, "hf"))
+        files_of(config_of(mixed, "hf"))
     model_class(Model)
     assert names_of(config_of(mixed, "hf")) == {"config.json", "weights.pt"}
 
@@ -189,7 +193,7 @@ def test_a_model_with_secondary_weights_needs_model_digest(mixed, model_class):
     for kind in (Secondary, Heir):
         model_class(kind)
         with pytest.raises(NoDigestError, match=f"{kind.__name__} selects.*set model_digest"):
-            checkpoint_of(config_of(mixed))
+            files_of(config_of(mixed))
 
 
 def test_a_digest_for_npcache_covers_its_cached_arrays(folder):
@@ -198,7 +202,7 @@ def test_a_digest_for_npcache_covers_its_cached_arrays(folder):
     loader = model_loader.get_model_loader(config.load_config)
     ((name, value),) = loader.get_all_weights(config.model_config, Model())
     assert (name, float(value[0])) == ("w", 2.0)
-    checkpoint = checkpoint_of(config)
+    checkpoint = files_of(config)
     assert checkpoint.reader == "npcache"
     assert names_of(config) == {"config.json", "np/weight_names.json", "np/w"}
 
@@ -220,7 +224,7 @@ def test_sharded_state_selects_the_files_of_this_rank(folder, monkeypatch):
 @pytest.mark.parametrize("load_format", ["tensorizer", "modelexpress", "ipc_cache", "dummy"])
 def test_a_load_format_without_local_files_needs_model_digest(load_format, mixed):
     with pytest.raises(NoDigestError, match=rf"{load_format}.*set model_digest"):
-        checkpoint_of(config_of(mixed, load_format))
+        files_of(config_of(mixed, load_format))
 
 
 def test_a_custom_loader_needs_model_digest(mixed, monkeypatch):
@@ -230,9 +234,9 @@ def test_a_custom_loader_needs_model_digest(mixed, monkeypatch):
     for name in ("own", "auto"):
         monkeypatch.setitem(model_loader._LOAD_FORMAT_TO_MODEL_LOADER, name, Own)
         with pytest.raises(NoDigestError, match=rf"'{name}' \(Own\).*set model_digest"):
-            checkpoint_of(config_of(mixed, name))
+            files_of(config_of(mixed, name))
     with pytest.raises(NoDigestError, match=r"'nowhere'.*set model_digest"):
-        checkpoint_of(config_of(mixed, "nowhere"))
+        files_of(config_of(mixed, "nowhere"))
 
 
 @pytest.mark.parametrize(
@@ -242,14 +246,14 @@ def test_a_custom_loader_needs_model_digest(mixed, monkeypatch):
 def test_weights_at_a_url_need_model_digest(load_format, source, mixed):
     changes = {"model": source} if load_format == "auto" else {"model_weights": source}
     with pytest.raises(NoDigestError, match=rf"{source}.*set model_digest"):
-        checkpoint_of(config_of(mixed, load_format, **changes))
+        files_of(config_of(mixed, load_format, **changes))
 
 
 def test_a_folder_without_weights_needs_model_digest(folder):
     with pytest.raises(NoDigestError, match="set model_digest"):
-        checkpoint_of(config_of(folder))
+        files_of(config_of(folder))
     with pytest.raises(NoDigestError, match=r"'/models/m' is not a local folder.*set model_digest"):
-        checkpoint_of(config_of("/models/m"))
+        files_of(config_of("/models/m"))
 
 
 def stated():
@@ -263,11 +267,11 @@ def test_weights_quantised_during_load_need_model_digest(mixed):
         {"quantization": "fp8", "hf_config": stated(), "quantization_config": {"linear": "fp8"}},
     ):
         with pytest.raises(NoDigestError, match=r"'fp8' is computed.*set model_digest"):
-            checkpoint_of(config_of(mixed, **changes))
+            files_of(config_of(mixed, **changes))
     known = config_of(mixed, quantization="fp8", hf_config=stated())
     assert names_of(known) == {"config.json", "model.safetensors"}
     inside = SimpleNamespace(text_config=stated())
-    assert checkpoint_of(config_of(mixed, quantization="fp8", hf_config=inside))
+    assert files_of(config_of(mixed, quantization="fp8", hf_config=inside))
 
 
 def test_a_digest_covers_the_quantisation_config_file(mixed):
@@ -295,8 +299,8 @@ def test_a_hub_model_is_read_from_its_snapshot_in_download_dir(tmp_path):
     (repo / "blobs" / ("a" * 40)).write_text("{}")
     (snapshot / "config.json").symlink_to(Path("../../blobs") / ("a" * 40))
     config = config_of("our/model", load={"download_dir": str(tmp_path)})
-    checkpoint = checkpoint_of(config)
+    checkpoint = files_of(config)
     assert checkpoint.folder == snapshot
     assert names_of(config) == {"config.json", "model.safetensors"}
     with pytest.raises(NoDigestError, match="'our/model' is not a local folder"):
-        checkpoint_of(config_of("our/model"))
+        files_of(config_of("our/model"))

@@ -7,7 +7,7 @@ pytest.importorskip("vllm")
 
 from holdfast.devices.page_format import cpu_format  # noqa: E402
 from holdfast.engines.vllm.cpu_pages import check_kernel  # noqa: E402
-from holdfast.engines.vllm.describe import UnsupportedError  # noqa: E402
+from holdfast.engines.vllm.unsupported import UnsupportedError  # noqa: E402
 
 TYPES = [torch.bfloat16, torch.float16, torch.float32]
 

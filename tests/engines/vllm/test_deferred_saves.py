@@ -97,6 +97,19 @@ def test_a_block_that_two_requests_share_is_saved_once():
     assert len(engine.due()) == 1
 
 
+def test_blocks_of_two_groups_on_the_same_pages_are_both_saved():
+    engine = Engine(watched=20)
+    pages = [page.block_id for page in engine.compute(0, 2)]
+    for number, page in enumerate(pages):
+        save = SaveTask(
+            "r", (key(number),), (key(number - 1),), (b"segment",), number, [page], group=1
+        )
+        assert engine.saves.put(save)
+    assert engine.saves.lost == 0
+    saved = engine.saves.due()
+    assert sorted((save.group, save.pages) for save in saved) == [(0, pages), (1, pages)]
+
+
 def test_a_save_has_no_more_blocks_than_is_permitted():
     engine = Engine(watched=20, most=4)
     engine.compute(0, 10)

@@ -30,7 +30,8 @@ from holdfast.engines.vllm.describe import (
     fingerprint_of,
     portable_fingerprint_of,
 )
-from holdfast.engines.vllm.kv_groups import PagedGroup, UnsupportedError, geometry_of, paged_groups
+from holdfast.engines.vllm.kv_groups import PagedGroup, geometry_of, paged_groups
+from holdfast.engines.vllm.unsupported import UnsupportedError
 from holdfast.engines.vllm.worker_rank import WorkerRank
 from holdfast.errors import ConfigError
 
@@ -223,7 +224,7 @@ def test_a_model_whose_files_do_not_say_its_meaning_has_no_portable_fingerprint(
 
 def test_weights_are_hashed_if_model_digest_is_not_set(group, monkeypatch, tmp_path):
     checkpoint = Checkpoint("safetensors", tmp_path, (tmp_path / "model.safetensors",))
-    monkeypatch.setattr(describe, "checkpoint_of", lambda _: checkpoint)
+    monkeypatch.setattr(describe, "checkpoint_of", lambda *_: checkpoint)
     monkeypatch.setattr(weights_digest, "CACHE_FILE", tmp_path / "memory")
     monkeypatch.setattr(describe, "process_start_ns", lambda: time.time_ns() + 10**9)
     unpinned, found = SETTING._replace(model_digest=""), set()
@@ -240,7 +241,7 @@ def test_weights_that_changed_after_the_engine_start_need_model_digest(
     group, monkeypatch, tmp_path
 ):
     checkpoint = Checkpoint("safetensors", tmp_path, (tmp_path / "model.safetensors",))
-    monkeypatch.setattr(describe, "checkpoint_of", lambda _: checkpoint)
+    monkeypatch.setattr(describe, "checkpoint_of", lambda *_: checkpoint)
     monkeypatch.setattr(weights_digest, "CACHE_FILE", tmp_path / "memory")
     checkpoint.files[0].write_bytes(b"one")
     with pytest.raises(NoDigestError, match="start the engine again, or set model_digest"):

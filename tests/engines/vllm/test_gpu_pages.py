@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from holdfast.engines.vllm.describe import UnsupportedError
 from holdfast.engines.vllm.gpu_pages import gpu_format
+from holdfast.engines.vllm.unsupported import UnsupportedError
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]

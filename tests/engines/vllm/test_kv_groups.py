@@ -23,12 +23,12 @@ from holdfast.blocks.fingerprint import KvGroup
 from holdfast.engines import cached_models
 from holdfast.engines.cached_models import Caching
 from holdfast.engines.vllm.kv_groups import (
-    UnsupportedError,
     geometry_of,
     model_kind,
     paged_groups,
     why_not_cached,
 )
+from holdfast.engines.vllm.unsupported import UnsupportedError
 
 
 @pytest.fixture
@@ -46,11 +46,6 @@ def group():
             config_of(parallel_config=SimpleNamespace(decode_context_parallel_size=2)),
             groups_of(spec_of()),
             "decode_context_parallel_size 2",
-        ),
-        (
-            config_of(speculative_config=SimpleNamespace(method="eagle")),
-            groups_of(spec_of()),
-            "'eagle'.*ngram",
         ),
         (
             config_of(cache_config=SimpleNamespace(calculate_kv_scales=True)),
@@ -106,12 +101,6 @@ def test_the_kind_of_a_model_follows_from_its_kv_cache_groups(groups, kind):
         text = why_not_cached(groups)
         assert kind.layers in text
         assert kind.why in text
-
-
-def test_a_speculative_method_without_its_own_kv_is_supported():
-    config = config_of(speculative_config=SimpleNamespace(method="ngram"))
-    (group,) = paged_groups(config, groups_of(spec_of()), tensors_of())
-    assert group.layers == ("a", "b")
 
 
 def test_pages_are_rows_of_each_layer(group):

@@ -32,10 +32,10 @@ def request(**fields):
     return SimpleNamespace(**(plain | fields))
 
 
-def keys(asked, adapters=None, *, salted=True):
+def keys(asked, adapters=None, *, salted=True, lookahead=0):
     identity = identity_of(asked, b"", adapters or AdapterDigests())
-    extras = extras_of(identity, BLOCK, salted=salted)
-    chain = Chain(bytes(32), b"f" * 16, BLOCK, extras)
+    extras = extras_of(identity, BLOCK, salted=salted, lookahead=lookahead)
+    chain = Chain(bytes(32), b"f" * 16, BLOCK, extras, lookahead=lookahead)
     chain.extend(range(TOKENS))
     return chain.keys
 
@@ -55,6 +55,14 @@ def test_an_image_counts_from_the_block_in_which_it_begins():
     plain, shown = keys(request()), keys(request(mm_features=[image()]))
     assert shown[0] == plain[0]
     assert set(shown[1:]).isdisjoint(plain)
+
+
+def test_an_image_right_after_a_block_counts_in_it_if_its_content_depends_on_the_next_token():
+    shown = request(mm_features=[image(offset=BLOCK)])
+    assert keys(shown)[0] == keys(request())[0]
+    assert keys(shown, lookahead=1)[0] != keys(request(), lookahead=1)[0]
+    first = request(mm_features=[image(offset=0)])
+    assert keys(first, lookahead=1)[0] != keys(request(), lookahead=1)[0]
 
 
 @pytest.mark.parametrize(

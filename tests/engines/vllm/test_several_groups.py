@@ -31,13 +31,13 @@ LISTS = (
 class Rig:
     """A scheduler side with a node that holds `held` blocks of two pages, in all groups."""
 
-    def __init__(self, fakes):
+    def __init__(self, fakes, groups=GROUPS):
         self.fakes, self.held, self.tier, self.now = fakes, 0, "host", 0.0
         self.client = fakes.Client(self.answer)
         links = [fakes.Link(self.client)]
         self.side = SchedulerSide(
             links,
-            [Handshake(GROUPS)],
+            [Handshake(groups)],
             fakes.setting(),
             fakes.Teller(links),
             EngineClocks(*[lambda: self.now] * 2),
@@ -196,3 +196,36 @@ def test_a_context_that_waits_is_prestaged_in_every_group(rig):
         (WINDOW, rig.chain(WINDOW, 32).packed(2, 4)),
         (STATE, rig.chain(STATE, 32).packed(1, 2)),
     }
+
+
+DRAFT = GroupHandshake(b"d" * 16, 64, PAGE, PAGE, lookahead=1)
+
+
+@pytest.fixture
+def drafting(fakes):
+    """A model whose first group and whose draft have the same page lists."""
+    return Rig(fakes, (GROUPS[0], DRAFT))
+
+
+def test_a_draft_has_a_block_once_the_token_after_it_is_known(drafting):
+    request = drafting.request(2 * PAGE)
+    (cover,) = drafting.client.of(Cover)
+    assert [len(keys) // 16 for keys in (cover.keys, *cover.more_keys)] == [2, 1]
+    saves = drafting.run(request, 2 * PAGE, LISTS).saves
+    assert [(save.group, save.depth, save.pages) for save in saves] == [
+        (0, 0, [10, 11]),
+        (1, 0, [10]),
+    ]
+    request.num_computed_tokens = 2 * PAGE
+    request.all_token_ids.append(7)
+    (save,) = drafting.run(request, 1, LISTS).saves
+    assert (save.group, save.depth, save.pages) == (1, 1, [11])
+
+
+def test_contexts_that_differ_after_a_block_share_it_in_the_model_and_not_in_its_draft(drafting):
+    for name, last in (("one", 7), ("two", 8)):
+        request = drafting.fakes.Request(name, tokens=[*range(PAGE), last])
+        drafting.side.on_new_request(request)
+    one, two = drafting.client.of(Cover)
+    assert one.keys == two.keys
+    assert one.more_keys != two.more_keys

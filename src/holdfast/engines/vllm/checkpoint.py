@@ -36,9 +36,11 @@ class Checkpoint(NamedTuple):
     files: tuple[Path, ...]
 
 
-def checkpoint_of(vllm_config: Any) -> Checkpoint:
-    """Return the files that this process's engine loaded; raise NoDigestError if unknown."""
-    model, load = vllm_config.model_config, vllm_config.load_config
+def checkpoint_of(model: Any, load: Any) -> Checkpoint:
+    """Return the files that this process's engine loaded for a model.
+
+    `model` and `load`: vLLM's configurations. Raises NoDigestError if the files are unknown.
+    """
     if load.load_format == "dummy":
         raise NoDigestError(f"load_format dummy generates weights; to share them, {REMEDY}")
     try:

@@ -34,7 +34,6 @@ from holdfast.engines.vllm.describe import step_blocks_of
 from holdfast.engines.vllm.kv_groups import (
     CacheGeometry,
     PagedGroup,
-    UnsupportedError,
     geometry_of,
     paged_groups,
 )
@@ -43,6 +42,7 @@ from holdfast.engines.vllm.options import ConnectorSettings, failure_policy_advi
 from holdfast.engines.vllm.portable import BlockForm, block_form
 from holdfast.engines.vllm.request_identity import adapter_settings
 from holdfast.engines.vllm.scheduler import SchedulerSide
+from holdfast.engines.vllm.unsupported import UnsupportedError
 from holdfast.engines.vllm.work import GroupHandshake, Handshake, StepWork, WorkerReport
 from holdfast.engines.vllm.worker_rank import rank_of
 from holdfast.errors import ConfigError, HoldfastError
@@ -79,6 +79,7 @@ def _handshake_of(group: PagedGroup, form: BlockForm) -> GroupHandshake:
         attention=group.attention,
         window=group.window + group.retained if group.window else 0,
         tables=group.tables,
+        lookahead=group.lookahead,
     )
 
 

@@ -37,7 +37,8 @@ class DeferredSaves:
         self._watched = watched
         self._most = most
         self._blocks: dict[_BlockName, _DeferredBlock] = {}
-        self._by_page: dict[int, _BlockName] = {}
+        self._by_page: dict[int, dict[int, _BlockName]] = {}
+        """Blocks by page and KV group: layers of several groups may have the same pages."""
         self.lost = 0
         """Blocks whose pages vLLM has used before they were saved."""
 
@@ -50,11 +51,11 @@ class DeferredSaves:
         if None in hashes:
             return False
         for page in save.pages:
-            earlier = self._by_page.get(page)
+            earlier = self._by_page.get(page, {}).get(save.group)
             if earlier is not None:
                 self._forget(earlier)
                 self.lost += 1
-            self._by_page[page] = name
+            self._by_page.setdefault(page, {})[save.group] = name
         self._blocks[name] = _DeferredBlock(save, hashes)
         return True
 
@@ -64,8 +65,7 @@ class DeferredSaves:
         if self._blocks:
             free = self._pool.free_block_queue.iter_blocks_after(None)
             for _, page in zip(range(self._watched), free, strict=False):
-                name = self._by_page.get(page.block_id)
-                if name is not None:
+                for name in [*self._by_page.get(page.block_id, {}).values()]:
                     due += self._take_with_ancestors(name)
         return list(_joined(due, self._most))
 
@@ -88,8 +88,12 @@ class DeferredSaves:
         return all(self._pool.blocks[page].block_hash == known for page, known in pages)
 
     def _forget(self, name: _BlockName) -> None:
-        for page in self._blocks.pop(name).save.pages:
-            del self._by_page[page]
+        save = self._blocks.pop(name).save
+        for page in save.pages:
+            of_groups = self._by_page[page]
+            del of_groups[save.group]
+            if not of_groups:
+                del self._by_page[page]
 
 
 def _name(save: SaveTask) -> _BlockName:

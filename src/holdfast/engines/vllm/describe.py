@@ -24,8 +24,10 @@ from holdfast.client.model_meaning import (
 )
 from holdfast.client.weights_digest import check_unchanged, files_digest, process_start_ns
 from holdfast.engines.vllm.checkpoint import CONFIG, checkpoint_of
-from holdfast.engines.vllm.kv_groups import CacheGeometry, PagedGroup, UnsupportedError
+from holdfast.engines.vllm.draft import Draft
+from holdfast.engines.vllm.kv_groups import CacheGeometry, PagedGroup
 from holdfast.engines.vllm.options import EXTRA_CONFIG, ConnectorSettings
+from holdfast.engines.vllm.unsupported import UnsupportedError
 from holdfast.engines.vllm.worker_rank import WorkerRank
 from holdfast.errors import BlockError, ConfigError
 from holdfast.limits import BLOCK_TOKENS
@@ -96,13 +98,29 @@ def fingerprint_of(
             device=kernels.device,
             slice=rank.slice_of(spec),
         )
-    weights, positions = resolved_digest(vllm_config, setting), resolved_positions(vllm_config)
-    return Fingerprint(_meaning(vllm_config, group, weights, positions, block_tokens), layout)
+    digest, positions = resolved_digest(vllm_config, setting), resolved_positions(vllm_config)
+    if group.draft is not None:
+        digest = _draft_digest(digest, group.draft, setting)
+        positions = _positions_of(group.draft.model)
+    return Fingerprint(_meaning(vllm_config, group, digest, positions, block_tokens), layout)
+
+
+def _draft_digest(target: str, draft: Draft, setting: ConnectorSettings) -> str:
+    """Return the digest of a draft model, which computes from the target's hidden states.
+
+    `target`: the target's digest.
+    """
+    own = _resolved(draft.model, draft.load, setting)
+    parts = (target, own, draft.method, draft.cache_dtype, str(draft.lookahead))
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
 
 
 def resolved_positions(vllm_config: Any) -> str:
     """Return the settings of positions as vLLM resolved them, for exact blocks."""
-    model = vllm_config.model_config
+    return _positions_of(vllm_config.model_config)
+
+
+def _positions_of(model: Any) -> str:
     positions = {
         key: value
         for key, value in model.hf_text_config.to_dict().items()
@@ -218,11 +236,11 @@ def backends_of(vllm_config: Any, group: PagedGroup) -> set[str]:
     return {layers[name].attn_backend.get_name() for name in group.layers if name in layers}
 
 
-def _weights(vllm_config: Any, setting: ConnectorSettings) -> str:
+def _weights(model: Any, load: Any, setting: ConnectorSettings) -> str:
     """Return the digest or the user's name of the weights; raise NoDigestError if unknown."""
     if setting.model_digest:
         return f"pinned:{setting.model_digest}"
-    checkpoint = checkpoint_of(vllm_config)
+    checkpoint = checkpoint_of(model, load)
     weights = files_digest(*checkpoint)
     # Checked last: a later change affects neither the loaded weights nor the digest.
     check_unchanged(checkpoint.folder, checkpoint.files, process_start_ns() + START_NS)
@@ -234,12 +252,16 @@ def resolved_digest(vllm_config: Any, setting: ConnectorSettings) -> str:
 
     Raises NoDigestError if the weights are unknown.
     """
-    model = vllm_config.model_config
+    return _resolved(vllm_config.model_config, vllm_config.load_config, setting)
+
+
+def _resolved(model: Any, load: Any, setting: ConnectorSettings) -> str:
+    """Return the same for a model and its loading, as vLLM's configurations describe them."""
     settings = {
         key: value for key, value in model.hf_config.to_dict().items() if key not in VOLATILE_FIELDS
     }
     parts = (
-        _weights(vllm_config, setting),
+        _weights(model, load, setting),
         canonical_json(settings),
         str(model.dtype),
         str(model.quantization),
@@ -272,7 +294,7 @@ def _model_source(vllm_config: Any, setting: ConnectorSettings) -> ModelSource:
         overrides = {**overrides, "max_model_len": model.max_model_len}
     on_load = model.quantization if "quantization_config" not in config else None
     return ModelSource(
-        weights=_weights(vllm_config, setting),
+        weights=_weights(model, vllm_config.load_config, setting),
         config=config,
         overrides=overrides,
         dtype=str(model.dtype).removeprefix("torch."),

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from holdfast.devices.page_format import Order, PageFormat, plain_format
-from holdfast.engines.vllm.kv_groups import UnsupportedError
 from holdfast.engines.vllm.page_check import check_page
+from holdfast.engines.vllm.unsupported import UnsupportedError
 
 BACKENDS = ("FLASH_ATTN", "TRITON_ATTN")
 """Attention backends whose pages are converted."""

@@ -19,11 +19,15 @@ PageLists = Sequence[Sequence[int]]
 
 
 class GroupShape(NamedTuple):
-    """What the scheduler side knows of a KV group: its blocks, and the lists with their pages."""
+    """What the scheduler side knows of a KV group: its blocks, and the lists with their pages.
+
+    `lookahead`: tokens after a block that its content depends on, too.
+    """
 
     rule: GroupRule
     page_tokens: int
     tables: tuple[int, ...] = (0,)
+    lookahead: int = 0
 
     @property
     def pages_per_block(self) -> int:

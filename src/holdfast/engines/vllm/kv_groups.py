@@ -22,7 +22,8 @@ from holdfast.engines.cached_models import (
     ModelKind,
     kind_of,
 )
-from holdfast.errors import HoldfastError
+from holdfast.engines.vllm.draft import Draft, draft_of
+from holdfast.engines.vllm.unsupported import UnsupportedError
 
 NULL_PAGE = 0
 """vLLM's page that no request owns: it stands for pages that a request does not need any more."""
@@ -48,13 +49,6 @@ _ATTENTION: Mapping[str, Attention] = {
 _ALIGNED = "align"
 """vLLM's mode in which it keeps recurrent states at the end of blocks."""
 
-DRAFTLESS = ("ngram", "ngram_gpu", "suffix")
-"""Speculative methods that keep no draft KV in the cache."""
-
-
-class UnsupportedError(HoldfastError):
-    """The model or setting is not supported; the message states which and a remedy."""
-
 
 class PagedGroup(NamedTuple):
     """A KV group: layers that are alike, with the same number of tokens in a page.
@@ -62,7 +56,8 @@ class PagedGroup(NamedTuple):
     `tables`: the numbers of vLLM's KV cache groups whose lists name the pages. `layers`: in the
     order of a payload; layer i is in table `i % len(tables)`, and the layers of one slot, one for
     each table, share their memory. `numbers`: of the layers in the model, as in `KvGroup`.
-    `retained`: tokens before its window that a resume needs, too.
+    `retained`: tokens before its window that a resume needs, too. `draft`: the draft model whose
+    layers these are; None for layers of the model itself.
     """
 
     layers: tuple[str, ...]
@@ -73,6 +68,12 @@ class PagedGroup(NamedTuple):
     attention: Attention = "full"
     window: int = 0
     retained: int = 0
+    draft: Draft | None = None
+
+    @property
+    def lookahead(self) -> int:
+        """Tokens after a block that its content depends on, too."""
+        return self.draft.lookahead if self.draft is not None else 0
 
     @property
     def kv_group(self) -> KvGroup:
@@ -108,12 +109,16 @@ class CacheGeometry(NamedTuple):
 def paged_groups(
     vllm_config: Any, kv_cache_config: Any, tensors: Mapping[str, Any]
 ) -> list[PagedGroup]:
-    """Return the model's KV groups; raise UnsupportedError for an unsupported model or setting."""
+    """Return the model's KV groups, and those of its draft model, if it has one.
+
+    Raises UnsupportedError for an unsupported model or setting.
+    """
     groups = kv_cache_config.kv_cache_groups
     if model_kind(groups).caching is not Caching.YES:
         raise UnsupportedError(why_not_cached(groups))
     _check_settings(vllm_config)
-    alike: list[tuple[Any, dict[int, list[str]]]] = []
+    draft = draft_of(vllm_config)
+    alike: list[_LikeLayers] = []
     for table, group in enumerate(groups):
         if getattr(group, "enable_kv_transfer", True):  # others are copies of such a group
             for name, spec in _layers_of(group):
@@ -121,25 +126,46 @@ def paged_groups(
                     raise UnsupportedError(why_not_cached(groups))
                 if name not in tensors:
                     raise UnsupportedError(f"vLLM registered no KV cache for layer {name!r}")
-                if getattr(spec, "non_causal", False):
-                    raise UnsupportedError(
-                        "the model attends to later tokens, so the KV of a prefix is not its own"
-                    )
-                if getattr(spec, "mamba_cache_mode", _ALIGNED) != _ALIGNED:
-                    raise UnsupportedError(
-                        "the model has recurrent layers, and vLLM keeps their states at the end of "
-                        "blocks with prefix caching only; start it with --enable-prefix-caching"
-                    )
-                found = next((tables for known, tables in alike if known == spec), None)
+                _check_spec(spec)
+                owner = draft if draft is not None and draft.has(name) else None
+                found = next((a for a in alike if (a.spec, a.draft) == (spec, owner)), None)
                 if found is None:
-                    alike.append((spec, found := {}))
-                found.setdefault(table, []).append(name)
-    numbers = _numbers([name for group in groups for name in group.layer_names])
+                    alike.append(found := _LikeLayers(spec, owner, {}))
+                found.tables.setdefault(table, []).append(name)
+    if draft is not None and not any(found.draft for found in alike):
+        raise UnsupportedError(
+            f"no layer with KV is known as one of the draft model of the speculative method "
+            f"{draft.method!r}"
+        )
+    names = [name for group in groups for name in group.layer_names]
+    drafts = [name for name in names if draft is not None and draft.has(name)]
+    numbers = _numbers([name for name in names if name not in drafts]) | _numbers(drafts)
     return [
-        _paged_group(spec, part, numbers)
-        for spec, tables in alike
-        for part in _sharing_memory(tables, tensors)
+        _paged_group(found, part, numbers)
+        for found in alike
+        for part in _sharing_memory(found.tables, tensors)
     ]
+
+
+class _LikeLayers(NamedTuple):
+    """Layers of one specification, of the model or of its draft, by vLLM's KV cache group."""
+
+    spec: Any
+    draft: Draft | None
+    tables: dict[int, list[str]]
+
+
+def _check_spec(spec: Any) -> None:
+    """Raise UnsupportedError for a specification whose pages are not what their tokens say."""
+    if getattr(spec, "non_causal", False):
+        raise UnsupportedError(
+            "the model attends to later tokens, so the KV of a prefix is not its own"
+        )
+    if getattr(spec, "mamba_cache_mode", _ALIGNED) != _ALIGNED:
+        raise UnsupportedError(
+            "the model has recurrent layers, and vLLM keeps their states at the end of blocks with "
+            "prefix caching only; start it with --enable-prefix-caching"
+        )
 
 
 def _check_settings(vllm_config: Any) -> None:
@@ -151,12 +177,6 @@ def _check_settings(vllm_config: Any) -> None:
     ):
         if getattr(parallel, name, 1) > 1:
             raise UnsupportedError(f"{name} {getattr(parallel, name)} is not supported, only 1")
-    speculative = vllm_config.speculative_config
-    if speculative is not None and speculative.method not in DRAFTLESS:
-        raise UnsupportedError(
-            f"speculative method {speculative.method!r} keeps KV that depends on later tokens; "
-            f"supported are {', '.join(DRAFTLESS)}"
-        )
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         raise UnsupportedError("calculate_kv_scales computes scales that differ between runs")
 
@@ -178,9 +198,10 @@ def _sharing_memory(
 
 
 def _paged_group(
-    spec: Any, part: Mapping[int, Sequence[str]], numbers: Mapping[str, int]
+    alike: _LikeLayers, part: Mapping[int, Sequence[str]], numbers: Mapping[str, int]
 ) -> PagedGroup:
-    """Return the group of the layers of one specification that share their memory."""
+    """Return the group of those of like layers that share their memory."""
+    spec = alike.spec
     layers = tuple(name for slot in zip(*part.values(), strict=True) for name in slot)
     attention = _ATTENTION[type(spec).__name__]
     size = {"window": "sliding_window", "chunk": "attention_chunk_size"}.get(attention)
@@ -193,6 +214,7 @@ def _paged_group(
         attention=attention,
         window=getattr(spec, size) if size else 0,
         retained=getattr(spec, "extra_retained_tokens", 0),
+        draft=alike.draft,
     )
 
 

@@ -15,7 +15,7 @@ import torch
 
 from holdfast.devices.arrange import Arrangement
 from holdfast.devices.page_format import PageFormat
-from holdfast.engines.vllm.kv_groups import UnsupportedError
+from holdfast.engines.vllm.unsupported import UnsupportedError
 
 _BITS = {2: (torch.int16, 0x0080, 31_000), 4: (torch.int32, 0x3F00_0000, 1 << 23)}
 """For each element size: an integer type, the first pattern, and how many patterns are used.

@@ -25,8 +25,9 @@ from holdfast.engines.vllm.describe import (
     portable_fingerprint_of,
     quantisation_mode,
 )
-from holdfast.engines.vllm.kv_groups import CacheGeometry, PagedGroup, UnsupportedError
+from holdfast.engines.vllm.kv_groups import CacheGeometry, PagedGroup
 from holdfast.engines.vllm.options import ConnectorSettings
+from holdfast.engines.vllm.unsupported import UnsupportedError
 from holdfast.engines.vllm.worker_rank import WorkerRank
 from holdfast.errors import BlockError
 

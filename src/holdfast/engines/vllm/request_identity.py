@@ -162,17 +162,21 @@ def identity_of(request: Any, epoch: bytes, adapters: AdapterDigests) -> Request
     )
 
 
-def extras_of(identity: RequestIdentity, block_tokens: int, *, salted: bool = True) -> Extras:
+def extras_of(
+    identity: RequestIdentity, block_tokens: int, *, salted: bool = True, lookahead: int = 0
+) -> Extras:
     """Return what the keys of blocks of this size depend on besides their tokens.
 
-    `salted` False: without the salt, as keys of the public domain are.
+    `salted` False: without the salt, as keys of the public domain are. `lookahead`: tokens after a
+    block that its content depends on, too.
     """
     found: dict[int, list[bytes]] = {}
     first = [identity.salt] if salted and identity.salt else []
     if first or identity.inputs:
         found[0] = [*first, *identity.inputs]
     for offset, name in identity.media:
-        found.setdefault(offset // block_tokens, []).append(b"media:" + name)
+        block = max(0, offset - lookahead) // block_tokens
+        found.setdefault(block, []).append(b"media:" + name)
     return found
 
 

@@ -133,8 +133,9 @@ class SchedulerSide:
                     client.welcome.domain_key,
                     groups[number].fingerprint,
                     shape.rule.block_tokens,
-                    extras_of(identity, shape.rule.block_tokens, salted=True),
-                    segment_blocks=client.welcome.segment_blocks,
+                    extras_of(identity, shape.rule.block_tokens, lookahead=shape.lookahead),
+                    client.welcome.segment_blocks,
+                    shape.lookahead,
                 )
                 for client, groups in zip(clients, self._groups, strict=True)
             ]

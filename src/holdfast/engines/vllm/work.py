@@ -54,7 +54,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
 class GroupHandshake(NamedTuple):
     """A KV group of a worker: its namespace, its blocks, and vLLM's lists with their pages.
 
-    `window`: tokens of a window or chunk that a resume needs; 0 for the other kinds.
+    `window`: tokens of a window or chunk that a resume needs; 0 for the other kinds. `lookahead`:
+    tokens after a block that its content depends on, too.
     """
 
     fingerprint: bytes
@@ -65,13 +66,14 @@ class GroupHandshake(NamedTuple):
     attention: Attention = "full"
     window: int = 0
     tables: tuple[int, ...] = (0,)
+    lookahead: int = 0
 
     @property
     def shape(self) -> GroupShape:
         """What a resume needs of the group, and where its pages are listed."""
         size = self.block_tokens
         rule = GroupRule(self.attention, self.window, size, size)
-        return GroupShape(rule, self.page_tokens, self.tables)
+        return GroupShape(rule, self.page_tokens, self.tables, self.lookahead)
 
 
 @dataclass

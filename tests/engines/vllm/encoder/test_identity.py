@@ -8,7 +8,7 @@ pytest.importorskip("vllm")
 
 from holdfast.engines.vllm.encoder.identity import encoder_fingerprint
 from holdfast.engines.vllm.encoder.options import read_encoder_options
-from holdfast.engines.vllm.kv_groups import UnsupportedError
+from holdfast.engines.vllm.unsupported import UnsupportedError
 from holdfast.errors import ConfigError
 
 

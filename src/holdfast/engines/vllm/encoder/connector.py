@@ -27,8 +27,8 @@ from holdfast.engines.vllm.encoder.identity import encoder_fingerprint
 from holdfast.engines.vllm.encoder.items import DTYPES, ITEM_BYTES_MAX, EncoderItem
 from holdfast.engines.vllm.encoder.options import read_encoder_options
 from holdfast.engines.vllm.encoder.saves import ItemSaves
-from holdfast.engines.vllm.kv_groups import UnsupportedError
 from holdfast.engines.vllm.request_identity import has_content_hash
+from holdfast.engines.vllm.unsupported import UnsupportedError
 from holdfast.named_blocks import NamedSession
 
 WAIT_S = 0.25

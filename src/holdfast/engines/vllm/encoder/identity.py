@@ -9,8 +9,8 @@ from holdfast.blocks.layout import OpaqueLayout
 from holdfast.client.model_meaning import canonical_json
 from holdfast.engines.vllm.describe import ENGINE, resolved_digest
 from holdfast.engines.vllm.encoder.items import BLOCK_BYTES, DTYPES
-from holdfast.engines.vllm.kv_groups import UnsupportedError
 from holdfast.engines.vllm.options import ConnectorSettings
+from holdfast.engines.vllm.unsupported import UnsupportedError
 
 
 def encoder_fingerprint(vllm_config: Any, setting: ConnectorSettings) -> Fingerprint:

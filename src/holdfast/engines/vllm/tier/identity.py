@@ -14,8 +14,9 @@ from holdfast.blocks.fingerprint import Fingerprint, KvGroup, Meaning
 from holdfast.blocks.layout import OpaqueLayout
 from holdfast.client.model_meaning import canonical_json
 from holdfast.engines.vllm.describe import ENGINE, resolved_digest, resolved_positions
-from holdfast.engines.vllm.kv_groups import DRAFTLESS, UnsupportedError
+from holdfast.engines.vllm.draft import DRAFTLESS
 from holdfast.engines.vllm.options import ConnectorSettings
+from holdfast.engines.vllm.unsupported import UnsupportedError
 
 SAFE_HASHES = ("sha256", "sha256_cbor")
 """Values of `--prefix-caching-hash-algo` that do not collide."""

@@ -26,7 +26,6 @@ from holdfast.client.named_blocks import open_named_session
 from holdfast.client.private_node import PrivateNode
 from holdfast.client.weights_digest import NoDigestError
 from holdfast.engines.vllm.describe import ENGINE
-from holdfast.engines.vllm.kv_groups import UnsupportedError
 from holdfast.engines.vllm.tier.identity import (
     check_settings,
     fingerprint_of_rows,
@@ -36,6 +35,7 @@ from holdfast.engines.vllm.tier.interface import check_interface
 from holdfast.engines.vllm.tier.jobs import PrefixRun, TransferJobs
 from holdfast.engines.vllm.tier.lookups import BlockLookups
 from holdfast.engines.vllm.tier.options import read_tier_options
+from holdfast.engines.vllm.unsupported import UnsupportedError
 from holdfast.named_blocks import BlockMemory, NamedSession, PrefixPosition
 
 SUFFIX_BYTES = 16
