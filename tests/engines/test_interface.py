@@ -11,6 +11,7 @@ from holdfast.engines.interface import (
     InterfaceError,
     check_version,
     differences,
+    differences_of,
 )
 
 LOG = logging.getLogger("holdfast.test")
@@ -31,6 +32,13 @@ class Job:
     keys: list
 
 
+class Context:
+    kind = "plain"
+
+    def __init__(self):
+        self.tokens = ()
+
+
 class MoreToImplement(Tier):
     @abstractmethod
     def pause(self): ...
@@ -45,6 +53,8 @@ class MoreToImplement(Tier):
         (Tier, ExpectedClass({"save": ("job",)}), ["Tier has no save"]),
         (Tier, ExpectedClass({"load": ("key",)}), ["Tier.load takes job, not key"]),
         (Job, ExpectedClass(fields=("chunks",)), ["Job has no chunks"]),
+        (Context, ExpectedClass(attributes=("kind", "tokens")), []),
+        (Context, ExpectedClass(attributes=("pages",)), ["Context has no pages"]),
         (
             MoreToImplement,
             ExpectedClass({"load": ("job",)}, abstract=True),
@@ -54,6 +64,11 @@ class MoreToImplement(Tier):
 )
 def test_each_difference_is_named(found, expected, said):
     assert differences(found, expected) == said
+
+
+def test_a_class_that_the_engine_lacks_is_a_difference():
+    found = differences_of({"json.Decoder": ExpectedClass(), "no_such.Class": ExpectedClass()})
+    assert found == ["there is no json.Decoder", "there is no no_such.Class"]
 
 
 def test_another_interface_is_refused_with_the_versions_tested():

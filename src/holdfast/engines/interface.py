@@ -7,6 +7,7 @@ is refused in one sentence that names the versions tested.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -26,13 +27,31 @@ class ExpectedClass(NamedTuple):
 
     `methods`: parameters of each method by name, without `self`. `fields`: names of the fields of a
     data class; `exactly`: it may have no others, because each of them identifies something.
-    `abstract`: whether the class may have no other abstract methods.
+    `attributes`: names that the class has, or that its constructor sets on an object. `abstract`:
+    whether the class may have no other abstract methods.
     """
 
     methods: Mapping[str, tuple[str, ...]] = {}
     fields: Collection[str] = ()
+    attributes: Collection[str] = ()
     abstract: bool = False
     exactly: bool = False
+
+
+def differences_of(interface: Mapping[str, ExpectedClass]) -> list[str]:
+    """Return in words how an installed engine differs from the classes that a binding expects.
+
+    `interface`: by the name of the class, with its module's: `package.module.Class`.
+    """
+    texts = list[str]()
+    for path, expected in interface.items():
+        module, _, name = path.rpartition(".")
+        try:
+            found = getattr(importlib.import_module(module), name, None)
+        except ImportError:
+            found = None
+        texts += [f"there is no {path}"] if found is None else differences(found, expected)
+    return texts
 
 
 def differences(found: type[Any], expected: ExpectedClass) -> list[str]:
@@ -53,6 +72,9 @@ def differences(found: type[Any], expected: ExpectedClass) -> list[str]:
         texts += [f"{name} has no {field}" for field in expected.fields if field not in has_fields]
         others = sorted(has_fields.difference(expected.fields)) if expected.exactly else []
         texts += [f"{name} has a new field {field}" for field in others]
+    if expected.attributes:
+        has_names = names_of(found)
+        texts += [f"{name} has no {one}" for one in expected.attributes if one not in has_names]
     if expected.abstract:
         more: set[str] = set(getattr(found, "__abstractmethods__", ())) - expected.methods.keys()
         texts += [f"{name} has a new abstract method {method}" for method in sorted(more)]
@@ -84,6 +106,15 @@ def check_version(
             version,
             known,
         )
+
+
+def names_of(found: type[Any]) -> set[str]:
+    """Return the names that a class has, and those that its constructors set or use."""
+    names = set(dir(found)) | _fields(found)
+    for each in found.__mro__:
+        code = getattr(each.__dict__.get("__init__"), "__code__", None)
+        names.update(code.co_names if code is not None else ())
+    return names
 
 
 def _fields(found: type[Any]) -> set[str]:

@@ -18,7 +18,8 @@ from sglang.srt.mem_cache.storage import StorageBackendFactory
 from sglang.srt.runtime_context import publish
 from sglang.srt.server_args import ServerArgs
 
-from holdfast.engines.sglang.interface import found_differences
+from holdfast.engines.interface import differences_of
+from holdfast.engines.sglang.interface import INTERFACE
 
 PAGE = 16
 PAGES = 8
@@ -97,7 +98,7 @@ def round_trip(pool, one, keys, *, v1):
 
 def main(model, node):
     publish(ServerArgs(model_path=model, device="cpu", dtype="bfloat16"), role="scheduler")
-    found = {"differences": found_differences()}
+    found = {"differences": differences_of(INTERFACE)}
     for kind, layouts in (("mha", MHA), ("mla", MLA)):
         for layout in layouts:
             for v1 in (True, False):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
-from holdfast.engines.interface import ExpectedClass, check_version, differences
+from holdfast.engines.interface import ExpectedClass, check_version, differences_of
 
 TESTED = ("0.5",)
 """Versions of LMCache, up to their second number."""
@@ -36,19 +37,19 @@ KEY = ExpectedClass(
 LAYOUT = ExpectedClass(fields=("shapes", "dtypes"))
 MEMORY = ExpectedClass(methods={"get_size": (), "get_shapes": (), "get_dtypes": ()})
 
+_DISTRIBUTED = "lmcache.v1.distributed"
+
+INTERFACE: Mapping[str, ExpectedClass] = {
+    f"{_DISTRIBUTED}.l2_adapters.base.L2AdapterInterface": ADAPTER,
+    f"{_DISTRIBUTED}.api.ObjectKey": KEY,
+    f"{_DISTRIBUTED}.api.MemoryLayoutDesc": LAYOUT,
+    "lmcache.v1.memory_management.MemoryObj": MEMORY,
+}
+"""What the adapter uses of LMCache."""
+
 _log = logging.getLogger("lmcache.holdfast")
 
 
 def check_interface(version: str) -> None:
     """Raise InterfaceError if the installed LMCache has another interface of L2 adapters."""
-    from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
-    from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
-    from lmcache.v1.memory_management import MemoryObj
-
-    found = [
-        *differences(L2AdapterInterface, ADAPTER),
-        *differences(ObjectKey, KEY),
-        *differences(MemoryLayoutDesc, LAYOUT),
-        *differences(MemoryObj, MEMORY),
-    ]
-    check_version("LMCache", version, TESTED, found, _log)
+    check_version("LMCache", version, TESTED, differences_of(INTERFACE), _log)

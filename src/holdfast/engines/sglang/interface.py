@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
-from holdfast.engines.interface import ExpectedClass, check_version, differences
+from holdfast.engines.interface import ExpectedClass, check_version, differences_of
 
 TESTED = ("0.5.23",)
 """Versions of SGLang."""
@@ -57,28 +58,25 @@ UPDATER = ExpectedClass(
 )
 """Its methods are hooked: an update of weights that is not seen would be a wrong hit."""
 
+_STORAGE = "sglang.srt.mem_cache.hicache_storage"
+_RUNNER = "sglang.srt.model_executor.model_runner_components"
+
+INTERFACE: Mapping[str, ExpectedClass] = {
+    f"{_STORAGE}.HiCacheStorage": STORAGE,
+    f"{_STORAGE}.HiCacheStorageConfig": CONFIG,
+    f"{_STORAGE}.HiCacheStorageExtraInfo": EXTRA,
+    f"{_STORAGE}.PoolTransfer": TRANSFER,
+    f"{_STORAGE}.PoolTransferResult": RESULT,
+    "sglang.srt.plugins.hook_registry.HookRegistry": HOOKS,
+    f"{_RUNNER}.weight_updater.WeightUpdater": UPDATER,
+}
+"""What the storage uses of SGLang."""
+
 _log = logging.getLogger("sglang.holdfast")
-
-
-def found_differences() -> list[str]:
-    """Return in words how the installed SGLang differs from what the binding expects."""
-    from sglang.srt.mem_cache import hicache_storage as theirs
-    from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
-    return [
-        *differences(theirs.HiCacheStorage, STORAGE),
-        *differences(theirs.HiCacheStorageConfig, CONFIG),
-        *differences(theirs.HiCacheStorageExtraInfo, EXTRA),
-        *differences(theirs.PoolTransfer, TRANSFER),
-        *differences(theirs.PoolTransferResult, RESULT),
-        *differences(HookRegistry, HOOKS),
-        *differences(WeightUpdater, UPDATER),
-    ]
 
 
 def check_interface() -> None:
     """Raise InterfaceError if the installed SGLang has another interface of storages."""
     import sglang
 
-    check_version("SGLang", str(sglang.__version__), TESTED, found_differences(), _log)
+    check_version("SGLang", str(sglang.__version__), TESTED, differences_of(INTERFACE), _log)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
-from holdfast.engines.interface import ExpectedClass, check_version, differences
-
-TESTED = ("0.32",)
-"""Versions of vLLM, up to their second number."""
+from holdfast.engines.interface import ExpectedClass, check_version, differences_of
+from holdfast.engines.vllm.interface import TESTED
 
 TIER = ExpectedClass(
     methods={
@@ -55,21 +54,22 @@ CONFIG = ExpectedClass(
     )
 )
 
+_OFFLOAD = "vllm.v1.kv_offload"
+
+INTERFACE: Mapping[str, ExpectedClass] = {
+    f"{_OFFLOAD}.tiering.base.SecondaryTierManager": TIER,
+    f"{_OFFLOAD}.tiering.base.TransferJob": JOB,
+    f"{_OFFLOAD}.tiering.base.JobResult": RESULT,
+    f"{_OFFLOAD}.base.ReqContext": CONTEXT,
+    f"{_OFFLOAD}.config.OffloadingConfig": CONFIG,
+}
+"""What the tier uses of vLLM."""
+
 _log = logging.getLogger("vllm.holdfast")
 
 
 def check_interface() -> None:
     """Raise InterfaceError if the installed vLLM has another interface of tiers."""
     import vllm
-    from vllm.v1.kv_offload.base import ReqContext
-    from vllm.v1.kv_offload.config import OffloadingConfig
-    from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
-    found = [
-        *differences(SecondaryTierManager, TIER),
-        *differences(TransferJob, JOB),
-        *differences(JobResult, RESULT),
-        *differences(ReqContext, CONTEXT),
-        *differences(OffloadingConfig, CONFIG),
-    ]
-    check_version("vLLM", vllm.__version__, TESTED, found, _log)
+    check_version("vLLM", vllm.__version__, TESTED, differences_of(INTERFACE), _log)

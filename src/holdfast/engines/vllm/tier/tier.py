@@ -31,7 +31,6 @@ from holdfast.engines.vllm.tier.identity import (
     fingerprint_of_rows,
     running_config,
 )
-from holdfast.engines.vllm.tier.interface import check_interface
 from holdfast.engines.vllm.tier.jobs import PrefixRun, TransferJobs
 from holdfast.engines.vllm.tier.lookups import BlockLookups
 from holdfast.engines.vllm.tier.options import read_tier_options
@@ -70,7 +69,6 @@ class HoldfastTier(SecondaryTierManager):
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         setting = read_tier_options(options)
-        check_interface()
         # Only the address is kept: vLLM cannot free its memory while an array refers to it.
         self._rows = int(np.asarray(primary_kv_view).ctypes.data)
         self._config = offloading_spec.config

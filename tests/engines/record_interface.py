@@ -1,0 +1,46 @@
+"""Record what an installed engine has of the interfaces that bindings use, as JSON.
+
+    python tests/engines/record_interface.py NAME VERSION MODULE:TABLE... >tests/engines/recorded/X.json
+
+Run it with the Python, or the PYTHONPATH, of the engine. `test_recorded_interfaces.py` compares the
+bindings with these records, so an engine or a version that is not installed is compared, too.
+"""
+
+import importlib
+import inspect
+import json
+import sys
+
+from holdfast.engines.interface import names_of
+
+
+def record(path, expected):
+    """Return of one class the parameters, names and abstract methods that a binding looks at."""
+    module, _, name = path.rpartition(".")
+    found = getattr(importlib.import_module(module), name)
+    methods = {}
+    for method in expected.methods:
+        function = inspect.getattr_static(found, method)
+        static = isinstance(function, staticmethod)
+        parameters = inspect.signature(getattr(function, "__func__", function)).parameters
+        methods[method] = list(parameters)[0 if static else 1 :]
+    names = names_of(found)
+    return {
+        "methods": methods,
+        "names": sorted(name for name in (*expected.fields, *expected.attributes) if name in names),
+        "fields": sorted(inspect.get_annotations(found)) if expected.exactly else [],
+        "abstract": sorted(getattr(found, "__abstractmethods__", ())) if expected.abstract else [],
+    }
+
+
+def main(engine, version, *tables):
+    found = {}
+    for table in tables:
+        module, _, name = table.partition(":")
+        interface = getattr(importlib.import_module(module), name)
+        found[table] = {path: record(path, expected) for path, expected in interface.items()}
+    print(json.dumps({"engine": engine, "version": version, "tables": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
