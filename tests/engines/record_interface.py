@@ -39,7 +39,8 @@ def main(engine, version, *tables):
         module, _, name = table.partition(":")
         interface = getattr(importlib.import_module(module), name)
         found[table] = {path: record(path, expected) for path, expected in interface.items()}
-    print(json.dumps({"engine": engine, "version": version, "tables": found}, indent=1))
+    json.dump({"engine": engine, "version": version, "tables": found}, sys.stdout, indent=1)
+    sys.stdout.write("\n")
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ BINDINGS = {
 def overridden(ours, base):
     """Return the functions of vLLM's class that a binding has in place of them, by name."""
     found = {}
-    for name, its in vars(base).items():
-        its = getattr(its, "__func__", its)
+    for name, given in vars(base).items():
+        its = getattr(given, "__func__", given)
         if inspect.isfunction(its) and name in vars(ours):
             own = vars(ours)[name]
             found[name] = (getattr(own, "__func__", own), its)
