@@ -1,4 +1,4 @@
-"""The interfaces of vLLM that the connectors of KV state and of encoder outputs were written for."""
+"""The interfaces of vLLM that the connectors of KV and of encoder outputs were written for."""
 
 from __future__ import annotations
 
