@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 
@@ -259,6 +261,126 @@ def test_one_rank_saves_latents_as_they_are_and_every_rank_loads_them():
             assert (layer[numbers, :used] == content[numbers, :used]).all()
 
 
+LISTS = ((0, 2), (1,))
+"""Layers of the model by page list: vLLM gives lists of one kind the same memory."""
+
+
+class ListedRank(Rank):
+    """The pages of a rank whose layers are in two page lists; the lists share the first memory."""
+
+    def __init__(self, form, layout, count, per_list, lists=LISTS, part=None):
+        shape = (max(map(len, lists)), count, form.page_bytes)
+        self.memory = np.zeros(shape, np.uint8)
+        bases = [layer.ctypes.data for layer in self.memory]
+        groups = tuple(
+            LayerPages(tuple(bases[: len(layers)]), form.page_bytes, form.page_bytes)
+            for layers in lists
+        )
+        self.pages = Pages(groups, count, per_list * len(lists), lists=len(lists))
+        self.portable = PortablePages(form, part or layout.whole(), lists)
+        self.device = PortableHostDevice(self.pages, self.portable, keep=self.memory)
+        self.lists, self.per_list = lists, per_list
+
+    def layer_pages(self, layer, ids):
+        """Return the pages of a layer that a block has, by the block's page numbers."""
+        (listed,) = [at for at, layers in enumerate(self.lists) if layer in layers]
+        slot = self.lists[listed].index(layer)
+        first = listed * self.per_list
+        return [self.memory[slot, number] for number in ids[first : first + self.per_list]]
+
+
+@pytest.mark.parametrize("in_place", [(1, 1), (1 << 40, 1 << 40)], ids=["direct", "all copied"])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("per_list", [1, 2])
+def test_layers_in_several_page_lists_fill_one_block_in_the_models_order(
+    sizes, order, per_list, in_place, monkeypatch
+):
+    monkeypatch.setattr(portable_host, "IN_PLACE_BYTES_MIN", in_place[0])
+    monkeypatch.setattr(portable_host, "DIRECT_BYTES_MIN", in_place[1])
+    model = Model(per_list)
+    form = cpu_format("vec", HEADS, TOKENS, SIZE, 2)
+    first, second = (ListedRank(form, model.layout, 40, per_list) for _ in range(2))
+    places, nbytes = places_of(model.layout, order[0])
+    arena, numbers = Arena(nbytes), numbers_of(2 * per_list, order[1])
+    for block, ids in enumerate(numbers):
+        for layer in range(LAYERS):
+            for at, page in enumerate(first.layer_pages(layer, ids)):
+                page[:] = model.page_of(packings.pack_vec, block, layer, at, slice(None))
+
+    moves = [Move(place, ids) for place, ids in zip(places, numbers, strict=True)]
+    assert first.device.gather(arena, moves).result()
+    for block, place in enumerate(places):
+        assert bytes(arena.view[place : place + model.layout.raw_bytes]) == model.payload(block)
+    assert (outside(arena, places, model.layout.raw_bytes) == 7).all()
+
+    some = [Move(moves[0].payload, moves[0].pages[1:], first=1), *moves[1:]]
+    assert second.device.scatter(arena, some).result()
+    for layer in LISTS[0]:
+        first.layer_pages(layer, numbers[0])[0][:] = 0  # the page that was not to be loaded
+    assert (first.memory == second.memory).all()
+    assert first.pages.raw_bytes == model.layout.raw_bytes
+    for rank in (first, second):
+        rank.device.close()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_pipeline_stages_and_ranks_fill_one_block_and_read_their_part_of_it(sizes, size):
+    model = Model(per_block=2)
+    places, nbytes = places_of(model.layout, "in order")
+    arena, numbers = Arena(nbytes), numbers_of(2)
+    moves = [Move(place, ids) for place, ids in zip(places, numbers, strict=True)]
+    share = HEADS // size
+    form = cpu_format("vec", share, TOKENS, SIZE, 2)
+    ranks = itertools.product((range(1, LAYERS), range(1)), range(size))
+    for stage, rank in ranks:
+        part, heads = model.layout.rank(rank, size, stage), slice(rank * share, (rank + 1) * share)
+        own, found = (
+            ListedRank(form, model.layout, 20, 2, (tuple(stage),), part) for _ in range(2)
+        )
+        for (block, ids), layer in itertools.product(enumerate(numbers), stage):
+            for at, page in enumerate(own.layer_pages(layer, ids)):
+                page[:] = model.page_of(packings.pack_vec, block, layer, at, heads)
+        assert own.device.gather(arena, moves).result()
+        assert found.device.scatter(arena, moves).result()
+        assert (found.memory == own.memory).all()
+        for each in (own, found):
+            each.device.close()
+    for block, place in enumerate(places):
+        assert bytes(arena.view[place : place + model.layout.raw_bytes]) == model.payload(block)
+
+
+def test_a_stage_copies_its_latents_to_their_place_in_the_block():
+    form = latent_format(16, 72, 2)
+    layout = Layout.portable_latent(layers=LAYERS, latent_size=72, dtype="float16", block_tokens=64)
+    arena = Arena(layout.raw_bytes)
+    for stage in (range(1), range(1, LAYERS)):
+        memory = np.full((len(stage), 8, form.page_bytes), stage.stop, np.uint8)
+        bases = tuple(layer.ctypes.data for layer in memory)
+        pages = Pages.uniform(bases, form.page_bytes, form.page_bytes, 8, 4)
+        portable = PortablePages(form, layout.rank(0, 1, stage), (tuple(stage),))
+        device = open_device("cpu", pages, [memory], DeviceOptions(0, portable))
+        assert device.gather(arena, [Move(0, [3, 1, 0, 2])]).result()
+        device.close()
+    layers = arena.bytes.reshape(LAYERS, -1)
+    assert (layers == [[1], [LAYERS], [LAYERS]]).all()
+
+
+@pytest.mark.parametrize(
+    ("lists", "named"),
+    [
+        (((0, 1), (2,)), "pages of 1 groups in 1 lists; .* a group for each of the 2 lists"),
+        (((0, 1),), r"page lists of the layers \(\(0, 1\),\); the slice has \[0, 1, 2\]"),
+        (((0, 1, 1),), r"page lists of the layers \(\(0, 1, 1\),\); the slice has"),
+    ],
+)
+def test_page_lists_that_are_not_those_of_the_layout_are_refused(lists, named):
+    model = Model()
+    form = cpu_format("vec", HEADS, TOKENS, SIZE, 2)
+    pages = Pages.uniform((0, 1, 2), form.page_bytes, form.page_bytes, 8, 1)
+    with pytest.raises(BlockError, match=named):
+        PortableHostDevice(pages, PortablePages(form, model.layout.whole(), lists))
+
+
 def test_moves_out_of_bounds_are_refused_before_anything_is_copied():
     model = Model()
     form = cpu_format("vec", 2, TOKENS, SIZE, 2)
@@ -285,9 +407,9 @@ def test_moves_out_of_bounds_are_refused_before_anything_is_copied():
         ({"heads": 3}, "has 12288 bytes, the engine's 16384"),
         ({"page_bytes": 12288, "heads": 3}, "states of .6144, 6144. bytes"),
         ({"per_block": 2}, "2 pages of 32 tokens are no block of 32"),
-        ({"bases": 2}, "layout's 3 layers must be alike, and as many as the engine's 2"),
-        ({"groups": 2}, "pages of 2 sizes"),
-        ({"layers": range(1, 3)}, "layers must be alike"),
+        ({"bases": 2}, "a page list has 3 layers of the layout, and 2 of the engine"),
+        ({"groups": 2}, "pages of 2 groups in 1 lists; .* a group for each of the 1 lists"),
+        ({"layers": range(1, 3)}, "a page list has 2 layers of the layout, and 3 of the engine"),
     ],
 )
 def test_pages_that_do_not_fit_the_portable_layout_are_refused(change, named):

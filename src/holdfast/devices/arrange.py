@@ -45,10 +45,21 @@ class _StateCopy(NamedTuple):
 
 
 class PortablePages(NamedTuple):
-    """Pages that hold a part of each portable block: their format, and which heads they hold."""
+    """Pages that hold a part of each portable block: their format, and which heads they hold.
+
+    `lists`: for each page list of a block, the layers of the layout whose pages it names, in the
+    order of the engine's layers. Empty: one list names the pages of all layers of the part.
+    """
 
     form: PageFormat
     part: LayoutSlice
+    lists: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def layers_by_list(self) -> tuple[tuple[int, ...], ...]:
+        """For each page list, its layers in the layout."""
+        held = tuple(layer for layer, heads in enumerate(self.part.heads) if heads)
+        return self.lists or (held,)
 
 
 class Arrangement:

@@ -48,11 +48,16 @@ class Pages(NamedTuple):
 
     A page number names one page of every layer. A payload has the groups in their order, and in
     each group `layers x pages_per_block` pages, layer by layer.
+
+    `lists` above 1: an engine has as many lists of page numbers, one for the layers of each group.
+    A page number then names pages of one group, and a block has `pages_per_block / lists` pages of
+    each list, list by list. Only portable blocks may have such pages.
     """
 
     groups: tuple[LayerPages, ...]
     pages: int
     pages_per_block: int
+    lists: int = 1
 
     @classmethod
     def uniform(
@@ -68,13 +73,13 @@ class Pages(NamedTuple):
 
     @property
     def bytes_of_page(self) -> int:
-        """Bytes of one page number, all layers."""
+        """Bytes of one page number, all layers; of one page number of every list."""
         return sum(len(group.bases) * group.page_bytes for group in self.groups)
 
     @property
     def raw_bytes(self) -> int:
         """Bytes of one block, all layers."""
-        return self.bytes_of_page * self.pages_per_block
+        return self.bytes_of_page * self.pages_per_block // self.lists
 
 
 class Transfer(Protocol):

@@ -147,5 +147,5 @@ def test_pages_that_do_not_fit_the_layout_are_refused():
         layers=LAYERS - 1, kv_heads=HEADS, head_size=16, dtype="bfloat16", block_tokens=16
     )
     portable = PortablePages(form, fewer.whole())
-    with pytest.raises(BlockError, match="2 layers must be alike, and as many as the engine's 3"):
+    with pytest.raises(BlockError, match="has 2 layers of the layout, and 3 of the engine"):
         CudaDevice(SimulatedDriver(), pages, DeviceOptions(4, portable), memory)

@@ -63,8 +63,8 @@ def test_an_unknown_option_stops_the_engine_at_start():
 
 def test_an_option_that_contradicts_the_model_stops_the_engine_at_start(monkeypatch):
     group = PagedGroup(("layer",), 32, None)
-    monkeypatch.setattr("holdfast.engines.vllm.connector.paged_groups", lambda *_: [group])
-    monkeypatch.setattr("holdfast.engines.vllm.connector.geometry_of", lambda *_: None)
+    monkeypatch.setattr("holdfast.engines.vllm.block_forms.paged_groups", lambda *_: [group])
+    monkeypatch.setattr("holdfast.engines.vllm.block_forms.geometry_of", lambda *_: None)
     monkeypatch.setattr("holdfast.engines.vllm.connector.rank_of", lambda _: WorkerRank())
     worker = connector(KVConnectorRole.WORKER, block_tokens=100)
     worker._vllm_config.model_config = None
@@ -112,7 +112,7 @@ def test_a_load_failure_policy_of_fail_is_warned_about_once(caplog):
 
 def test_an_os_error_at_start_disables_the_cache_but_not_the_engine(caplog, monkeypatch):
     worker = connector(KVConnectorRole.WORKER)
-    monkeypatch.setattr("holdfast.engines.vllm.connector.paged_groups", fail_without_space)
+    monkeypatch.setattr("holdfast.engines.vllm.connector.rank_of", fail_without_space)
     worker.register_kv_caches({"layer": torch.zeros(4)})
     assert "Holdfast is off for this engine: [Errno 28] No space left" in caplog.text
     assert worker.get_handshake_metadata().refusal
@@ -124,11 +124,17 @@ def replace_parts(monkeypatch, part=b""):
     layout = SimpleNamespace(raw_bytes=64, block_tokens=8, element_bytes=4)
     fingerprint = SimpleNamespace(representation=layout, digest=lambda: b"f" * 16)
     parts = {
-        "paged_groups": lambda *_: [PagedGroup(("layer",), 8, None)],
-        "geometry_of": lambda *_: SimpleNamespace(pages_of=lambda _: None),
-        "block_form": lambda *_: SimpleNamespace(
-            fingerprint=fingerprint, portable=None, part=part, writes=True
-        ),
+        "block_forms": lambda *_: [
+            SimpleNamespace(
+                group=PagedGroup(("layer",), 8, None),
+                pages=None,
+                held=("layer",),
+                fingerprint=fingerprint,
+                portable=None,
+                part=part,
+                writes=True,
+            )
+        ],
         "step_blocks_of": lambda *_: 4,
         "open_device": lambda name, *_: SimpleNamespace(close=lambda: closed.append(name)),
     }
@@ -167,7 +173,10 @@ def test_a_node_that_cannot_be_started_leaves_no_device_open(monkeypatch):
     assert "No space left" in worker.get_handshake_metadata().refusal
 
 
-def test_an_unsupported_model_runs_without_the_cache_and_with_one_warning(caplog, scheduler, fakes):
+def test_an_unsupported_model_runs_without_the_cache_and_with_one_warning(
+    caplog, scheduler, fakes, monkeypatch
+):
+    monkeypatch.setattr("holdfast.engines.vllm.connector.rank_of", lambda _: WorkerRank())
     worker = connector(KVConnectorRole.WORKER, groups=2)
     worker.register_kv_caches({"layer": torch.zeros(4)})
     [warning] = [r.message for r in caplog.records if "is off" in r.message]

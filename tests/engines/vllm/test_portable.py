@@ -1,6 +1,8 @@
 """Which engines have portable blocks, and what the others do."""
 
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -11,19 +13,22 @@ import torch
 from vllm.v1 import kv_cache_interface as kv
 from vllm.v1.attention.backends import cpu_attn
 
+from holdfast.blocks.fingerprint import KvGroup
 from holdfast.blocks.layout import Layout
 from holdfast.blocks.payload_part import covers
 from holdfast.devices.page_format import cpu_format, plain_format
+from holdfast.engines.vllm import block_forms as forms_module
 from holdfast.engines.vllm import portable
-from holdfast.engines.vllm.kv_groups import PagedGroup, geometry_of
+from holdfast.engines.vllm.block_forms import WorkerCache, block_forms
 from holdfast.engines.vllm.options import ConnectorSettings
-from holdfast.engines.vllm.portable import block_form
+from holdfast.engines.vllm.unsupported import UnsupportedError
 from holdfast.engines.vllm.worker_rank import WorkerRank
 from holdfast.testing.packings import pack_hnd, pack_hnd_fused, pack_nhd_fused
 
 SETTING = ConnectorSettings("", "default", 0, "pinned", 0.05, 5.0, saves=True, layout="portable")
 PAGES, TOKENS, SIZE, HEADS = 6, 32, 64, 4
-NAMES = ("model.layers.0.self_attn.attn", "model.layers.1.self_attn.attn")
+FOUR = tuple(f"model.layers.{number}.self_attn.attn" for number in range(4))
+NAMES = FOUR[:2]
 
 
 def config_of(ranks=1, device="cpu", cache="auto", backend="CPU_ATTN"):
@@ -32,7 +37,10 @@ def config_of(ranks=1, device="cpu", cache="auto", backend="CPU_ATTN"):
         parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
         cache_config=SimpleNamespace(cache_dtype=cache),
         device_config=SimpleNamespace(device_type=device),
-        model_config=SimpleNamespace(get_total_num_kv_heads=lambda: HEADS),
+        model_config=SimpleNamespace(
+            model_arch_config=[SimpleNamespace(total_num_kv_heads=HEADS)] * len(FOUR)
+        ),
+        speculative_config=None,
         compilation_config=SimpleNamespace(static_forward_context=dict.fromkeys(NAMES, layer)),
     )
 
@@ -53,24 +61,36 @@ def rank_in(config, rank):
     return WorkerRank(rank, config.parallel_config.tensor_parallel_size)
 
 
+def cache_of(groups, tensors, config=None, rank=0):
+    """The cache of a worker whose KV cache groups have these names and specifications."""
+    listed = [
+        SimpleNamespace(layer_names=list(names), kv_cache_spec=spec) for names, spec in groups
+    ]
+    config = config or config_of()
+    pages = SimpleNamespace(num_blocks=PAGES, kv_cache_groups=listed)
+    return WorkerCache(config, pages, tensors, rank_in(config, rank))
+
+
 def form_of(spec, config=None, rank=0, names=NAMES, shape=None, setting=SETTING):
-    group = PagedGroup(names, TOKENS, spec)
     row = spec.head_size if isinstance(spec, kv.MLAAttentionSpec) else 2 * spec.head_size
     shape = shape or (PAGES, spec.num_kv_heads, TOKENS, row)
     tensors = {name: torch.zeros(shape, dtype=spec.dtype) for name in names}
-    geometry = geometry_of(group, tensors, PAGES)
-    config = config or config_of()
-    return block_form(config, group, geometry, setting, rank_in(config, rank))
+    return only_form(cache_of([(names, spec)], tensors, config, rank), setting)
+
+
+def only_form(cache, setting=SETTING):
+    (form,) = block_forms(cache, setting)
+    return form
 
 
 @pytest.fixture(autouse=True)
 def names(monkeypatch):
     """Fingerprints say here which of the two they are."""
-    pages = SimpleNamespace(raw_bytes=64)
+    pages = SimpleNamespace(raw_bytes=64, block_tokens=TOKENS)
     exact = SimpleNamespace(kind="exact", representation=pages)
-    monkeypatch.setattr(portable, "fingerprint_of", lambda *_: exact)
+    monkeypatch.setattr(forms_module, "fingerprint_of", lambda *_: exact)
     monkeypatch.setattr(
-        portable,
+        forms_module,
         "portable_fingerprint_of",
         lambda *given: SimpleNamespace(kind="portable", representation=given[2]),
     )
@@ -92,7 +112,7 @@ def test_blocks_of_full_attention_are_portable(dtype, size):
     isa = cpu_attn._get_attn_isa(dtype, TOKENS, size)
     pages = cpu_format(isa, HEADS, TOKENS, size, dtype.itemsize)
     assert form.fingerprint.kind == "portable"
-    assert form.portable == (pages, layout.whole())
+    assert form.portable == (pages, layout.whole(), ((0, 1),))
     assert (form.part, form.writes) == (b"", True)
 
 
@@ -117,18 +137,152 @@ def test_of_ranks_with_copies_of_a_head_or_of_latents_one_writes():
 
 def test_pages_whose_tensor_has_axes_of_length_1_elsewhere_are_portable():
     """As vLLM's tensor of latents: a view of [page, token, 1, element]."""
-    group = PagedGroup(NAMES, TOKENS, latent())
-    whole = torch.zeros((PAGES, TOKENS, 1, 576), dtype=torch.bfloat16)
-    geometry = geometry_of(group, dict.fromkeys(NAMES, whole.transpose(1, 2)), PAGES)
-    assert geometry.order.endswith(":213")
-    assert block_form(config_of(backend="CPU_MLA"), group, geometry, SETTING, WorkerRank()).portable
+    pages = [torch.zeros((PAGES, TOKENS, 1, 576), dtype=torch.bfloat16) for _ in NAMES]
+    tensors = {name: each.transpose(1, 2) for name, each in zip(NAMES, pages, strict=True)}
+    cache = cache_of([(NAMES, latent())], tensors, config_of(backend="CPU_MLA"))
+    assert only_form(cache).portable
+
+
+def window(heads=HEADS, tokens=100):
+    return kv.SlidingWindowSpec(
+        block_size=TOKENS, num_kv_heads=heads, head_size=SIZE, dtype=torch.bfloat16,
+        sliding_window=tokens,
+    )  # fmt: skip
+
+
+def slots(count, heads=HEADS):
+    return torch.zeros((count, PAGES, heads, TOKENS, 2 * SIZE), dtype=torch.bfloat16)
+
+
+def test_layers_have_the_models_order_whatever_order_vllm_lists_them_in():
+    form = form_of(full(), names=NAMES[::-1])
+    assert (form.group.layers, form.group.numbers) == (NAMES, (0, 1))
+    assert form.portable.lists == ((0, 1),)
+
+
+def test_layers_of_a_kind_share_blocks_in_whatever_page_lists_vllm_has_their_pages():
+    """As vLLM lists three layers with windows: the memory of one is that of others, too."""
+    (memory,) = slots(1)
+    groups = [([name], window()) for name in FOUR[:3]] + [([FOUR[3]], full())]
+    forms = block_forms(cache_of(groups, dict.fromkeys(FOUR, memory)), SETTING)
+    windows, whole = forms
+    assert (windows.group.attention, whole.group.attention) == ("window", "full")
+    assert windows.portable.lists == ((0,), (1,), (2,))
+    assert (windows.group.tables, whole.group.tables) == ((0, 1, 2), (3,))
+    assert (windows.pages.lists, windows.pages.pages_per_block) == (3, 3 * 4)
+    assert windows.group.kv_group == KvGroup("window", 100, (0, 1, 2))
+    assert whole.group.kv_group == KvGroup("full", 0, (3,))
+    base = memory.data_ptr()
+    assert [each.bases for each in windows.pages.groups] == [(base,)] * 3
+
+
+def test_layers_of_a_kind_share_blocks_if_their_page_lists_have_different_numbers_of_layers():
+    """Exact blocks make two groups of them: the layers of one slot share their memory there."""
+    first, second = slots(2)
+    groups = [([FOUR[0], FOUR[2]], window()), ([FOUR[1]], window())]
+    tensors = {FOUR[0]: first, FOUR[1]: first, FOUR[2]: second}
+    cache = cache_of(groups, tensors)
+    form = only_form(cache)
+    assert form.portable.lists == ((0, 2), (1,))
+    assert form.group.kv_group == KvGroup("window", 100, (0, 1, 2))
+    assert len(block_forms(cache, SETTING._replace(layout="exact"))) == 2
+
+
+def staged(monkeypatch, stages, size=1):
+    """The blocks of each rank of an engine with pipeline stages, which have these groups."""
+    told, everyone = {}, threading.Barrier(len(stages) * size, timeout=60)
+
+    def gather(rank, own):
+        told[rank.pp_rank] = own
+        everyone.wait()
+        return [told[stage] for stage in range(len(stages))]
+
+    monkeypatch.setattr(forms_module, "gather_stages", gather)
+    with ThreadPoolExecutor(len(stages) * size) as threads:
+        started = []
+        for stage, groups in enumerate(stages):
+            tensors = {
+                name: memory
+                for names, spec in groups
+                for name, memory in zip(names, slots(len(names), spec.num_kv_heads), strict=True)
+            }
+            for rank in range(size):
+                cache = cache_of(groups, tensors, config_of(size))
+                cache = cache._replace(rank=WorkerRank(rank, size, stage, len(stages)))
+                started.append(threads.submit(block_forms, cache, SETTING))
+        return [each.result() for each in started]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_pipeline_stages_share_a_block_and_each_fills_its_layers(monkeypatch, size):
+    spec = full(HEADS // size)
+    forms = staged(monkeypatch, [[(FOUR[:1], spec)], [(FOUR[1:], spec)]], size)
+    only = [form for (form,) in forms]
+    assert {form.group.layers for form in only} == {FOUR}
+    assert {form.group.numbers for form in only} == {(0, 1, 2, 3)}
+    assert [form.portable.lists for form in only] == [((0,),)] * size + [((1, 2, 3),)] * size
+    assert [form.held for form in only] == [FOUR[:1]] * size + [FOUR[1:]] * size
+    (layout,) = {form.portable.part.layout for form in only}
+    assert covers(frozenset(form.part for form in only), layout.raw_bytes)
+
+
+def test_stages_with_several_kinds_of_layers_have_the_page_lists_of_the_model(monkeypatch):
+    stages = [
+        [([FOUR[0]], window()), ([], window()), ([FOUR[1]], full())],
+        [([], window()), ([FOUR[2]], window()), ([FOUR[3]], full())],
+    ]
+    forms = staged(monkeypatch, stages)
+    assert [[form.group.kv_group for form in each] for each in forms] == [
+        [KvGroup("window", 100, (0, 2)), KvGroup("full", 0, (1, 3))]
+    ] * 2
+    assert [[form.group.tables for form in each] for each in forms] == [[(0, 1), (2,)]] * 2
+    windows = [each[0] for each in forms]
+    assert [form.portable.lists for form in windows] == [((0,), ()), ((), (1,))]
+    assert covers(
+        frozenset(form.part for form in windows), windows[0].portable.part.layout.raw_bytes
+    )
+
+
+def test_blocks_of_all_stages_are_exact_if_one_has_no_layer_of_a_kind(monkeypatch, caplog):
+    stages = [[(FOUR[:2], window())], [(FOUR[2:3], window()), (FOUR[3:], full())]]
+    forms = staged(monkeypatch, stages)
+    assert all(form.portable is None for each in forms for form in each)
+    named = "pipeline stage 0 has none of the 1 layers with full attention"
+    assert caplog.text.count(named) == len(stages)
+
+
+def test_a_stage_that_caches_nothing_says_so_to_the_others(monkeypatch):
+    cross = kv.CrossAttentionSpec(
+        block_size=TOKENS, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.bfloat16
+    )
+    with pytest.raises(UnsupportedError, match="layers of another kind"):
+        staged(monkeypatch, [[(FOUR[:2], full())], [(FOUR[2:], cross)]])
+
+
+def test_blocks_of_a_model_with_a_draft_model_are_exact(caplog, monkeypatch):
+    draft = SimpleNamespace(has=lambda name: name == FOUR[1], lookahead=1)
+    monkeypatch.setattr("holdfast.engines.vllm.kv_groups.draft_of", lambda _: draft)
+    groups = [(FOUR[:1], full()), (FOUR[1:2], full())]
+    forms = block_forms(cache_of(groups, dict(zip(FOUR, slots(2), strict=False))), SETTING)
+    assert [form.portable for form in forms] == [None, None]
+    assert "the layers of a draft model are not converted" in caplog.text
+
+
+def test_blocks_of_a_model_with_recurrent_layers_are_exact(caplog):
+    state = kv.MambaSpec(
+        block_size=TOKENS, shapes=((4, 64),), dtypes=(torch.bfloat16,), mamba_cache_mode="align"
+    )
+    memory = torch.zeros((PAGES, 4, 64), dtype=torch.bfloat16)
+    tensors = {FOUR[0]: slots(1)[0], FOUR[1]: memory}
+    forms = block_forms(cache_of([(FOUR[:1], full()), (FOUR[1:2], state)], tensors), SETTING)
+    assert [form.portable for form in forms] == [None, None]
+    assert "the model has recurrent layers, whose states each engine keeps in a form" in caplog.text
 
 
 def test_pages_with_tokens_before_heads_are_not_portable():
-    group = PagedGroup(NAMES, TOKENS, full())
-    whole = torch.zeros((PAGES, TOKENS, HEADS, 2 * SIZE), dtype=torch.bfloat16)
-    geometry = geometry_of(group, dict.fromkeys(NAMES, whole.transpose(1, 2)), PAGES)
-    assert block_form(config_of(), group, geometry, SETTING, WorkerRank()).portable is None
+    whole = torch.zeros((2, PAGES, TOKENS, HEADS, 2 * SIZE), dtype=torch.bfloat16)
+    tensors = dict(zip(NAMES, whole.transpose(2, 3), strict=True))
+    assert only_form(cache_of([(NAMES, full())], tensors)).portable is None
 
 
 @pytest.mark.parametrize(
@@ -140,15 +294,16 @@ def test_pages_with_tokens_before_heads_are_not_portable():
         ({"spec": latent(), "config": config_of(device="cuda", backend="FLASH_ATTN_MLA")},
          "pages of FLASH_ATTN_MLA are not"),
         ({"spec": full(), "config": config_of(cache="fp8")}, r"quantised \(fp8, NONE\)"),
-        ({"spec": full(sliding_window=128)}, "layers with sliding_window 128"),
-        ({"spec": full(attention_chunk_size=64)}, "layers with attention_chunk_size 64"),
+        ({"spec": full(sliding_window=128)}, "layers with sliding_window 128 as full attention"),
+        ({"spec": full(attention_chunk_size=64)}, "layers with attention_chunk_size 64 as full"),
         ({"spec": full(head_size_v=32), "shape": (PAGES, HEADS, TOKENS, 96)},
          "keys of 64 and values of 32"),
         ({"spec": latent(), "config": config_of(backend="AMX_MLA")}, "pages of AMX_MLA are not"),
-        ({"spec": full(), "names": NAMES[::-1]}, r"in the order \[1, 0\]"),
         ({"spec": full(), "shape": (2 * PAGES, HEADS, TOKENS // 2, 2 * SIZE)},
          r"pages have the order 2x4.16.128:123; known is \[4, 32, 128\]"),
         ({"spec": full(heads=3), "config": config_of(ranks=3)}, "tp_size 3 and the 4 heads"),
+        ({"spec": full(heads=1), "config": config_of(ranks=2)},
+         r"a page holds 1 KV heads, and the model's settings say \[2\]"),
     ],
 )  # fmt: skip
 def test_blocks_are_exact_with_a_warning_if_pages_cannot_be_converted(arguments, named, caplog):
@@ -197,12 +352,12 @@ def gpu_form(order, layer, between_layers=0, heads=HEADS, ranks=1, rank=0):
     """The blocks of an engine on a GPU whose pages have an order, padded by other layers' pages."""
     config = config_of(ranks, "cuda", backend=layer.attn_backend.get_name())
     config.compilation_config.static_forward_context = dict.fromkeys(NAMES, layer)
-    group = PagedGroup(NAMES, TOKENS, full(heads))
     inner = (TOKENS, heads) if order == "nhd" else (heads, TOKENS)
-    whole = torch.zeros((PAGES, 1 + between_layers, *inner, 2 * SIZE), dtype=torch.bfloat16)
-    pages = whole[:, 0].transpose(1, 2) if order == "nhd" else whole[:, 0]
-    geometry = geometry_of(group, dict.fromkeys(NAMES, pages), PAGES)
-    return block_form(config, group, geometry, SETTING, rank_in(config, rank))
+    tensors = {}
+    for name in NAMES:
+        whole = torch.zeros((PAGES, 1 + between_layers, *inner, 2 * SIZE), dtype=torch.bfloat16)
+        tensors[name] = whole[:, 0].transpose(1, 2) if order == "nhd" else whole[:, 0]
+    return only_form(cache_of([(NAMES, full(heads))], tensors, config, rank))
 
 
 @pytest.mark.parametrize("between_layers", [0, 3], ids=["layer by layer", "block by block"])
@@ -215,7 +370,7 @@ def test_blocks_of_full_attention_on_a_gpu_are_portable(order, backend, between_
     )
     pages = plain_format(order, HEADS, TOKENS, (SIZE, SIZE), 2, fused=True)
     assert form.fingerprint.kind == "portable"
-    assert form.portable == (pages, layout.whole())
+    assert form.portable == (pages, layout.whole(), ((0, 1),))
 
 
 def test_ranks_on_gpus_share_a_block_and_one_head_has_either_order():
@@ -246,12 +401,10 @@ def test_blocks_on_a_gpu_are_exact_if_its_layers_write_pages_in_another_order(
 
 
 def test_pages_on_a_gpu_of_an_order_that_is_not_known_are_not_portable(caplog):
-    group = PagedGroup(NAMES, TOKENS, full())
-    whole = torch.zeros((PAGES, 2 * SIZE, HEADS, TOKENS), dtype=torch.bfloat16)
-    pages = whole.permute(0, 2, 3, 1)
-    geometry = geometry_of(group, dict.fromkeys(NAMES, pages), PAGES)
+    whole = torch.zeros((2, PAGES, 2 * SIZE, HEADS, TOKENS), dtype=torch.bfloat16)
+    tensors = dict(zip(NAMES, whole.permute(0, 1, 3, 4, 2), strict=True))
     config = config_of(device="cuda", backend="FLASH_ATTN")
-    assert block_form(config, group, geometry, SETTING, WorkerRank()).portable is None
+    assert only_form(cache_of([(NAMES, full())], tensors, config)).portable is None
     assert "the order 1x4.32.128:312; known are 1x4.32.128:213 and" in caplog.text
 
 

@@ -139,11 +139,16 @@ def portable_stage(driver: Driver, pages: Pages, portable: PortablePages) -> Blo
     pages and layout do not fit.
     """
     check_portable(pages, portable)
-    form, part = portable
+    form, part = portable.form, portable.part
+    if pages.lists > 1:
+        raise DeviceError(
+            f"pages in {pages.lists} page lists are not converted on a GPU yet, only in one"
+        )
     saves = _runs(part.runs(), part.written_runs())
     loads = _runs(part.runs(), part.runs())
     if len(form.states) == 1:  # pages of latents are portable as they are
-        return opaque_stage(driver, pages)._replace(saves=saves, loads=loads)
+        stage = opaque_stage(driver, pages)
+        return stage._replace(raw_bytes=part.layout.raw_bytes, saves=saves, loads=loads)
     (group,) = pages.groups
     per_block, element = pages.pages_per_block, form.element_bytes
     layer_bytes = per_block * form.page_bytes

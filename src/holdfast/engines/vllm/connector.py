@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -29,17 +29,11 @@ from holdfast.client.timeouts import EngineClocks, RunningClock
 from holdfast.client.timing_reporter import TimingReporter
 from holdfast.devices.base import DirectDevice, LockingDevice, StagingDevice
 from holdfast.devices.registry import DeviceOptions, open_device
+from holdfast.engines.vllm.block_forms import BlockForm, WorkerCache, block_forms
 from holdfast.engines.vllm.counters import ConnectorCounts, ConnectorMetrics
 from holdfast.engines.vllm.describe import step_blocks_of
-from holdfast.engines.vllm.kv_groups import (
-    CacheGeometry,
-    PagedGroup,
-    geometry_of,
-    paged_groups,
-)
 from holdfast.engines.vllm.log import log_to_vllm
 from holdfast.engines.vllm.options import ConnectorSettings, failure_policy_advice, read_options
-from holdfast.engines.vllm.portable import BlockForm, block_form
 from holdfast.engines.vllm.request_identity import adapter_settings
 from holdfast.engines.vllm.scheduler import SchedulerSide
 from holdfast.engines.vllm.unsupported import UnsupportedError
@@ -60,16 +54,8 @@ _SOURCES = {"host": CacheHitSource.HOST, "disk": CacheHitSource.DISK, "pool": Ca
 _log = logging.getLogger("vllm.holdfast")
 
 
-class _GroupForm(NamedTuple):
-    """A KV group of the model, where its pages are, and what its blocks are."""
-
-    group: PagedGroup
-    geometry: CacheGeometry
-    form: BlockForm
-
-
-def _handshake_of(group: PagedGroup, form: BlockForm) -> GroupHandshake:
-    layout = form.fingerprint.representation
+def _handshake_of(form: BlockForm) -> GroupHandshake:
+    group, layout = form.group, form.fingerprint.representation
     return GroupHandshake(
         fingerprint=form.fingerprint.digest(),
         raw_bytes=layout.raw_bytes,
@@ -143,7 +129,9 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.close()
             self._worker = None
         with self._passive_on_error():
-            forms = self._forms(kv_caches)
+            rank = rank_of(self._vllm_config)
+            cache = WorkerCache(self._vllm_config, self._kv_cache_config, kv_caches, rank)
+            forms = block_forms(cache, self._setting)
             devices = self._open_devices(forms, kv_caches)
             try:
                 node, handshake = self._connect_worker(forms)
@@ -151,14 +139,13 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
                 for device in devices:
                     device.close()
                 raise
-            rank = rank_of(self._vllm_config)
-            saves = tuple(self._setting.saves and each.form.writes for each in forms)
+            saves = tuple(self._setting.saves and each.writes for each in forms)
             transfers = TransferOptions(self._setting.fetch_deadline_s, saves, rank.number)
             self._worker = RankTransfers(node, devices, transfers, running=RunningClock())
             if isinstance(devices[0], LockingDevice):
                 self._worker.lock_arena(devices[0])
             self._handshake = handshake
-            for (group, _, form), named in zip(forms, handshake.groups, strict=True):
+            for form, named in zip(forms, handshake.groups, strict=True):
                 layout = form.fingerprint.representation
                 _log.info(
                     "Holdfast at %s: %s blocks of %d tokens, %.2f MiB, of %d layers with %s "
@@ -167,8 +154,8 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
                     "exact" if form.portable is None else "portable",
                     layout.block_tokens,
                     layout.raw_bytes / 2**20,
-                    len(group.layers),
-                    group.attention,
+                    len(form.group.layers),
+                    form.group.attention,
                     named.fingerprint.hex(),
                 )
 
@@ -333,46 +320,28 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         groups = self._handshake.groups if self._handshake is not None else ()
         return len(groups) == 1 and groups[0].attention == "full" and groups[0].tables == (0,)
 
-    def _forms(self, kv_caches: Mapping[str, Any]) -> list[_GroupForm]:
-        """Return the KV groups of the model, where their pages are, and what their blocks are."""
-        groups = paged_groups(self._vllm_config, self._kv_cache_config, kv_caches)
-        setting, rank, forms = self._setting, rank_of(self._vllm_config), []
-        if len(groups) > 1 and setting.layout == "portable":
-            setting = setting._replace(layout="exact")
-            _log.warning(
-                "blocks are exact, not portable, so contexts of other engines are not found: the "
-                "model has %d KV groups, and one is converted only",
-                len(groups),
-            )
-        for group in groups:
-            geometry = geometry_of(group, kv_caches, self._kv_cache_config.num_blocks)
-            form = block_form(self._vllm_config, group, geometry, setting, rank)
-            forms.append(_GroupForm(group, geometry, form))
-        return forms
-
     def _open_devices(
-        self, forms: Sequence[_GroupForm], kv_caches: Mapping[str, Any]
+        self, forms: Sequence[BlockForm], kv_caches: Mapping[str, Any]
     ) -> list[DirectDevice | StagingDevice]:
         """Return the device of each group; none is left open on an error."""
         devices: list[DirectDevice | StagingDevice] = []
         try:
-            for group, geometry, form in forms:
+            for form in forms:
                 block_tokens = form.fingerprint.representation.block_tokens
-                pages = geometry.pages_of(block_tokens // group.page_tokens)
-                tensors = [kv_caches[name] for name in group.layers[:: len(group.tables)]]
+                tensors = [kv_caches[name] for name in form.held]
                 step_blocks = step_blocks_of(self._vllm_config, block_tokens)
                 options = DeviceOptions(step_blocks, form.portable)
-                devices.append(open_device(tensors[0].device.type, pages, tensors, options))
+                devices.append(open_device(tensors[0].device.type, form.pages, tensors, options))
         except BaseException:
             for device in devices:
                 device.close()
             raise
         return devices
 
-    def _connect_worker(self, forms: Sequence[_GroupForm]) -> tuple[ReconnectingClient, Handshake]:
+    def _connect_worker(self, forms: Sequence[BlockForm]) -> tuple[ReconnectingClient, Handshake]:
         """Open the session of a worker: for quantised blocks, if the node offers them."""
-        handshake = Handshake(tuple(_handshake_of(each.group, each.form) for each in forms))
-        first, parts = forms[0].form.fingerprint, [each.form.part for each in forms]
+        handshake = Handshake(tuple(map(_handshake_of, forms)))
+        first, parts = forms[0].fingerprint, [each.part for each in forms]
         node = self._connect(handshake, first, parts)
         client = node.client()
         if client is None:
@@ -384,8 +353,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             return node, handshake
         node.close()
         quantised = first.quantised(welcome.codec, welcome.codec_version)
-        form = forms[0].form._replace(fingerprint=quantised)
-        handshake = Handshake((_handshake_of(forms[0].group, form),))
+        handshake = Handshake((_handshake_of(forms[0]._replace(fingerprint=quantised)),))
         return self._connect(handshake, quantised, parts), handshake
 
     def _connect(

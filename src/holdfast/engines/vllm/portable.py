@@ -1,95 +1,114 @@
 """Portable blocks of a vLLM engine: which of its pages can be converted, and how.
 
-Portable are full attention and MLA on a CPU, and full attention of FlashAttention and of vLLM's
+Portable are attention of every kind and MLA on a CPU, and attention of FlashAttention and of vLLM's
 Triton kernels on a GPU, with KV of the model's own data type. The format of the pages is checked
 against vLLM's own code before the first block, so that a version of vLLM with another order of
 elements has no portable blocks, and never wrong ones.
+
+A block has the layers of a kind in the whole model, whatever lists vLLM keeps their pages in and
+whichever pipeline stages they are on: a stage fills its layers, a rank its heads.
 """
 
 from __future__ import annotations
 
-import logging
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.blocks.fingerprint import Fingerprint
-from holdfast.blocks.layout import DTYPE_BYTES, Layout, PortableLayout
-from holdfast.blocks.payload_part import SliceCopy
+from holdfast.blocks.layout import DTYPE_BYTES, Layout, LayoutSlice, PortableLayout
 from holdfast.devices.arrange import PortablePages
 from holdfast.devices.page_format import PageFormat, cpu_format, latent_format
 from holdfast.engines.vllm.cpu_pages import check_kernel
-from holdfast.engines.vllm.describe import (
-    backends_of,
-    block_tokens_of,
-    fingerprint_of,
-    portable_fingerprint_of,
-    quantisation_mode,
-)
+from holdfast.engines.vllm.describe import backends_of, quantisation_mode
 from holdfast.engines.vllm.kv_groups import CacheGeometry, PagedGroup
-from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.unsupported import UnsupportedError
 from holdfast.engines.vllm.worker_rank import WorkerRank
 from holdfast.errors import BlockError
 
 _LATENT_BACKEND = "CPU_MLA"
 
-_log = logging.getLogger("vllm.holdfast")
 
+class StageGroups(NamedTuple):
+    """The KV groups of one pipeline stage's layers, and how many layers it has that keep KV.
 
-class BlockForm(NamedTuple):
-    """What an engine's blocks are: their fingerprint, and how portable ones are converted.
-
-    `portable` None: blocks are whole pages. `is_first`: no rank before this one has equal pages.
+    `refusal`: why its blocks are not portable; empty if they may be.
     """
 
-    fingerprint: Fingerprint
-    portable: PortablePages | None
-    is_first: bool = True
+    groups: tuple[PagedGroup, ...]
+    layers: int
+    refusal: str = ""
 
-    @property
-    def part(self) -> bytes:
-        """The ranges of each payload that this rank writes, if other ranks write the rest."""
-        return self._copy().part
-
-    @property
-    def writes(self) -> bool:
-        """Whether this rank writes any part of a block; of ranks with equal pages, one does."""
-        return self.is_first and self._copy().writes
-
-    def _copy(self) -> SliceCopy:
-        part = self.portable.part if self.portable is not None else None
-        return SliceCopy(self.fingerprint.representation.raw_bytes, part)
+    @classmethod
+    def of(cls, groups: Sequence[PagedGroup], layers: int) -> StageGroups:
+        """Return what a stage tells the others of its groups."""
+        if any(group.draft is not None for group in groups):
+            return cls((), layers, "the layers of a draft model are not converted")
+        return cls(tuple(groups), layers)
 
 
-def block_form(
-    vllm_config: Any,
-    group: PagedGroup,
-    geometry: CacheGeometry,
-    setting: ConnectorSettings,
-    rank: WorkerRank,
-) -> BlockForm:
-    """Return what the blocks of a rank are, by the option `layout`.
+class PortableGroup(NamedTuple):
+    """The layers of a kind in the whole model, in the model's order: portable blocks have all.
 
-    If portable blocks were chosen and cannot be made, blocks are exact, and a warning says why.
+    `lists`: for each of the group's page lists, the layers of this stage whose pages it names. How
+    vLLM divides layers into lists depends on the whole model, and is no part of a portable block.
     """
-    if setting.layout == "portable":
-        try:
-            block_tokens = block_tokens_of(setting, group)
-            pages = portable_pages(vllm_config, group, geometry, block_tokens, rank)
-            layout = pages.part.layout
-            return BlockForm(portable_fingerprint_of(vllm_config, group, layout, setting), pages)
-        except UnsupportedError as error:
-            _log.warning(
-                "blocks are exact, not portable, so contexts of other engines are not found: %s",
-                error,
-            )
-    fingerprint = fingerprint_of(vllm_config, group, geometry, setting, rank)
-    return BlockForm(fingerprint, None, rank.saves(group.spec))
+
+    group: PagedGroup
+    lists: tuple[tuple[str, ...], ...]
+
+
+def portable_groups(stages: Sequence[StageGroups], stage: int) -> list[PortableGroup]:
+    """Return the groups of the whole model, from those of its stages, as one stage has them.
+
+    Raises UnsupportedError, on every stage, if a stage has no layer of a kind.
+    """
+    merged: dict[PagedGroup, dict[int, _Layer]] = {}
+    before = 0
+    for place, each in enumerate(stages):
+        if each.refusal:
+            where = f"on pipeline stage {place}, " if len(stages) > 1 else ""
+            raise UnsupportedError(f"{where}{each.refusal}")
+        for group in each.groups:
+            found = merged.setdefault(group._replace(layers=(), tables=(), numbers=()), {})
+            for at, (name, number) in enumerate(zip(group.layers, group.numbers, strict=True)):
+                table = group.tables[at % len(group.tables)]
+                found[before + number] = _Layer(name, table, place)
+        before += each.layers
+    return [_portable_group(kind, layers, len(stages), stage) for kind, layers in merged.items()]
+
+
+class _Layer(NamedTuple):
+    """A layer of the model: its name, the list with its pages, and its pipeline stage."""
+
+    name: str
+    table: int
+    stage: int
+
+
+def _portable_group(
+    kind: PagedGroup, layers: Mapping[int, _Layer], stages: int, stage: int
+) -> PortableGroup:
+    numbers = sorted(layers)
+    ordered = [layers[number] for number in numbers]
+    lacking = set(range(stages)) - {layer.stage for layer in ordered}
+    if lacking:
+        raise UnsupportedError(
+            f"pipeline stage {min(lacking)} has none of the {len(ordered)} layers with "
+            f"{kind.attention} attention or state"
+        )
+    tables = sorted({layer.table for layer in ordered})
+    group = kind._replace(
+        layers=tuple(layer.name for layer in ordered),
+        tables=tuple(tables),
+        numbers=tuple(numbers),
+    )
+    own = [layer for layer in ordered if layer.stage == stage]
+    lists = (tuple(each.name for each in own if each.table == table) for table in tables)
+    return PortableGroup(group, tuple(lists))
 
 
 def portable_pages(
     vllm_config: Any,
-    group: PagedGroup,
+    portable: PortableGroup,
     geometry: CacheGeometry,
     block_tokens: int,
     rank: WorkerRank,
@@ -98,19 +117,18 @@ def portable_pages(
 
     Raises UnsupportedError for a model, device, setting or version whose pages are not converted.
     """
-    spec, device = group.spec, vllm_config.device_config.device_type
-    if group.attention != "full" or len(group.tables) != 1:
+    group, spec, device = portable.group, portable.group.spec, vllm_config.device_config.device_type
+    if group.attention == "recurrent":
         raise UnsupportedError(
-            f"the pages of {group.attention} attention in {len(group.tables)} of vLLM's KV cache "
-            "groups are not converted, only full attention in one"
-        )
-    if rank.pp_size > 1:
-        raise UnsupportedError(
-            f"pipeline_parallel_size is {rank.pp_size}, and the layers of one stage are not "
-            "converted, only those of a whole model"
+            "the model has recurrent layers, whose states each engine keeps in a form of its own"
         )
     if device not in ("cpu", "cuda"):
         raise UnsupportedError(f"pages on {device} are not converted, only on CPUs and GPUs")
+    if device == "cuda" and len(portable.lists) > 1:
+        raise UnsupportedError(
+            f"vLLM has {len(portable.lists)} lists of pages for layers with {group.attention} "
+            "attention, and pages on GPUs are converted from one only"
+        )
     cache = vllm_config.cache_config.cache_dtype
     mode = quantisation_mode(spec)
     if cache != "auto" or mode != "NONE":
@@ -118,13 +136,21 @@ def portable_pages(
             f"the KV cache is quantised ({cache}, {mode}): other engines round in another way"
         )
     for field in ("sliding_window", "attention_chunk_size"):
-        if getattr(spec, field, None):
-            raise UnsupportedError(f"layers with {field} {getattr(spec, field)} are not converted")
-    _check_layer_order(group)
+        if group.attention == "full" and getattr(spec, field, None):
+            raise UnsupportedError(
+                f"vLLM keeps layers with {field} {getattr(spec, field)} as full attention "
+                "(--disable-hybrid-kv-cache-manager)"
+            )
+    held = [name for names in portable.lists for name in names]
     try:
-        form = _format_of(vllm_config, group, geometry)
-        layout = _layout_of(vllm_config, group, form, block_tokens)
-        return PortablePages(form, layout.rank(rank.tp_rank, rank.tp_size))
+        form = _format_of(vllm_config, group._replace(layers=tuple(held)), geometry)
+        layout = _layout_of(vllm_config, group, rank.tp_size, form, block_tokens)
+        number = {name: at for at, name in enumerate(group.layers)}
+        stage = range(min(map(number.__getitem__, held)), max(map(number.__getitem__, held)) + 1)
+        part = layout.rank(rank.tp_rank, rank.tp_size, stage)
+        _check_heads(form, part)
+        lists = tuple(tuple(number[name] for name in names) for names in portable.lists)
+        return PortablePages(form, part, lists)
     except BlockError as error:
         raise UnsupportedError(str(error)) from error
 
@@ -195,7 +221,7 @@ def _is_plain(order: str, shape: list[int]) -> bool:
 
 
 def _layout_of(
-    vllm_config: Any, group: PagedGroup, form: PageFormat, block_tokens: int
+    vllm_config: Any, group: PagedGroup, tp_size: int, form: PageFormat, block_tokens: int
 ) -> PortableLayout:
     """Return the portable layout of the whole model."""
     spec, layers = group.spec, len(group.layers)
@@ -208,17 +234,34 @@ def _layout_of(
         )
     return Layout.portable(
         layers=layers,
-        kv_heads=vllm_config.model_config.get_total_num_kv_heads(),
+        kv_heads=_kv_heads(vllm_config, group, tp_size),
         head_size=spec.head_size,
         dtype=dtype,
         block_tokens=block_tokens,
     )
 
 
-def _check_layer_order(group: PagedGroup) -> None:
-    """Raise UnsupportedError unless the layers are in the order of the model."""
+def _check_heads(form: PageFormat, part: LayoutSlice) -> None:
+    """Raise UnsupportedError unless the pages hold as many heads as the layout has for a rank."""
+    held = form.states[0].heads.length
+    expected = {len(heads) for heads in part.heads if heads}
+    if expected != {held}:
+        raise UnsupportedError(
+            f"a page holds {held} KV heads, and the model's settings say {sorted(expected)}"
+        )
+
+
+def _kv_heads(vllm_config: Any, group: PagedGroup, tp_size: int) -> int:
+    """Return the KV heads of a group's layers, of all tensor-parallel ranks.
+
+    Layers of other groups may have another number.
+    """
     from vllm.model_executor.models.utils import extract_layer_index
 
-    numbers = [extract_layer_index(name) for name in group.layers]
-    if any(after <= before for before, after in pairwise(numbers)):
-        raise UnsupportedError(f"vLLM lists the model's layers in the order {numbers}")
+    if tp_size == 1:
+        return int(group.spec.num_kv_heads)
+    by_layer = vllm_config.model_config.model_arch_config
+    counts = {by_layer[extract_layer_index(name)].total_num_kv_heads for name in group.layers}
+    if len(counts) > 1:
+        raise UnsupportedError(f"layers of one kind have {sorted(counts)} KV heads")
+    return int(counts.pop())

@@ -2,15 +2,18 @@
 
 Ranks of a tensor-parallel group hold different heads, or equal copies: the latent of MLA, a state
 that is not divided, heads that are fewer than ranks. Of ranks with copies, the first one saves, and
-all read what it saved. Each pipeline stage holds the layers of its own, so a block of one stage is
-never one of another: a prompt is held if every stage holds it.
+all read what it saved. Each pipeline stage holds the layers of its own. Exact blocks of one stage
+are never those of another, and a prompt is held if every stage holds it; of portable blocks a stage
+fills its layers.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from holdfast.blocks.layout import RankSlice
+
+T = TypeVar("T")
 
 
 class WorkerRank(NamedTuple):
@@ -51,6 +54,21 @@ def rank_of(vllm_config: Any) -> WorkerRank:
         pp_rank=get_pp_group().rank_in_group if pp_size > 1 else 0,
         pp_size=pp_size,
     )
+
+
+def gather_stages(rank: WorkerRank, own: T) -> list[T]:
+    """Return what each pipeline stage has passed, in their order; all stages must call it.
+
+    vLLM pickles it: these are processes of one engine.
+    """
+    if rank.pp_size == 1:
+        return [own]
+    import torch.distributed
+    from vllm.distributed.parallel_state import get_pp_group
+
+    found: list[Any] = [None] * rank.pp_size
+    torch.distributed.all_gather_object(found, own, group=get_pp_group().cpu_group)
+    return found
 
 
 def copies_of(spec: Any, tp_size: int) -> int:
