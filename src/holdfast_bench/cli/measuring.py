@@ -55,6 +55,11 @@ def add_rounds_argument(
     )
 
 
+def add_duration(parser: argparse.ArgumentParser, takes: str) -> None:
+    """Say in the help of a subject what its full length takes."""
+    parser.description = f"{parser.description}. Takes about {takes}."
+
+
 def add_quick_argument(parser: argparse.ArgumentParser, about: str) -> None:
     """Declare `--quick`: fewer or smaller rows, measured in the same way."""
     parser.add_argument("--quick", action="store_true", help=about)

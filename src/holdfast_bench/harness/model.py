@@ -38,6 +38,11 @@ class SmallModelShape(msgspec.Struct, frozen=True):
     def head_size(self) -> int:
         return self.hidden // self.heads
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of keys and values of one token, in the model's own data type."""
+        return 2 * self.layers * self.kv_heads * self.head_size * 2
+
 
 SHAPES = {
     shape.name: shape

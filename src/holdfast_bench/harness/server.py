@@ -31,7 +31,7 @@ COVER_DEADLINE_MS = 1000
 HOST = "127.0.0.1"
 
 KV_BYTES = GIB
-"""Memory of the engine for KV pages."""
+"""Memory of an engine for KV pages, unless its options say otherwise."""
 
 ENGINE_ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # POST /reset_prefix_cache
@@ -53,8 +53,8 @@ class VllmServerOptions(msgspec.Struct, frozen=True):
     """Options of a vLLM server; an empty `kv_transfer` starts it without a connector.
 
     `ranks`: its tensor-parallel size; `stages`: its pipeline stages. `requests_max`: requests that
-    it serves at once; 0: as many as vLLM does by default. `environment`: variables of its process
-    that differ from the defaults here.
+    it serves at once; 0: as many as vLLM does by default. `kv_bytes`: memory for KV pages.
+    `environment`: variables of its process that differ from the defaults here.
     """
 
     model: Path
@@ -65,6 +65,7 @@ class VllmServerOptions(msgspec.Struct, frozen=True):
     ranks: int = 1
     stages: int = 1
     requests_max: int = 0
+    kv_bytes: int = KV_BYTES
     environment: dict[str, str] = {}
 
 
@@ -105,7 +106,7 @@ class VllmServer:
             *("--tensor-parallel-size", str(options.ranks)),
             *("--max-model-len", str(options.model_tokens_max)),
             *("--max-num-batched-tokens", str(options.batch_tokens_max)),
-            *("--kv-cache-memory-bytes", str(KV_BYTES)),
+            *("--kv-cache-memory-bytes", str(options.kv_bytes)),
             "--enable-prompt-tokens-details",
         ]
         if options.stages > 1:

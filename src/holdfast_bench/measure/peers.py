@@ -96,7 +96,7 @@ def peer_rows(folder: Path, rounds: int, tell: Callable[[str], None]) -> list[Ro
     stores: list[tuple[str, Opener, str]] = [
         ("redis", _redis, _why_no_redis()),
         ("mooncake", _mooncake, mooncake_server.why_not()),
-        ("lmcache", _lmcache, "" if lmcache_server.installed() else lmcache_server.WHY_NOT),
+        ("lmcache", _lmcache, "" if lmcache_server.installed() else lmcache_server.why_not()),
     ]
     for name, opener, why_not in stores:
         if why_not:

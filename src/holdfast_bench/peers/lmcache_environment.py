@@ -42,6 +42,12 @@ def variables(*paths: Path) -> dict[str, str]:
     return VARIABLES | {"PYTHONPATH": os.pathsep.join(map(str, [*paths, folder()]))}
 
 
+def make_importable() -> None:
+    """Let this process import LMCache from the folder, behind its own packages, if it is there."""
+    if installed() and str(folder()) not in sys.path:
+        sys.path.append(str(folder()))
+
+
 def install() -> None:
     """Make the folder complete, in seconds; other processes wait meanwhile.
 

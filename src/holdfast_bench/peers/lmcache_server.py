@@ -7,12 +7,13 @@ does not answer a put, so a batch of puts ends with a query for its last key.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,56 +31,74 @@ MEMORY_GB = 2
 CHUNK_TOKENS = 256
 """LMCache's default."""
 
-ENVIRONMENT = {"LMCACHE_TRACK_USAGE": "false"}
-WHY_NOT = (
-    "lmcache is not installed; its packages require CUDA: without CUDA, install it with --no-deps "
-    "and add the packages that it imports"
-)
+WHY_NOT = "LMCache is not installed; `make lmcache` installs it in {folder} (60 MB)"
 
 
 def installed() -> bool:
-    """Whether this Python has LMCache's server."""
-    return find_spec("lmcache") is not None
+    """Whether LMCache is in `lmcache_environment`, or among the packages of this Python."""
+    return lmcache_environment.installed() or find_spec("lmcache") is not None
 
 
-def start_for_engine(
-    stack: ExitStack, folder: Path, adapter: Mapping[str, object] | None = None
-) -> dict[str, object]:
-    """Start a multi-process server that ends with `stack`; return its `--kv-transfer-config`.
+def why_not() -> str:
+    """Return why LMCache is not measured, and the command that installs it."""
+    return WHY_NOT.format(folder=lmcache_environment.folder())
 
-    Transfers use shared memory, LMCache's fastest transport on a CPU. `adapter`: an L2 adapter of
-    the server. If `lmcache_environment` is installed, the server uses it, and this process's
-    packages.
+
+def variables() -> dict[str, str]:
+    """Return variables of a process that imports LMCache and the packages of this process."""
+    if not lmcache_environment.installed():
+        return dict(lmcache_environment.VARIABLES)
+    return lmcache_environment.variables(Path(str(holdfast.__file__)).parent.parent)
+
+
+class LMCacheServer:
+    """LMCache's multi-process server for one vLLM engine, which needs `variables`, too.
+
+    Transfers use shared memory, LMCache's fastest transport on a CPU. The server ends with `stack`.
+    `adapter`: an L2 adapter of the server.
     """
-    port = free_port()
-    argv = [
-        *(sys.executable, "-m", "lmcache.cli.main", "server"),
-        *("--host", HOST, "--port", str(port), "--http-port", str(free_port())),
-        *("--l1-size-gb", str(MEMORY_GB), "--chunk-size", str(CHUNK_TOKENS)),
-        *("--eviction-policy", "LRU", "--supported-transfer-mode", "auto"),
-        *("--shm-name", f"holdfast-bench-{os.getpid()}"),
-    ]
-    if adapter is not None:
-        argv += ["--l2-adapter", json.dumps(adapter)]
-    environment = ENVIRONMENT
-    if lmcache_environment.installed():
-        argv.append("--disable-observability")  # it needs packages that the folder lacks
-        packages = Path(str(holdfast.__file__)).parent.parent
-        environment = environment | lmcache_environment.variables(packages)
-    process = ChildProcess("lmcache", argv, folder / "lmcache.log", environment)
-    stack.enter_context(process)
-    wait_until(process, lambda: listens(port), READY_S)
-    return {
-        "kv_connector": "LMCacheMPConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"lmcache.mp.host": f"tcp://{HOST}", "lmcache.mp.port": port},
-    }
+
+    def __init__(
+        self, stack: ExitStack, folder: Path, adapter: Mapping[str, object] | None = None
+    ) -> None:
+        self._port, self._http_port = free_port(), free_port()
+        argv = [
+            *(sys.executable, "-m", "lmcache.cli.main", "server"),
+            *("--host", HOST, "--port", str(self._port), "--http-port", str(self._http_port)),
+            *("--l1-size-gb", str(MEMORY_GB), "--chunk-size", str(CHUNK_TOKENS)),
+            *("--eviction-policy", "LRU", "--supported-transfer-mode", "auto"),
+            *("--shm-name", f"holdfast-bench-{os.getpid()}"),
+        ]
+        if adapter is not None:
+            argv += ["--l2-adapter", json.dumps(adapter)]
+        if lmcache_environment.installed():
+            argv.append("--disable-observability")  # it needs packages that the folder lacks
+        self._process = ChildProcess("lmcache", argv, folder / "lmcache.log", variables())
+        stack.enter_context(self._process)
+        wait_until(self._process, lambda: listens(self._port), READY_S)
+
+    def kv_transfer(self) -> dict[str, object]:
+        """Return the engine's `--kv-transfer-config`."""
+        address = {"lmcache.mp.host": f"tcp://{HOST}", "lmcache.mp.port": self._port}
+        return {
+            "kv_connector": "LMCacheMPConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": address,
+        }
+
+    def held_bytes(self) -> int:
+        """Return the bytes of KV state in the server's memory."""
+        with closing(http.client.HTTPConnection(HOST, self._http_port, timeout=30.0)) as connection:
+            connection.request("GET", "/status")
+            status = json.loads(connection.getresponse().read())
+        return int(status["storage_manager"]["l1_manager"]["memory_used_bytes"])
 
 
 class LMCachePeer:
     """A server process and one connection to it; see `peers.MeasuredPeer`."""
 
     def __init__(self, folder: Path) -> None:
+        lmcache_environment.make_importable()
         from lmcache.utils import CacheEngineKey
         from lmcache.v1.memory_management import MemoryFormat
         from lmcache.v1.protocol import (
@@ -127,7 +146,7 @@ class LMCachePeer:
         self.close()
         port = free_port()
         argv = [sys.executable, "-m", "lmcache.v1.server", HOST, str(port), "cpu"]
-        process = ChildProcess("lmcache", argv, self._folder / "lmcache.log", ENVIRONMENT)
+        process = ChildProcess("lmcache", argv, self._folder / "lmcache.log", variables())
         self._process.enter_context(process)
         wait_until(process, lambda: self._dial(port), READY_S)
 

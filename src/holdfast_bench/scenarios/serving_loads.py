@@ -32,11 +32,20 @@ main(parser.parse_args())
 
 
 class Sessions(NamedTuple):
-    """A load of sessions: how many, their turns, and new tokens of the user in each turn."""
+    """A load of sessions: how many, their turns, and new tokens of the user in the first turn.
+
+    `later_tokens`: the same of each later turn.
+    """
 
     number: int = 8
     turns: int = 3
-    turn_tokens: int = 4000
+    first_tokens: int = 4000
+    later_tokens: int = 250
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a session at its end, the engine's answers included."""
+        return self.first_tokens + (self.turns - 1) * self.later_tokens + self.turns * ANSWER_TOKENS
 
 
 class SessionTimes(NamedTuple):
@@ -78,7 +87,8 @@ def run_sessions(
 
     with ThreadPoolExecutor(clients) as pool:
         for turn in range(sessions.turns):
-            asked = [prompts.tokens(sessions.turn_tokens) for _ in conversations]
+            new_tokens = sessions.later_tokens if turn else sessions.first_tokens
+            asked = [prompts.tokens(new_tokens) for _ in conversations]
             seconds = pool.map(take_turn, range(sessions.number), asked)
             (times.later if turn else times.first).extend(seconds)
     return times
@@ -94,12 +104,17 @@ def run_crowd(engine: VllmServer, crowd: Sequence[Sequence[int]]) -> list[float]
 class PrefixRepetition(NamedTuple):
     """Options of vLLM's own load generator: prompts that repeat a few prefixes."""
 
-    requests: int = 36
-    prefixes: int = 12
-    prefix_tokens: int = 4096
-    suffix_tokens: int = 256
+    requests: int = 24
+    prefixes: int = 8
+    prefix_tokens: int = 2048
+    suffix_tokens: int = 128
     output_tokens: int = 16
     concurrency: int = 4
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a request and its answer."""
+        return self.prefix_tokens + self.suffix_tokens + self.output_tokens
 
 
 class PrefixRepetitionTimes(NamedTuple):

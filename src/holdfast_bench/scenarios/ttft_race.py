@@ -81,9 +81,11 @@ def lay_track(stack: ExitStack, folder: Path, model: Path, tokens_max: int) -> R
         "vllm-portable": holdfast_kv_transfer(node.address, layout="portable"),
     }
     if lmcache_server.installed():
-        flags["vllm-lmcache"] = lmcache_server.start_for_engine(stack, folder)
+        flags["vllm-lmcache"] = lmcache_server.LMCacheServer(stack, folder).kv_transfer()
     options = VllmServerOptions(
-        model=model, model_tokens_max=tokens_max, environment=equal_threads()
+        model=model,
+        model_tokens_max=tokens_max,
+        environment=equal_threads() | lmcache_server.variables(),
     )
     alone, behind, portable, *peer = start_servers(stack, folder, options, flags)
     return RaceTrack(alone, behind, portable, peer[0] if peer else None, node, EngineCooldown())

@@ -20,6 +20,8 @@ def _small(monkeypatch):
     monkeypatch.setattr(peers, "LEASED_BYTES", 64 << 20)
     monkeypatch.setattr(peers, "SIZES", (4 * KIB, 64 * KIB))
     monkeypatch.setattr(peers, "EXIST_KEYS", 100)
+    # It would have to start anew for every size; its own tests start it.
+    monkeypatch.setattr(lmcache_server, "installed", lambda: False)
 
 
 def loads(module):

@@ -40,23 +40,29 @@ def engine(monkeypatch):
 
 
 def test_each_turn_is_the_conversation_before_it_with_the_answer_and_new_tokens(engine):
-    times = run_sessions(engine, ServingPrompts(1, 100), Sessions(2, 3, 10), clients=1)
+    times = run_sessions(engine, ServingPrompts(1, 100), Sessions(2, 3, 10, 4), clients=1)
     first, second, third = (engine.prompts[at] for at in (0, 2, 4))
     answer = [7] * serving_loads.ANSWER_TOKENS
     assert second[: len(first)] == first
-    assert second[len(first) : -10] == answer
+    assert second[len(first) : -4] == answer
     assert third[: len(second)] == second
     assert times.first == [10.0, 10.0]
-    assert times.later == [36.0, 36.0, 62.0, 62.0]
+    assert times.later == [30.0, 30.0, 50.0, 50.0]
+
+
+def test_the_longest_context_of_a_session_is_its_last_turn_with_the_answer(engine):
+    sessions = Sessions(1, 3, 10, 4)
+    run_sessions(engine, ServingPrompts(1, 100), sessions, clients=1)
+    assert sessions.longest == len(engine.prompts[-1]) + serving_loads.ANSWER_TOKENS
 
 
 def test_every_session_has_a_turn_before_any_has_the_next(engine):
-    run_sessions(engine, ServingPrompts(1, 100), Sessions(4, 2, 10), clients=1)
-    assert [len(prompt) for prompt in engine.prompts] == [10] * 4 + [36] * 4
+    run_sessions(engine, ServingPrompts(1, 100), Sessions(4, 2, 10, 4), clients=1)
+    assert [len(prompt) for prompt in engine.prompts] == [10] * 4 + [30] * 4
 
 
 def test_no_more_requests_run_at_once_than_there_are_clients(engine):
-    run_sessions(engine, ServingPrompts(1, 100), Sessions(8, 2, 10), clients=2)
+    run_sessions(engine, ServingPrompts(1, 100), Sessions(8, 2, 10, 4), clients=2)
     assert engine.most_at_once <= 2
 
 

@@ -2,21 +2,19 @@
 
 import random
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("vllm")
 pytest.importorskip("lmcache")
 
-import holdfast
 from holdfast.limits import MIB
 from holdfast_bench.harness.completion import ask
 from holdfast_bench.harness.model import make
 from holdfast_bench.harness.node import NodeUnderTest
 from holdfast_bench.harness.process import wait_until
 from holdfast_bench.harness.server import VllmServerOptions, start_servers
-from holdfast_bench.peers import lmcache_environment, lmcache_server
+from holdfast_bench.peers import lmcache_server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.soak]
 
@@ -41,13 +39,12 @@ def served(stack, folder, node, prompt):
         "class_name": "HoldfastL2Adapter",
         "adapter_params": params,
     }
-    transfer = lmcache_server.start_for_engine(stack, folder, adapter)
-    packages = Path(holdfast.__file__).parent.parent
+    transfer = lmcache_server.LMCacheServer(stack, folder, adapter).kv_transfer()
     options = VllmServerOptions(
         model=make("tiny"),
         model_tokens_max=4096,
         dtype="float32",
-        environment=lmcache_environment.variables(packages),
+        environment=lmcache_server.variables(),
     )
     (engine,) = start_servers(stack, folder, options, {"vllm": transfer})
     return ask(engine, prompt, ANSWER)

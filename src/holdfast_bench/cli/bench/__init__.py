@@ -31,7 +31,7 @@ SUBJECTS = {
     "vllm": "a real engine: time to first token cold and warm, and the cost without reuse",
     "offload": "vLLM's own offloading with Holdfast as its second tier, beside vLLM's tier `fs`",
     "sglang": "SGLang on the CPU: first token with Holdfast as its storage, and with its own",
-    "serve": "a real engine under load: sessions and crowds, beside vLLM alone and LMCache",
+    "serve": "a real engine under load: sessions and crowds, beside vLLM's host tier and LMCache",
     "engines": "answers behind contexts of another engine, beside an engine's own",
     "transformers": "first token of transformers: computed, missed in a store, and fetched",
     "sim": "the simulator: its speed through four tiers, and how near it is to published figures",

@@ -1,4 +1,4 @@
-"""`holdfast bench serve`: a serving load on vLLM alone, with Holdfast, and with its other peers."""
+"""`holdfast bench serve`: a serving load on vLLM alone, with its host tier, LMCache, Holdfast."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from holdfast_bench.scenarios.serving_comparison import (
     serve_rows,
 )
 
-ALSO = ("best_peer", "vllm_s", "holdfast_s", "lmcache_s", "prefix_loads", "why")
+ALSO = ("best_peer", "vllm_s", "native_s", "lmcache_s", "holdfast_s", "prefix_loads", "why")
 MODEL = "small"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
+    measuring.add_duration(parser, "10 minutes on two cores, and 12 GiB of memory")
     measuring.add_rounds_argument(parser, 7, "rounds of warm prompts")
     measuring.add_quick_argument(parser, "shorter contexts, fewer sessions, and a smaller model")
     measuring.add_keep_argument(parser)
 
 
 def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
-    """Yield the figures. Takes about 12 GiB of memory with every peer installed."""
+    """Yield the figures."""
     name, loads = ("tiny", QUICK_LOADS) if args.quick else (MODEL, ServeLoads())
     with measuring.engines(args.keep) as folder:
-        made, vocabulary = model.make(name), model.SHAPES[name].vocabulary
-        settings = ServeSettings(made, vocabulary, args.rounds, loads, steps.update)
+        made = model.make(name)
+        settings = ServeSettings(made, model.SHAPES[name], args.rounds, loads, steps.update)
         yield from measuring.print_rows(serve_rows(folder, settings), steps)

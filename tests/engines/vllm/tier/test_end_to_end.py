@@ -14,6 +14,7 @@ import small_models
 
 from holdfast.limits import MIB
 from holdfast_bench.harness.node import NodeUnderTest
+from holdfast_bench.peers import vllm_host_tier
 
 pytestmark = pytest.mark.vllm
 
@@ -31,16 +32,7 @@ def prompt_of(name, tokens=TOKENS):
 
 def transfer_to(address, **options):
     tier = {"type": "HoldfastTier", "module_path": "holdfast.engines.vllm.tier"}
-    return {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {
-            "spec_name": "CpuTieringSpec",
-            "spec_module_path": "cpu_offload",
-            "cpu_bytes_to_use": 64 * MIB,
-            "secondary_tiers": [tier | {"holdfast": address} | options],
-        },
-    }
+    return vllm_host_tier.kv_transfer(64 * MIB, [tier | {"holdfast": address} | options])
 
 
 class Bench:
