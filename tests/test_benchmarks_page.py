@@ -1,10 +1,14 @@
 """The charts of the page: every store and policy that was measured, and none that was not."""
 
 import importlib.util
+import json
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-TOOL = Path(__file__).resolve().parent.parent / "tools" / "benchmarks.py"
+ROOT = Path(__file__).resolve().parent.parent
+TOOL = ROOT / "tools" / "benchmarks.py"
+sys.path.append(str(TOOL.parent))  # it imports its charts from the folder that it is run in
 
 
 def loaded():
@@ -179,3 +183,75 @@ def test_figures_in_lists_and_mappings_have_three_digits_too():
     assert line.startswith("| `a` | 1.23 |")
     assert "cuts_s 0: 0.223, 1: 0.1" in line
     assert loaded().figure([1.23456, 2.0]) == "1.23, 2"
+
+
+def test_the_readme_shows_the_figures_of_the_reports():
+    reports = [json.loads(path.read_text()) for path in ROOT.glob("docs/benchmarks/*.json")]
+    figures = loaded().readme_figures({report["name"]: report for report in reports})
+    assert figures in (ROOT / "README.md").read_text(), "tools/benchmarks.py renders it again"
+
+
+SECONDS = {"vllm_s": 3.0, "native_s": 0.4, "lmcache_s": 0.3, "holdfast_s": 0.1}
+
+
+def test_servers_are_drawn_by_load_and_a_server_that_was_not_measured_is_left_out():
+    rows = [
+        {"what": "serve.warm.4096", "value": 3.0, "best_peer": "lmcache", **SECONDS},
+        {"what": "serve.sessions.2.later.p90", "value": 3.0, **SECONDS},
+        {"what": "serve.sessions.2.first.mean", "value": 1.0, "vllm_s": 3.0, "holdfast_s": 3.1},
+        {"what": "serve.sessions.2.saved", "value": 1.0, "holdfast_bytes": 10},
+        {"what": "serve.crowd.16.p99", "value": 0.5, **SECONDS},
+        {"what": "serve.lmcache", "value": None},
+    ]
+    tool, report = loaded(), {"name": "bench serve", "rows": rows}
+    assert tool.host_tiers_chart(report).groups == {"4,096 tokens": SECONDS}
+    assert tool.serving_chart(report).groups == {
+        "turns, 2 at once, p90": SECONDS,
+        "first, 2 at once, mean": {"vllm_s": 3.0, "holdfast_s": 3.1},
+        "crowd of 16, p99": SECONDS,
+    }
+
+
+def test_a_question_is_answered_by_the_first_of_its_reports():
+    tool = loaded()
+    vllm = {"what": "vllm.lmcache.4096", "lmcache_s": 0.2, "warm_s": 0.1}
+    reports = {"bench vllm": {"name": "bench vllm", "rows": [vllm]}}
+    assert tool.answered(reports)[tool.HOST_TIERS].report == "bench vllm"
+    serve = {"what": "serve.warm.4096", **SECONDS}
+    reports["bench serve"] = {"name": "bench serve", "rows": [serve]}
+    assert tool.answered(reports)[tool.HOST_TIERS].report == "bench serve"
+
+
+def test_every_question_has_words():
+    assert all(question.words for question in loaded().QUESTIONS)
+
+
+def test_pairs_of_engines_are_drawn_with_the_share_of_equal_answers():
+    rows = [
+        {"what": "engines.vllm.transformers.equal", "value": 99.5, "between_alone": 2e-5},
+        {
+            "what": "engines.vllm.transformers.log_probability",
+            "value": 0.5,
+            "apart": 1e-5,
+            "between_alone": 2e-5,
+        },
+    ]
+    chart = loaded().engines_chart({"name": "bench engines", "rows": rows})
+    assert chart.groups == {"vllm to transformers, 99.5 %": {"between_alone": 2e-5, "apart": 1e-5}}
+
+
+def test_each_engine_s_own_way_is_drawn_beside_holdfast():
+    sglang = [{"what": "sglang.beside_file.4096", "cold_s": 3.0, "file_s": 0.2, "warm_s": 0.1}]
+    prompts = [{"what": "transformers.full.warm.4096", "computed_s": 3.0, "fetched_s": 0.1}]
+    rows = [{"what": "offload.load.host", "ours_s": 0.1, "fs_s": 0.2}]
+    tool = loaded()
+    drawn = {
+        "sglang": tool.sglang_chart({"name": "bench sglang", "rows": sglang}).groups,
+        "transformers": tool.transformers_chart({"name": "", "rows": prompts}).groups,
+        "offload": tool.offload_chart({"name": "bench offload", "rows": rows}).groups,
+    }
+    assert drawn == {
+        "sglang": {"4096 tokens": {"cold_s": 3.0, "file_s": 0.2, "warm_s": 0.1}},
+        "transformers": {"full, 4096 tokens": {"computed_s": 3.0, "fetched_s": 0.1}},
+        "offload": {"load.host": {"fs_s": 0.2, "ours_s": 0.1}},
+    }

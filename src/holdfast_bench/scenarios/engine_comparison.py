@@ -1,17 +1,17 @@
 """Compare what engines answer behind each other's contexts with what they compute alone.
 
-For each prompt vLLM and transformers in turn compute and save the context, and the other one goes
-on behind it. Its answer is compared with its own without a store. The two engines alone differ,
-too, because their kernels do: that is the measure of what is no error.
+Each engine in turn computes and saves a batch of contexts, and every other one goes on behind them.
+Its answers are compared with its own without a store. Two engines alone differ, too, because their
+kernels do: that is the measure of what is no error.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import permutations, product
+from itertools import permutations
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -28,6 +28,12 @@ from holdfast_bench.harness.server import (
     start_servers,
 )
 from holdfast_bench.harness.transformers_engine import TransformersEngine, largest_difference
+from holdfast_bench.peers import sglang_environment
+from holdfast_bench.peers.sglang_server import (
+    SglangServer,
+    SglangServerOptions,
+    holdfast_storage,
+)
 from holdfast_bench.scenarios.demo_scenario import DEMO_COVER_DEADLINE_MS
 from holdfast_bench.scenarios.engines_demo_scenario import VllmPair
 
@@ -37,6 +43,9 @@ ANSWER_TOKENS = 64
 CONTEXT_TOKENS = 3 * BLOCK_TOKENS
 TAIL_TOKENS = 50
 SAVED_S = 60.0
+
+BATCH_PROMPTS = 10
+"""Prompts between two changes of the engine: vLLM's workers busy-wait for a while after each."""
 
 
 class Comparison(NamedTuple):
@@ -55,60 +64,107 @@ class Comparison(NamedTuple):
 
 
 class ComparedEngine(NamedTuple):
-    """How to ask an engine that has the store, and the same engine without it."""
+    """How to ask an engine that has the store, and the same engine without it.
+
+    `forget` empties the engine's own cache of contexts.
+    """
 
     shared: Ask
     alone: Ask
+    forget: Callable[[], None]
 
 
 def compare(
     folder: Path, model: Path, name: str, prompts: int, tell: Callable[[str], None]
 ) -> list[Comparison]:
-    """Return the comparisons of vLLM and transformers, in both directions, in float32."""
+    """Return the comparisons of vLLM, transformers and SGLang in float32, each with each.
+
+    SGLang is left out if it is not installed.
+    """
     with ExitStack() as stack:
         node = stack.enter_context(NodeUnderTest(folder / "node", settings={"plan": "held"}))
         store = stack.enter_context(holdfast.open(node.address))
-        options = VllmServerOptions(model, model_tokens_max=2048, dtype="float32")
-        kv_transfer = holdfast_kv_transfer(node.address, DEMO_COVER_DEADLINE_MS, "portable")
-        servers = start_servers(stack, folder, options, {"vllm": kv_transfer, "vllm-alone": {}})
-        vllm = VllmPair(*servers)
-        shared = TransformersEngine(model, "float32", store)
+        engines = {"vllm": _vllm(stack, folder, model, node)}
         alone = TransformersEngine(model, "float32")
-        pairs = {
-            "vllm": ComparedEngine(vllm.shared, vllm.alone),
-            "transformers": ComparedEngine(shared.ask, alone.ask),
-        }
-        return compare_pairs(node, pairs, SHAPES[name].vocabulary, prompts, tell)
+        shared = TransformersEngine(model, "float32", store)
+        engines["transformers"] = ComparedEngine(shared.ask, alone.ask, lambda: None)
+        if sglang_environment.installed():
+            tell("SGLang starts")
+            engines["sglang"] = _sglang(stack, folder, model, node)
+        return compare_engines(
+            node, engines, list(_prompts(prompts, SHAPES[name].vocabulary)), tell
+        )
 
 
-def compare_pairs(
+def compare_engines(
     node: NodeUnderTest,
-    pairs: Mapping[str, ComparedEngine],
-    vocabulary: int,
-    prompts: int,
+    engines: Mapping[str, ComparedEngine],
+    prompts: Sequence[list[int]],
     tell: Callable[[str], None],
 ) -> list[Comparison]:
     """Return the comparisons of engines that share a node, for each writer and reader.
 
-    Raises HoldfastError if a context was not fetched whole.
+    Raises HoldfastError if a context was not fetched whole, or not computed by its writer.
     """
-    found = [Comparison(*names, [], [], []) for names in permutations(pairs, 2)]
-    for number, each in product(range(prompts), found):
-        tell(f"prompt {number + 1} of {prompts}, {each.writer} to {each.reader}")
-        prompt = _prompt(f"{number} {each.writer}", vocabulary)
-        blocks = node.status()["blocks"] + CONTEXT_TOKENS // BLOCK_TOKENS
-        pairs[each.writer].shared(prompt, 1)
-        holds = partial(_holds, node, blocks)
-        wait_until(node.process, holds, SAVED_S, "holding the context")
-        answer = pairs[each.reader].shared(prompt, ANSWER_TOKENS)
-        if answer.tokens.fetched_total != CONTEXT_TOKENS:
+    found = {names: Comparison(*names, [], [], []) for names in permutations(engines, 2)}
+    for first in range(0, len(prompts), BATCH_PROMPTS):
+        batch = prompts[first : first + BATCH_PROMPTS]
+        tell(f"prompts {first + 1} to {first + len(batch)} of {len(prompts)}")
+        own = {
+            name: [engine.alone(prompt, ANSWER_TOKENS).answer for prompt in batch]
+            for name, engine in engines.items()
+        }
+        for writer in engines:
+            _write(node, writer, engines[writer], batch)
+            for reader in (name for name in engines if name != writer):
+                answers = _answers(writer, reader, engines[reader], batch)
+                _add(found[writer, reader], answers, own[reader], own[writer])
+    return list(found.values())
+
+
+def _write(
+    node: NodeUnderTest, name: str, engine: ComparedEngine, prompts: Sequence[list[int]]
+) -> None:
+    """Let an engine compute the contexts of prompts; return once the node holds only these."""
+    node.drop_all()
+    engine.forget()
+    for prompt in prompts:
+        if engine.shared(prompt, 1).tokens.fetched_total:
+            raise HoldfastError(f"{name} fetched a context that it was to write")
+    blocks = len(prompts) * CONTEXT_TOKENS // BLOCK_TOKENS
+    wait_until(node.process, partial(_holds, node, blocks), SAVED_S, "holding the contexts")
+
+
+def _answers(
+    writer: str, reader: str, engine: ComparedEngine, prompts: Sequence[list[int]]
+) -> Iterator[CompletionAnswer]:
+    """Yield an engine's answers behind the contexts of another one."""
+    engine.forget()
+    for prompt in prompts:
+        asked = engine.shared(prompt, ANSWER_TOKENS)
+        if asked.tokens.fetched_total != CONTEXT_TOKENS:
             raise HoldfastError(
-                f"{each.reader} fetched {answer.tokens.fetched_total} tokens of "
-                f"{CONTEXT_TOKENS} that {each.writer} wrote"
+                f"{reader} fetched {asked.tokens.fetched_total} tokens of "
+                f"{CONTEXT_TOKENS} that {writer} wrote"
             )
-        own = pairs[each.reader].alone(prompt, ANSWER_TOKENS).answer
-        _add(each, answer.answer, own, pairs[each.writer].alone(prompt, ANSWER_TOKENS).answer)
-    return found
+        yield asked.answer
+
+
+def _vllm(stack: ExitStack, folder: Path, model: Path, node: NodeUnderTest) -> ComparedEngine:
+    options = VllmServerOptions(model, model_tokens_max=2048, dtype="float32")
+    kv_transfer = holdfast_kv_transfer(node.address, DEMO_COVER_DEADLINE_MS, "portable")
+    servers = start_servers(stack, folder, options, {"vllm": kv_transfer, "vllm-alone": {}})
+    pair = VllmPair(*servers)
+    return ComparedEngine(pair.shared, pair.alone, servers[0].reset_prefix_cache)
+
+
+def _sglang(stack: ExitStack, folder: Path, model: Path, node: NodeUnderTest) -> ComparedEngine:
+    storage = holdfast_storage(node.address, "portable")
+    options = SglangServerOptions(model, "dynamic", storage, page_tokens=BLOCK_TOKENS)
+    server = SglangServer("sglang", options, folder / "sglang" / "server.log")
+    stack.enter_context(server.process)
+    server.wait_ready()
+    return ComparedEngine(server.ask, partial(server.ask, extra_key="alone"), server.forget)
 
 
 def _holds(node: NodeUnderTest, blocks: int) -> bool:
@@ -116,13 +172,18 @@ def _holds(node: NodeUnderTest, blocks: int) -> bool:
 
 
 def _add(
-    to: Comparison, answer: CompletionAnswer, own: CompletionAnswer, other: CompletionAnswer
+    to: Comparison,
+    answers: Iterator[CompletionAnswer],
+    own: Sequence[CompletionAnswer],
+    other: Sequence[CompletionAnswer],
 ) -> None:
-    to.equal.append(answer.tokens == own.tokens)
-    to.differences.append(largest_difference(answer, own))
-    to.between.append(largest_difference(own, other))
+    for answer, right, elsewhere in zip(answers, own, other, strict=True):
+        to.equal.append(answer.tokens == right.tokens)
+        to.differences.append(largest_difference(answer, right))
+        to.between.append(largest_difference(right, elsewhere))
 
 
-def _prompt(seed: str, vocabulary: int) -> list[int]:
-    words = random.Random(seed)  # noqa: S311  # prompts, no secrets
-    return [words.randrange(300, vocabulary) for _ in range(CONTEXT_TOKENS + TAIL_TOKENS)]
+def _prompts(count: int, vocabulary: int) -> Iterator[list[int]]:
+    for number in range(count):
+        words = random.Random(number)  # noqa: S311  # prompts, no secrets
+        yield [words.randrange(300, vocabulary) for _ in range(CONTEXT_TOKENS + TAIL_TOKENS)]

@@ -22,9 +22,13 @@ APART_GOAL = 1.0
 """Largest difference of log-probabilities, relative to that between the two engines alone."""
 
 
+DURATION = "10 minutes on two cores, 20 with SGLang"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
-    measuring.add_rounds_argument(parser, PROMPTS, "prompts for each pair of engines")
+    measuring.add_duration(parser, DURATION)
+    measuring.add_rounds_argument(parser, PROMPTS, "prompts")
     measuring.add_model_argument(parser, "tiny")
     measuring.add_quick_argument(parser, f"{QUICK_PROMPTS} prompts")
     measuring.add_keep_argument(parser)
