@@ -1,7 +1,7 @@
 """Measure prestages with a real vLLM that serves one request at a time, behind a pool.
 
 Each round computes a new context, and then requests it with an empty engine cache: from the pool,
-from the node's memory, after its session had announced its return, and while another request runs,
+after its session had announced its return, from the node's memory, and while another request runs,
 so that it waits in vLLM's queue. The link from the target has a limited bandwidth.
 """
 
@@ -99,11 +99,14 @@ class PrestageEngineBench:
         pool_s = self._first_token_s(context)
         returns_s = 2 * pool_s + RETURN_MARGIN_S
         self._engine.reset_prefix_cache()
-        host_s = self._first_token_s(context, {"session": session, "returns_in_s": returns_s})
+        self._first_token_s(context, {"session": session, "returns_in_s": returns_s})
         returns_at_s = time.perf_counter() + returns_s
         self._leave_memory()
         time.sleep(max(0.0, returns_at_s - time.perf_counter()))
         announced_s = self._first_token_s(context)
+        self._engine.reset_prefix_cache()
+        time.sleep(returns_s)  # the engine has been idle equally long on both sides
+        host_s = self._first_token_s(context)
         self._leave_memory()
         queued_s, waited_s = self._queued(context)
         return EngineRound(pool_s, host_s, announced_s, queued_s, waited_s)
