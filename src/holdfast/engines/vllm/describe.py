@@ -24,7 +24,7 @@ from holdfast.client.model_meaning import (
 )
 from holdfast.client.weights_digest import check_unchanged, files_digest, process_start_ns
 from holdfast.engines.vllm.checkpoint import CONFIG, checkpoint_of
-from holdfast.engines.vllm.draft import Draft
+from holdfast.engines.vllm.draft import Draft, draft_of
 from holdfast.engines.vllm.kv_groups import CacheGeometry, PagedGroup
 from holdfast.engines.vllm.options import EXTRA_CONFIG, ConnectorSettings
 from holdfast.engines.vllm.unsupported import UnsupportedError
@@ -113,6 +113,16 @@ def _draft_digest(target: str, draft: Draft, setting: ConnectorSettings) -> str:
     own = _resolved(draft.model, draft.load, setting)
     parts = (target, own, draft.method, draft.cache_dtype, str(draft.lookahead))
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def digest_with_draft(vllm_config: Any, setting: ConnectorSettings) -> str:
+    """Return the digest of an engine's model and of its draft model, if it has one.
+
+    Raises NoDigestError if the weights of one are unknown, UnsupportedError for a draft whose KV is
+    not cached.
+    """
+    digest, draft = resolved_digest(vllm_config, setting), draft_of(vllm_config)
+    return digest if draft is None else _draft_digest(digest, draft, setting)
 
 
 def resolved_positions(vllm_config: Any) -> str:

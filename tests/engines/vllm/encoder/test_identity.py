@@ -30,7 +30,7 @@ def config(**changes):
         multimodal_config=SimpleNamespace(**media),
     )
     device = SimpleNamespace(device_type=changes.get("device", "cpu"))
-    return SimpleNamespace(model_config=model, device_config=device)
+    return SimpleNamespace(model_config=model, load_config=None, device_config=device)
 
 
 def digest(digest="weights", **changes):

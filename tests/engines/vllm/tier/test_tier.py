@@ -55,8 +55,15 @@ def model_of(**changes):
         "quantization": None,
         "disable_sliding_window": False,
         "max_model_len": 4096,
+        "get_total_num_hidden_layers": lambda: 2,
     }
     return SimpleNamespace(**(fields | changes))
+
+
+def drafting(**changes):
+    """What vLLM's configuration says of an engine with an EAGLE head."""
+    speculative = SimpleNamespace(method="eagle", draft_model_config=model_of(**changes))
+    return engine_of(speculative_config=speculative)
 
 
 def engine_of(model=None, **changes):
@@ -67,6 +74,9 @@ def engine_of(model=None, **changes):
         "cache_config": SimpleNamespace(**(cache | changes.pop("cache", {}))),
         "device_config": SimpleNamespace(device_type="cpu"),
         "lora_config": None,
+        "load_config": None,  # model_digest is set
+        "parallel_config": SimpleNamespace(pipeline_parallel_size=1),
+        "num_prefill_lookahead_tokens": 1,
         "speculative_config": None,
         "attention_config": "default",
     }
@@ -253,6 +263,7 @@ OTHERS = {
     "KV dtype": lambda: (engine_of(cache={"cache_dtype": "fp8"}), {}),
     "hash": lambda: (engine_of(cache={"prefix_caching_hash_algo": "sha256_cbor"}), {}),
     "attention": lambda: (engine_of(attention_config="other"), {}),
+    "draft model": lambda: (drafting(), {}),
     "weights": lambda: (None, {"options": {"model_digest": "other"}}),
     "dtype": lambda: (None, {"model": OffloadingModelConfig("m", "float16")}),
     "layout": lambda: (None, {"kv_cache_layout": "LBNHC"}),
@@ -280,6 +291,13 @@ def test_an_engine_that_differs_in_one_field_finds_nothing(opened, other):
     assert not opened(vllm_config, **changes).load(list(saved))
 
 
+def test_two_drafts_share_no_row(opened):
+    saved = blocks_of(2)
+    opened(drafting()).save(saved)
+    assert not opened(drafting(hf_config=Settings(hidden_size=32))).load(list(saved))
+    assert opened(drafting()).load(list(saved)).keys() == saved.keys()
+
+
 def test_a_node_that_is_gone_is_a_miss_and_ends_every_job(tmp_path):
     with NodeUnderTest(tmp_path / "n", 64 * MIB, 64 * MIB) as gone:
         engine, saved = Engine(offloading_of(gone.address)), blocks_of(2)
@@ -296,7 +314,7 @@ def test_a_node_that_is_gone_is_a_miss_and_ends_every_job(tmp_path):
     [
         (engine_of(cache={"prefix_caching_hash_algo": "xxhash"}), "xxhash may collide"),
         (engine_of(lora_config="some"), "set fixed_adapters to true"),
-        (engine_of(speculative_config=SimpleNamespace(method="eagle")), "draft model"),
+        (engine_of(speculative_config=SimpleNamespace(method="dflash")), "'dflash' keeps KV"),
         (engine_of(cache={"calculate_kv_scales": True}), "differ between runs"),
     ],
 )

@@ -13,8 +13,8 @@ from typing import Any
 from holdfast.blocks.fingerprint import Fingerprint, KvGroup, Meaning
 from holdfast.blocks.layout import OpaqueLayout
 from holdfast.client.model_meaning import canonical_json
-from holdfast.engines.vllm.describe import ENGINE, resolved_digest, resolved_positions
-from holdfast.engines.vllm.draft import DRAFTLESS
+from holdfast.engines.vllm.describe import ENGINE, digest_with_draft, resolved_positions
+from holdfast.engines.vllm.draft import draft_of
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.unsupported import UnsupportedError
 
@@ -59,12 +59,7 @@ def check_settings(vllm_config: Any, *, fixed_adapters: bool) -> None:
             "vLLM's hashes name a LoRA adapter by its name and path, not by its content; if the "
             "files at a path never change, set fixed_adapters to true"
         )
-    speculative = vllm_config.speculative_config
-    if speculative is not None and speculative.method not in DRAFTLESS:
-        raise UnsupportedError(
-            f"speculative method {speculative.method!r} adds layers of a draft model, whose "
-            f"weights have no digest here; supported are {', '.join(DRAFTLESS)}"
-        )
+    draft_of(vllm_config)
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         raise UnsupportedError("calculate_kv_scales computes scales that differ between runs")
 
@@ -90,7 +85,7 @@ def fingerprint_of_rows(
         "tokens_per_hash": offloading.cache.tokens_per_hash,
     }
     meaning = Meaning(
-        model=resolved_digest(vllm_config, setting),
+        model=digest_with_draft(vllm_config, setting),
         positions=resolved_positions(vllm_config),
         adapter="none" if vllm_config.lora_config is None else "named by the hash",
         kv_quantisation=cache.cache_dtype if quantised else "none",
