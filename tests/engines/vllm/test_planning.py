@@ -67,7 +67,7 @@ def test_a_plan_is_asked_for_again_once_if_the_queue_has_moved(harness):
     harness.client.answer = lambda _: Covered(3, 3, {"disk": 3}, 5, 0.25, 0.1, 0.9)
     first = harness.request(600, request_id="first")
     assert harness.side.matched_tokens(first, 0) == (24, True)
-    second = harness.request(30, request_id="second")
+    second = harness.request(30, request_id="second", cache_salt="of its own")
     harness.side.allocated(first, ([5, 6, 7],), 24)
     first.num_computed_tokens = 24
     assert harness.side.matched_tokens(second, 0) == (24, True)

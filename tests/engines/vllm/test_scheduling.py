@@ -162,6 +162,9 @@ class Engine:
                 ids.append(page)
                 local += 1
             external, later = self.side.matched_tokens(request, local * PAGE)
+            if external is None:  # another request loads the same blocks
+                assert self.loading
+                return False
             assert later == (external > 0)
             assert external % PAGE == 0
             assert local * PAGE + external < request.num_tokens

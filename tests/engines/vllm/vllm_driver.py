@@ -134,6 +134,37 @@ class Driver:
         self.engine.add_request("new", {"prompt_token_ids": new}, greedy(2))
         return self.drain()
 
+    def add(self, prompts, tokens):
+        """Add requests; `abort_added` ends them."""
+        self.added = [f"added {at}" for at in range(len(prompts))]
+        for name, prompt in zip(self.added, prompts, strict=True):
+            self.engine.add_request(name, {"prompt_token_ids": prompt}, greedy(tokens))
+
+    def step(self, steps):
+        """Run some steps, or fewer if nothing is left to do."""
+        for _ in range(steps):
+            if self.core.scheduler.has_requests():
+                self.engine.step()
+
+    def step_until_loading(self):
+        """Step until a request waits for a load that has begun; return whether one does."""
+        from vllm.v1.request import RequestStatus
+
+        end_s = time.monotonic() + 60
+        while time.monotonic() < end_s and self.core.scheduler.has_requests():
+            self.engine.step()
+            states = [request.status for request in self.core.scheduler.requests.values()]
+            if RequestStatus.WAITING_FOR_REMOTE_KVS in states:
+                return True
+        return False
+
+    def abort_added(self):
+        self.engine.abort_request(self.added)
+
+    def reset_running(self):
+        """Reset vLLM's cache and the connector's, as after new weights, while requests run."""
+        return self.llm.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+
     def usage(self):
         return self.core.scheduler.get_kv_cache_usage()
 

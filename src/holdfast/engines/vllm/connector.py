@@ -80,7 +80,9 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             transfer.kv_connector_extra_config, transfer.kv_role
         )
         lora = adapter_settings(getattr(vllm_config, "lora_config", None))
-        self._setting = self._setting._replace(adapter_settings=lora)
+        cache = getattr(vllm_config, "cache_config", None)
+        caches = bool(getattr(cache, "enable_prefix_caching", False))
+        self._setting = self._setting._replace(adapter_settings=lora, shares_loads=caches)
         self._private: PrivateNode | None = None
         self._scheduler: SchedulerSide | None = None
         self._worker: RankTransfers | None = None

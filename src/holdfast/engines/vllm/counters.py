@@ -42,6 +42,7 @@ COUNTERS: Mapping[str, tuple[tuple[str, ...], str]] = {
     ),
     "declined_requests": (("reason",), "Requests that do not load from Holdfast."),
     "prestaged_requests": ((), "Announcements of waiting requests, whose context is prestaged."),
+    "awaited_loads": ((), "Waits for another request's load of the same blocks."),
     "bad_hints": ((), "Requests with invalid hints."),
 }
 """Every counter: its labels and its meaning. In `/metrics` its name begins `vllm:holdfast_`."""

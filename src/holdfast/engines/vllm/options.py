@@ -81,6 +81,7 @@ class ConnectorSettings(NamedTuple):
     `cover_deadline_s` None: derived from the prompt. `loads`, `saves`: what the role permits.
     `prestages`: contexts of waiting requests are prestaged. `adapter_settings`: what vLLM's options
     change in LoRA adapters. `defers`: blocks are saved before vLLM uses their pages again.
+    `shares_loads`: vLLM's prefix cache gives the blocks of a load to other requests.
     """
 
     address: str
@@ -96,6 +97,7 @@ class ConnectorSettings(NamedTuple):
     prestages: bool = True
     adapter_settings: str = ""
     defers: bool = False
+    shares_loads: bool = True
 
 
 def read_options(extra: Mapping[str, Any], role: str = "kv_both") -> ConnectorSettings:

@@ -22,6 +22,7 @@ from holdfast.client.prompt_ledger import PromptLedger, by_tier
 from holdfast.client.queued_requests import QueuedRequests
 from holdfast.client.request_hints import DURABLE, NO_HINT, at_end, hint_of
 from holdfast.client.request_lookups import LookupLimits, RequestLookups
+from holdfast.client.shared_loads import SharedLoads
 from holdfast.client.step_timer import PrefillChunk, StepTimer
 from holdfast.client.tasks import LoadTask
 from holdfast.client.timeouts import EngineClocks
@@ -87,6 +88,9 @@ class SchedulerSide:
         self._timer = StepTimer(clocks.now)
         limits = LookupLimits(setting.fetch_deadline_s, setting.cover_deadline_s)
         self._lookups = RequestLookups(limits, self.counts, clocks, self._timer)
+        self._shared_loads = SharedLoads(
+            setting.fetch_deadline_s, self.counts, whole=not self._tasks.is_plain
+        )
         self._now = clocks.now
         self._live: dict[str, Any] = {}
         self._tracked: dict[str, TrackedRequest] = {}
@@ -188,21 +192,26 @@ class SchedulerSide:
             tracked.planned_queue = None  # a queue moves all the time
             if not self._is_answered(tracked):
                 return None, False
-        tracked.local_tokens, tracked.decided_at = local_tokens, self._now()
         # At least one token is computed, because sampling needs its output.
         full = (request.num_tokens - 1) // self._tasks.step_tokens * self._tasks.step_tokens
-        tokens = min(tracked.planned_blocks * size, full) - local_tokens
-        return (tokens, True) if tokens > 0 else (0, False)
+        wanted = range(local_tokens, min(tracked.planned_blocks * size, full))
+        shares, now_s = bool(wanted) and self._setting.shares_loads, self._now()
+        if shares and self._shared_loads.must_wait(tracked, wanted, now_s):
+            return None, False
+        tracked.local_tokens, tracked.decided_at = local_tokens, now_s
+        return len(wanted), bool(wanted)
 
     def allocated(self, request: Any, lists: PageLists, external_tokens: int) -> None:
         """Plan the load of `external_tokens`; `lists` have all pages of the request."""
         self._queued.left(request.request_id)
+        self._shared_loads.left(request.request_id)
         tracked = self._tracked.get(request.request_id)
         if tracked is None or not external_tokens:
             return
         start = tracked.local_tokens
         groups = self._tasks.loads(tracked, lists, start, start + external_tokens)
         tracked.loading = PendingLoad(start, groups[0].pages)
+        self._shared_loads.begun(tracked, range(start, start + external_tokens))
         self._loading_tokens[request.request_id] = external_tokens
         self._ledger.loading(self._member, request.request_id, start)
         self._loads.append(
@@ -258,6 +267,7 @@ class SchedulerSide:
             loaded = self._tracked.get(request_id)
             if loaded is not None:
                 loaded.loading = None
+                self._shared_loads.ended(request_id, landed=not loaded.load_failed)
                 loaded.loaded_s = 0.0 if loaded.load_failed else self._now() - loaded.decided_at
         # A report comes every step; only steps with a forward are timed.
         worker_report = output.kv_connector_worker_meta
@@ -286,6 +296,8 @@ class SchedulerSide:
         self._computing.discard(request.request_id)
         self._loading_tokens.pop(request.request_id, None)
         self._queued.left(request.request_id)
+        self._shared_loads.left(request.request_id)
+        self._shared_loads.ended(request.request_id, landed=False)
         self._ledger.finished(request.request_id)
         self._count_prompts()
         tracked = self._tracked.pop(request.request_id, None)
@@ -332,6 +344,7 @@ class SchedulerSide:
             tracked.forget()
             self._lookups.end_plan(tracked, why)
         self._tracked.clear()
+        self._shared_loads.clear()
         self._saves.clear()
 
     def close(self) -> None:

@@ -1,0 +1,266 @@
+"""Real vLLM with full attention, windows and recurrent state: crowds, aborts, resets, stops.
+
+A model answers as before, by log-probabilities, all pages come back, and counters stay sums.
+"""
+
+import random
+import threading
+import time
+
+import pytest
+import yaml
+
+pytest.importorskip("vllm")
+
+from small_models import VOCABULARY, write_models
+
+from holdfast.limits import MIB
+from holdfast.wire.local.messages import Cover, Fetch, Reserve
+from holdfast_bench.harness.node import NodeUnderTest
+from holdfast_bench.harness.pause import pause, resume
+
+pytestmark = pytest.mark.vllm
+
+BLOCK, ANSWER = 128, 4
+PREFIX, TAIL = 8 * BLOCK, 20
+CROWD = 16
+LOADED, FETCHED = "vllm:holdfast_prompt_tokens_by_source:host", "vllm:holdfast_fetched_tokens"
+CONTEXTS, CONTEXT = 5, 600
+MAX_TOKENS = 1920
+NEAR = 1e-4
+"""Largest difference of log-probabilities; batches of other shapes change the last bits."""
+
+MEMORY = {"llama": 8 * MIB, "gemma3": 8 * MIB, "lfm2": 4 * MIB}
+"""Memory for the pages of one request of full size, or of few others at once."""
+
+SAVED = {"llama": 8, "gemma3": 16, "lfm2": 9}
+"""Blocks of a context of the prefix's length, in all KV groups."""
+
+
+def words(name, count):
+    return random.Random(name).choices(range(10, VOCABULARY), k=count)
+
+
+def until(what, within_s=180.0):
+    end_s = time.monotonic() + within_s
+    while not what():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def models(real, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    # In another process: vLLM refuses weights that are younger than its own process.
+    writing = real.forks().Process(target=write_models, args=(folder,))
+    writing.start()
+    writing.join()
+    assert writing.exitcode == 0
+    return folder
+
+
+class Scene:
+    """A node, an engine of one kind behind it, and what stands between them."""
+
+    def __init__(self, real, node, folder, models, kind):
+        self.kind, self.node = kind, node
+        self.between = real.Between(str(folder / "node" / "node.sock"), folder / "between.sock")
+        options = {
+            "listen": self.between.address,
+            "tiers": [{"kind": "host", "capacity": 16 * MIB}],
+            # A busy machine may need long for a load: no test here is about deadlines.
+            "engine": {"deadline_s": 60.0},
+        }
+        (folder / "engine.yaml").write_text(yaml.safe_dump(options))
+        transfer = {
+            "kv_connector": "HoldfastConnector",
+            "kv_connector_module_path": "holdfast.engines.vllm",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {
+                "holdfast": str(folder / "engine.yaml"), "cover_deadline_ms": 5000,
+            },
+        }  # fmt: skip
+        self.engine = real.Engine(
+            folder / "engine.log", model=str(models / kind), kv_transfer=transfer,
+            dtype="float32", max_model_len=MAX_TOKENS, max_num_batched_tokens=256, max_num_seqs=8,
+            kv_cache_memory_bytes=MEMORY[kind], skip_tokenizer_init=True,
+        ).wait_ready()  # fmt: skip
+
+    def ask(self, prompts, tokens=ANSWER):
+        return self.engine.ask(prompts=prompts, tokens=tokens, logprobs=3, detokenize=False)
+
+    def save(self, prompts, tokens=ANSWER):
+        """Have contexts computed and saved, and forgotten by the engine; return the answers."""
+        answers = [self.ask([prompt], tokens)[0] for prompt in prompts]
+        self.drain()
+        assert self.engine.reset()
+        return answers
+
+    def drain(self):
+        assert self.engine.drain() == {"left": 0, "usage": 0.0}
+
+    def counts(self):
+        return self.engine.metrics()
+
+    def check_full_size(self):
+        """Run a request that needs all pages."""
+        assert self.engine.reset()
+        [answer] = self.ask([words("full size", MAX_TOKENS - ANSWER)])
+        assert answer["finish"] == "length"
+        self.drain()
+
+
+@pytest.fixture(
+    scope="module", params=["llama", "gemma3", pytest.param("lfm2", marks=pytest.mark.soak)]
+)
+def scene(real, models, request, tmp_path_factory):
+    folder, settings = tmp_path_factory.mktemp("scene"), {"plan": "held"}
+    with NodeUnderTest(folder / "node", 128 * MIB, 256 * MIB, settings=settings) as node:
+        scene = Scene(real, node, folder, models, request.param)
+        yield scene
+        scene.engine.close()
+
+
+@pytest.fixture(autouse=True)
+def fresh(scene):
+    yield
+    scene.between.passes = None
+    until(scene.engine.connected)
+    scene.engine.drain()
+    scene.engine.reset()
+
+
+def check_equal(found, right):
+    assert found["tokens"] == right["tokens"]
+    for step, expected in zip(found["logprobs"], right["logprobs"], strict=True):
+        assert dict(step) == pytest.approx(dict(expected), abs=NEAR)
+
+
+def test_a_crowd_loads_its_prefix_once(scene):
+    prefix = words("crowd", PREFIX)
+    crowd = [prefix + words(f"tail {at}", TAIL) for at in range(CROWD)]
+    cold = scene.save(crowd[:1])[0]
+    until(lambda: scene.node.status()["blocks"] >= SAVED[scene.kind])
+    before = scene.counts()
+    answers = scene.ask(crowd)
+    after = scene.counts()
+    assert [answer["cached"] for answer in answers] == [PREFIX] * CROWD
+    assert after[FETCHED] - before.get(FETCHED, 0) == PREFIX
+    awaited = "vllm:holdfast_awaited_loads"
+    assert after[awaited] - before.get(awaited, 0) == CROWD - 1
+    check_equal(answers[0], cold)
+    assert scene.engine.reset()
+    [last] = scene.ask(crowd[-1:])  # loaded for itself
+    check_equal(answers[-1], last)
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.soak)])
+def test_after_aborts_in_the_middle_of_loads_all_pages_are_free(scene, rounds):
+    prompts = [words(f"context {at}", CONTEXT) for at in range(CONTEXTS)]
+    cold = scene.save(prompts)
+    goes_on = threading.Event()
+    scene.between.passes = lambda message: not isinstance(message, Fetch) or goes_on.wait(60)
+    for _ in range(rounds):
+        assert scene.engine.reset()
+        goes_on.clear()
+        scene.engine.add(prompts=prompts, tokens=50)
+        assert scene.engine.step_until_loading()
+        scene.engine.abort_added()
+        goes_on.set()
+        scene.drain()
+    scene.check_full_size()
+    assert scene.engine.reset()
+    for prompt, right in zip(prompts, cold, strict=True):
+        [answer] = scene.ask([prompt])
+        assert answer["cached"] == CONTEXT // BLOCK * BLOCK
+        check_equal(answer, right)
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.soak)])
+def test_after_aborts_in_the_middle_of_saves_all_pages_are_free(scene, rounds):
+    for number in range(rounds):
+        prompts = [words(f"saved {rounds} {number} {at}", CONTEXT) for at in range(CONTEXTS)]
+        scene.engine.add(prompts=prompts, tokens=50)
+        scene.engine.step(steps=1 + number)
+        scene.engine.abort_added()
+        scene.drain()
+    scene.check_full_size()
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.soak)])
+def test_in_a_storm_of_preemptions_counters_stay_sums(scene, rounds):
+    by_source = "vllm:holdfast_prompt_tokens_by_source:"
+    total, preemptions = "vllm:holdfast_prompt_tokens", "vllm:num_preemptions"
+    before, right, prompts = scene.counts(), {}, 0
+    for number in range(rounds):
+        storm = [words(f"storm {number % 2} {at}", CONTEXT) for at in range(8)]
+        for at, answer in enumerate(scene.ask(storm, tokens=2 * BLOCK)):
+            known = right.setdefault((number % 2, at), answer["tokens"])
+            assert answer["tokens"][:ANSWER] == known[:ANSWER]
+        prompts += len(storm)
+        scene.drain()
+        assert scene.engine.reset()
+    after = scene.counts()
+    assert after[preemptions] > before.get(preemptions, 0)
+    found = {name: after[name] - before.get(name, 0) for name in after}
+    assert found[total] == prompts * CONTEXT
+    assert sum(n for name, n in found.items() if name.startswith(by_source)) == found[total]
+    scene.check_full_size()
+
+
+def test_what_is_computed_before_a_reset_is_not_found_after_it(scene):
+    prompt = words("reset", CONTEXT)
+    held = CONTEXT // BLOCK * BLOCK
+    [cold] = scene.save([prompt])
+    scene.engine.add(prompts=[words("before the reset", CONTEXT)], tokens=ANSWER)
+    scene.engine.step(steps=2)  # a save is under way
+    assert scene.engine.reset_running()
+    scene.drain()
+    assert scene.engine.reset()
+    for name in ("reset", "before the reset"):
+        for cached in (0, held):
+            [answer] = scene.ask([words(name, CONTEXT)])
+            scene.drain()
+            assert answer["cached"] == cached
+            if name == "reset":
+                check_equal(answer, cold)
+            assert scene.engine.reset()
+
+
+@pytest.mark.parametrize("stopped_s", [0.5, pytest.param(10.0, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kind", [Cover, Fetch, Reserve], ids=["lookup", "load", "save"])
+def test_a_node_that_stops_costs_only_the_hit(scene, kind, stopped_s):
+    prompt = words(f"stopped {kind.__name__}", CONTEXT)
+    new = words(f"new {kind.__name__} {stopped_s}", CONTEXT)
+    [cold] = scene.save([prompt])
+    pid = scene.node.process.pid
+    stopped = threading.Event()
+    timer = threading.Timer(stopped_s, resume, (pid,))
+
+    def passes(message):
+        if isinstance(message, kind) and not stopped.is_set():
+            stopped.set()
+            pause(pid)
+            timer.start()
+        return True
+
+    scene.between.passes = passes
+    for answer, right in zip(scene.ask([prompt, new]), (cold, None), strict=True):
+        assert answer["finish"] == "length"
+        if right:
+            check_equal(answer, right)
+    assert stopped.is_set()
+    timer.join()
+    scene.between.passes = None
+    until(scene.engine.connected)
+    scene.drain()
+
+    def hits():
+        assert scene.engine.reset()
+        [answer] = scene.ask([prompt])
+        check_equal(answer, cold)
+        return answer["cached"] == CONTEXT // BLOCK * BLOCK
+
+    until(hits)
+    scene.check_full_size()
