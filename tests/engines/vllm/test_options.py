@@ -109,3 +109,10 @@ def test_blocks_are_exact_or_portable_and_nothing_else():
     assert read_options({"layout": "portable"}).layout == "portable"
     with pytest.raises(ConfigError, match=r"Invalid enum value 'opaque' - at `\$\.layout`"):
         read_options({"layout": "opaque"})
+
+
+def test_saves_of_a_producer_are_not_deferred():
+    assert read_options({"save": "auto"}).save == "auto"
+    assert read_options({"save": "auto"}, "kv_producer").save == "when_full"
+    with pytest.raises(ConfigError, match="before_eviction does not fit kv_role kv_producer"):
+        read_options({"save": "before_eviction"}, "kv_producer")

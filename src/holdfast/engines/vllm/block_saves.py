@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from holdfast.client.counts import ClientCounts
+from holdfast.client.prompt_ledger import CountedPrompt
 from holdfast.client.request_hints import DURABLE
+from holdfast.client.save_choice import SaveChoice
 from holdfast.client.tasks import SaveTask
 from holdfast.client.tracked_request import TrackedRequest
 from holdfast.engines.vllm.deferred_saves import DeferredSaves
 from holdfast.engines.vllm.group_tasks import SAVE_BLOCKS, GroupTasks
+from holdfast.engines.vllm.options import SaveTime
+
+_log = logging.getLogger("vllm.holdfast")
 
 
 class BlockSaves:
     """The saves of a scheduler side.
 
-    A block is saved in the step that fills it. After `watch_pages`, it is saved when vLLM is about
-    to use its pages again; recurrent states, which vLLM offers once, and durable blocks are still
-    saved at once.
+    A block is saved in the step that fills it (`when_full`), or when vLLM is about to use its pages
+    again (`before_eviction`), for which `watch_pages` must have been called; `auto` chooses from
+    the prompts that `counted` gets. Recurrent states, which vLLM offers once, and durable blocks
+    are saved at once.
     """
 
-    def __init__(self, tasks: GroupTasks) -> None:
+    def __init__(self, tasks: GroupTasks, save: SaveTime = "when_full") -> None:
         self._tasks = tasks
+        self._save = save
+        self._choice = SaveChoice()
         self._deferred: DeferredSaves | None = None
 
     def watch_pages(self, pool: Any, step_tokens: int, context_tokens: int) -> None:
-        """Defer saves from now on. `pool`: vLLM's pages.
+        """Make it possible to defer saves; call it unless `save` is `when_full`.
 
-        `step_tokens`: most tokens that a step computes; `context_tokens`: most that a load brings.
+        `pool`: vLLM's pages. `step_tokens`: most tokens that a step computes; `context_tokens`:
+        most that a load brings.
         """
         watched = sum(
             len(shape.tables) * -(-tokens // shape.page_tokens)
@@ -38,17 +48,33 @@ class BlockSaves:
         )
         self._deferred = DeferredSaves(pool, watched, SAVE_BLOCKS)
 
+    def counted(self, prompt: CountedPrompt) -> None:
+        """Note where a prompt's tokens came from; with `auto`, choose when to save."""
+        before = self._choice.defers
+        self._choice.counted(prompt)
+        if self._save == "auto" and self._choice.defers != before:
+            _log.info(
+                "blocks are saved %s from now on: %.0f %% of the tokens that prompts reuse come "
+                "from the store, the others from vLLM's own cache",
+                "before vLLM uses their pages" if self._choice.defers else "when they are full",
+                100 * self._choice.store_share,
+            )
+
     def of_step(self, output: Any, tracked: Mapping[str, TrackedRequest]) -> list[SaveTask]:
         """Return the saves of a step. `output`: vLLM's; `tracked`: the requests to save."""
         saves: list[SaveTask] = []
-        most = SAVE_BLOCKS if self._deferred is None else 1
+        defers = self._save == "before_eviction" or self._choice.defers
+        deferred = self._deferred if defers else None
+        most = SAVE_BLOCKS if deferred is None else 1
         state = output.kv_connector_block_state
         for request_id, scheduled in output.num_scheduled_tokens.items():
             if request_id in tracked:
                 lists = partial(state.get_block_ids, request_id)
                 saves += self._tasks.saves(tracked[request_id], scheduled, lists, most)
+        if deferred is not None:
+            saves = [s for s in saves if s.retention == DURABLE or not deferred.put(s)]
         if self._deferred is not None:
-            saves = self._due(self._deferred, saves)
+            saves += self._deferred.due()
         offered = getattr(state, "boundary_state_offloads", None) or {}
         for request_id, states in offered.items():
             if request_id in tracked:
@@ -65,8 +91,3 @@ class BlockSaves:
         """Forget deferred blocks: they are not to be saved any more."""
         if self._deferred is not None:
             self._deferred.clear()
-
-    def _due(self, deferred: DeferredSaves, full: Iterable[SaveTask]) -> list[SaveTask]:
-        """Return what of the full blocks is saved now, and the deferred ones that must be."""
-        now = [save for save in full if save.retention == DURABLE or not deferred.put(save)]
-        return now + deferred.due()

@@ -228,11 +228,11 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
                 EngineClocks(running=RunningClock()),
                 ledger_of(self._vllm_config.kv_transfer_config.engine_id),
             )
-            self._defer_saves()
+            self._watch_pages()
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         self._pool = gpu_block_pool
-        self._defer_saves()
+        self._watch_pages()
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], Any]) -> None:
         # In the order of `WorkerRank.number`; vLLM's default implementation takes one stage only.
@@ -309,9 +309,10 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
 
     # Private methods
 
-    def _defer_saves(self) -> None:
-        """Defer saves if the user asks for it, once vLLM's pool of pages and the node are known."""
-        if self._scheduler is not None and self._pool is not None and self._setting.defers:
+    def _watch_pages(self) -> None:
+        """Let saves be deferred unless the user rules it out, once vLLM's pages are known."""
+        defers = self._setting.save != "when_full"
+        if self._scheduler is not None and self._pool is not None and defers:
             config = self._vllm_config
             step_tokens = config.scheduler_config.max_num_batched_tokens
             self._scheduler.watch_pages(self._pool, step_tokens, config.model_config.max_model_len)

@@ -20,8 +20,8 @@ EXTRA_CONFIG = "kv_connector_extra_config"
 Role = Literal["kv_both", "kv_consumer", "kv_producer"]
 """vLLM's `kv_role`: load and save, only load, only save."""
 
-SaveTime = Literal["when_full", "before_eviction"]
-"""When a block is saved: at the end of the step that fills it, or before vLLM uses its pages."""
+SaveTime = Literal["when_full", "before_eviction", "auto"]
+"""When a block is saved: in the step that fills it, before vLLM uses its pages, or by reuse."""
 
 BlockLayout = Literal["exact", "portable"]
 """Whole pages of this build of vLLM, or blocks that other engines read, too."""
@@ -80,7 +80,7 @@ class ConnectorSettings(NamedTuple):
     `address` empty: a private node. `fetch_deadline_s`: maximum duration of a load.
     `cover_deadline_s` None: derived from the prompt. `loads`, `saves`: what the role permits.
     `prestages`: contexts of waiting requests are prestaged. `adapter_settings`: what vLLM's options
-    change in LoRA adapters. `defers`: blocks are saved before vLLM uses their pages again.
+    change in LoRA adapters.
     `shares_loads`: vLLM's prefix cache gives the blocks of a load to other requests.
     """
 
@@ -96,7 +96,7 @@ class ConnectorSettings(NamedTuple):
     layout: BlockLayout = "exact"
     prestages: bool = True
     adapter_settings: str = ""
-    defers: bool = False
+    save: SaveTime = "when_full"
     shares_loads: bool = True
 
 
@@ -160,7 +160,8 @@ def read_options(extra: Mapping[str, Any], role: str = "kv_both") -> ConnectorSe
         loads=role != "kv_producer",
         layout=options.layout,
         prestages=options.prestage,
-        defers=options.save == "before_eviction",
+        # What a producer computes is fetched at once.
+        save="when_full" if role == "kv_producer" else options.save,
     )
 
 

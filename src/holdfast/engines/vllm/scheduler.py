@@ -77,7 +77,7 @@ class SchedulerSide:
         self._connections = connections
         self._groups = [handshake.groups for handshake in handshakes]
         self._tasks = GroupTasks([group.shape for group in handshakes[0].groups])
-        self._saves = BlockSaves(self._tasks)
+        self._saves = BlockSaves(self._tasks, setting.save)
         self._shapes, self._unit = self._tasks.shapes, self._tasks.unit_tokens
         self._setting = setting
         self._adapters = AdapterDigests(setting.adapter_settings)
@@ -100,7 +100,7 @@ class SchedulerSide:
         self._moving = False
 
     def watch_pages(self, pool: Any, step_tokens: int, context_tokens: int) -> None:
-        """Defer saves until vLLM is about to use a block's pages again; see `BlockSaves`."""
+        """Make it possible to save blocks before vLLM uses their pages again; see `BlockSaves`."""
         self._saves.watch_pages(pool, step_tokens, context_tokens)
 
     def on_new_request(self, request: Any) -> None:
@@ -368,6 +368,7 @@ class SchedulerSide:
         for prompt in self._ledger.take(self._member):
             self.counts.add_prompt(prompt)
             self._timer.prompt_counted(prompt)
+            self._saves.counted(prompt)
 
     def _ask(
         self, tracked: TrackedRequest, clients: Sequence[Client] | None, local_tokens: int = 0
