@@ -302,7 +302,7 @@ def test_what_is_used_again_from_below_is_kept_above(harness):
 
 
 def test_blocks_are_read_from_their_source_while_others_are_written(ladder, monkeypatch):
-    monkeypatch.setattr("holdfast.store.tier_writer.AHEAD_GROUP_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr("holdfast.store.tier_writer.STAGED_GROUP_BYTES", 2 * BLOCK_BYTES)
     monkeypatch.setattr("holdfast.store.tier_writer.LOCAL_SEAL", ParallelSeal(1, 1, 1, 1))
     reads = threading.Semaphore(0)
 

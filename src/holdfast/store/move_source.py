@@ -45,7 +45,7 @@ from holdfast.tiers.base import (
     segment_place,
 )
 
-READ_BYTES = 8 * MIB
+READ_BYTES = 4 * MIB
 """Bytes read at once, and at most one record more: demand reads pass between such reads."""
 
 _log = logging.getLogger("holdfast.store")

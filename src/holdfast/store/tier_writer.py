@@ -58,6 +58,10 @@ AHEAD_GROUP_BYTES = 8 * MIB
 """Raw bytes of a group that is read and encoded while the previous one is written. A shared tier's
 groups are as long as those that are sealed, if that is longer."""
 
+STAGED_GROUP_BYTES = 4 * MIB
+"""As `AHEAD_GROUP_BYTES`, of a group that is read and not encoded: reads of requests wait for what
+the drive has begun."""
+
 _ENCODED_BATCH_BYTES = 16 * AHEAD_GROUP_BYTES
 """Raw bytes of a batch to be encoded: many groups, because nothing is written beside the first."""
 
@@ -155,7 +159,8 @@ class TierWriter:
                     if self._closing:
                         return
                     self._hurries = False
-                    self._work.wait(_LOOK_AGAIN_S)
+                    if not self._work.wait(_LOOK_AGAIN_S):
+                        self._source.end()  # not between two moves: new memory must be cleared
                 elif waits and not (self._hurries or self._closing):
                     self._work.wait(_LOOK_AGAIN_S)
             while self._has_moves() and not self._waits_for_more():
@@ -176,7 +181,6 @@ class TierWriter:
                     _log.exception("blocks cannot be written tier=%s", self._tier.name)
                 finally:
                     self.batches_ended = self.batches_begun
-            self._source.end()
 
     def _has_moves(self) -> bool:
         """Return whether a move may be made now."""
@@ -227,9 +231,13 @@ class TierWriter:
 
     def _split(self, picked: Sequence[MovingBlock]) -> list[Sequence[MovingBlock]]:
         """Split a batch into groups; what is written as it is in memory stays together."""
-        if not any(block.is_staged or block.encodes for block in picked):
+        if any(block.encodes for block in picked):
+            size = AHEAD_GROUP_BYTES
+        elif any(block.is_staged for block in picked):
+            size = STAGED_GROUP_BYTES
+        else:
             return [picked]
-        size = max(AHEAD_GROUP_BYTES, self._parallel.group_bytes_max)
+        size = max(size, self._parallel.group_bytes_max)
         return list(groups_of(picked, size, lambda block: block.nbytes))
 
     def _write_groups(self, groups: Sequence[Sequence[MovingBlock]]) -> None:

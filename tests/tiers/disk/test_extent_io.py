@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import BusyError, ConfigError
-from holdfast.limits import KIB, MIB
+from holdfast.limits import MIB
 from holdfast.tiers.disk import extent_io
 from holdfast.tiers.disk.extent_io import ByteSpan, FileExtents, call_bytes_for, pieces, transfer
 from holdfast.workers import workers
@@ -69,7 +69,7 @@ def test_pieces_respect_the_limit_of_buffers_per_call():
 def test_calls_are_large_but_enough_for_every_thread():
     assert call_bytes_for(64 * MIB, 4) == 4 * MIB
     assert call_bytes_for(16 * MIB, 4) == 2 * MIB
-    assert call_bytes_for(100, 4) == 512 * KIB
+    assert call_bytes_for(100, 4) == 2 * MIB
     assert call_bytes_for(2 * MIB, 1) == 2 * MIB, "a single thread shares with no other"
     assert call_bytes_for(64 * MIB, 1) == 4 * MIB
 
@@ -234,17 +234,26 @@ def test_a_batch_does_not_wait_for_threads_busy_with_another_batch():
     assert sorted(done) == [span.offset for span in spans]
 
 
+def test_a_thread_is_used_for_two_calls_at_least():
+    spans = [ByteSpan(8192 * n, memoryview(bytearray(4096)), n) for n in range(2)]
+    threads = list[threading.Thread]()
+    with ThreadPoolExecutor(1) as pool:
+        transfer(pool, 4, spans, lambda *_: threads.append(threading.current_thread()))
+    assert threads == [threading.main_thread()] * 2
+
+
 def test_an_unexpected_error_waits_for_threads_that_use_the_buffers():
     begun, under_way = threading.Barrier(2), []
 
     def call(offset, views):
         under_way.append(offset)
-        begun.wait(30)
+        if offset < spans[2].offset:
+            begun.wait(60)
         if threading.current_thread() is threading.main_thread():
             raise ZeroDivisionError
         under_way.remove(offset)
 
-    spans = [ByteSpan(8192 * n, memoryview(bytearray(4096)), n) for n in range(2)]
+    spans = [ByteSpan(8192 * n, memoryview(bytearray(4096)), n) for n in range(3)]
     with ThreadPoolExecutor(1) as pool:
         with pytest.raises(ZeroDivisionError):
             transfer(pool, 2, spans, call)

@@ -7,6 +7,7 @@ import pytest
 from holdfast.clock import ManualClock
 from holdfast.codec.pack import check_without_key
 from holdfast.errors import ConfigError, Outcome
+from holdfast.limits import MIB
 from holdfast.testing.extents import MemoryExtents, tier_on
 from holdfast.testing.tier_contract import Blocks, TierContract
 from holdfast.tiers.base import TierGet, TierPut
@@ -41,6 +42,25 @@ class TestOneRegionOfMany(TierContract):
             snapshot_s=0.001,
         )
         return DiskTier(config)
+
+
+def test_reads_for_moves_and_checks_are_short_calls_one_after_another():
+    blocks, calls = Blocks(3 * MIB - 144), list[tuple[threading.Thread, int]]()
+
+    def note(what, _offset, nbytes):
+        if what == "read":
+            calls.append((threading.current_thread(), nbytes))
+        return False
+
+    medium = MemoryExtents.formatted(16 * MIB, 4)
+    tier = tier_on(medium)
+    places = blocks.save(tier, range(4))
+    medium.fails = note
+    gets = [get._replace(is_use=False) for get in blocks.gets(range(4), places)]
+    assert tier.read(gets) == [Outcome.OK] * 4
+    tier.close()
+    assert {thread for thread, _ in calls} == {threading.main_thread()}
+    assert max(nbytes for _, nbytes in calls) == 2 * MIB
 
 
 @pytest.fixture

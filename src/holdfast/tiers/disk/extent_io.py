@@ -15,13 +15,14 @@ from typing import NamedTuple, Protocol
 from holdfast.buffers import ALIGNMENT, align_up, aligned_buffer
 from holdfast.errors import BusyError, ConfigError
 from holdfast.failpoints import reach
-from holdfast.limits import GIB, KIB, MIB
+from holdfast.limits import GIB, MIB
 from holdfast.regular_file import replacing
 
-CALL_BYTES_MIN = 512 * KIB
+CALL_BYTES_MIN = 2 * MIB
 CALL_BYTES_MAX = 4 * MIB
 """Bounds of one system call: adjacent records are joined and long records split to this size, for
-few, large calls. With several threads, a large enough batch makes two calls per thread."""
+few, large calls. With several threads, a large enough batch makes two calls per thread. A call of
+2 MiB is not split: a drive works on its parts at once, and each further call costs a thread."""
 
 VECTORS_MAX = 512
 """Most buffers in one system call; Linux allows 1,024."""
@@ -147,15 +148,17 @@ def pieces(spans: Sequence[ByteSpan], call_bytes: int) -> list[list[ByteSpan]]:
 
 def transfer(
     pool: ThreadPoolExecutor, threads: int, spans: Sequence[ByteSpan],
-    call: Callable[[int, Sequence[memoryview]], None],
+    call: Callable[[int, Sequence[memoryview]], None], call_bytes: int = 0,
 ) -> dict[int, OSError]:  # fmt: skip
     """Read or write all spans with this thread and `threads - 1` of the pool; return the errors.
 
-    Errors are by owner. A joined piece that fails is repeated span by span, so that one bad sector
-    fails only one record.
+    A thread makes two calls at least, if there are as many. `call_bytes`: the most bytes of one
+    call; by default as `call_bytes_for` says. Errors are by owner. A joined piece that fails is
+    repeated span by span, so that one bad sector fails only one record.
     """
     total = sum(len(span.view) for span in spans)
-    work = pieces(spans, call_bytes_for(total, threads))
+    work = pieces(spans, call_bytes or call_bytes_for(total, threads))
+    threads = min(threads, -(-len(work) // 2))
     failed: dict[int, OSError] = {}
     queue = iter(work)
     workers: list[Future[None]] = []
@@ -167,7 +170,7 @@ def transfer(
 
     try:
         with contextlib.suppress(RuntimeError):  # at interpreter exit pools accept no more work
-            workers += (pool.submit(drain) for _ in range(min(threads, len(work)) - 1))
+            workers += (pool.submit(drain) for _ in range(threads - 1))
         drain()
     finally:
         # Do not wait for workers that are still busy with other batches: no work is left for them.

@@ -35,7 +35,7 @@ from holdfast.tiers.base import (
     TierPut,
     TierUsage,
 )
-from holdfast.tiers.disk.extent_io import ByteSpan, Extents, transfer
+from holdfast.tiers.disk.extent_io import CALL_BYTES_MIN, ByteSpan, Extents, transfer
 from holdfast.tiers.disk.file import DiskConfig, check_superblock, open_file
 from holdfast.tiers.disk.read_limit import ReadLimit
 from holdfast.tiers.disk.recovery import (
@@ -476,22 +476,26 @@ class DiskTier:
     # Reading.
 
     def _read(self, batch: Sequence[TierGet]) -> list[Outcome]:
-        outcomes = [Outcome.MISS] * len(batch)
+        outcomes, is_wanted = [Outcome.MISS] * len(batch), any(get.is_use for get in batch)
         with self._mutex:
             extents = [self._regions.held(get.place, get.key, len(get.into)) for get in batch]
-            self._reading += 1
             # As for writes: more threads for a batch would only divide it into more system calls.
-            threads = max(1, self._config.reader_threads // self._reading)
+            self._reading += is_wanted
+            threads = max(1, self._config.reader_threads // max(1, self._reading))
         spans = [
             ByteSpan(extent.offset, get.into[: extent.nbytes], i)
             for i, (get, extent) in enumerate(zip(batch, extents, strict=True))
             if extent
         ]
         try:
-            failed = transfer(self._readers, threads, spans, self._extents.read)
+            if is_wanted:
+                failed = transfer(self._readers, threads, spans, self._extents.read)
+            else:
+                # One short call at a time: the drive's queue is short when a request comes.
+                failed = transfer(self._readers, 1, spans, self._extents.read, CALL_BYTES_MIN)
         finally:
             with self._mutex:
-                self._reading -= 1
+                self._reading -= is_wanted
         self._count_failures(*failed.values())
         if spans:
             self._note_read(len(spans), failed)

@@ -1,4 +1,4 @@
-"""`holdfast bench movement`: moves between tiers, beside the slower of source and target."""
+"""`holdfast bench movement`: moves between tiers, beside source and target alone."""
 
 from __future__ import annotations
 
