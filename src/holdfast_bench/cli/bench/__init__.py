@@ -22,7 +22,7 @@ SUBJECTS = {
     "codec": "how far and how fast KV shrinks, beside a copy and other compressors",
     "pool": "a target over loopback TCP, beside plain sockets, with and without TLS",
     "prestage": "contexts of a pool that are announced before their use, and while a request waits",
-    "movement": "moves between tiers, beside source and target alone, and what reads beside them take",
+    "movement": "moves between tiers, beside source and target alone, and beside reads",
     "files": "segments in a shared folder, beside plain reads and writes there",
     "object": "an object tier on a real store, beside its client without us (needs obstore)",
     "gpu": "blocks between a node's memory and an engine's pages on a GPU (needs one)",
