@@ -4,9 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.policy.movement import Intake
+from holdfast.store.options import TierRules
 from holdfast.store.write_batches import groups_of
-from holdfast.testing.memory import SharedMemoryTier
+from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.testing.memory_medium import MemoryMedium, MemoryObjects
+from holdfast.testing.store_control import leave
 from holdfast.tiers.base import PrefersBatches
 from holdfast.tiers.segments.tier import SegmentTier, SegmentTierLimits
 from holdfast.tiers.segments.writer import SegmentWriter
@@ -54,6 +57,50 @@ def test_small_saves_share_a_batch_when_the_first_has_waited(harness, tier) -> N
 
     one.view.wait_until(is_written, "all queued blocks are written")
     assert tier.batches == [12]
+
+
+NEAR, FAR = 1, 2
+RECORD_BYTES = 20 << 10
+NEAR_BLOCKS = 64
+"""Blocks of the tier above, which is asked for what it evicts for half of them."""
+
+
+def evicting_store(harness, far):
+    """Return a store whose near tier offers the far tier everything that it evicts."""
+    near = MemoryTier(NEAR_BLOCKS * RECORD_BYTES, name="near")
+    takes_all = TierRules(intake=Intake(saves=False, evicted="always"))
+    rules = {NEAR: TierRules(intake=Intake(fetched="never")), FAR: takes_all}
+    return harness(MIB, near, far, rules=rules)
+
+
+def push(one, seeds):
+    """Save chains of four blocks, each written to the near tier and out of memory."""
+    for seed in seeds:
+        one.save(one.chain(seed, 4))
+        one.view.wait_until(lambda: not one.view.writing(NEAR), "the near tier has it")
+        leave(one.store, one.namespace, one.chain(seed, 4).keys)
+
+
+def test_a_trickle_of_evicted_blocks_shares_a_batch_when_the_first_has_waited(harness, tier):
+    one = evicting_store(harness, tier)
+    push(one, range(12))
+    one.view.wait_until(lambda: one.view.writing(FAR) >= 4, "evicted blocks wait")
+    assert tier.batches == []
+
+    def is_written():
+        one.clock.advance(WAIT_S + 1)
+        return not one.view.writing(FAR)
+
+    one.view.wait_until(is_written, "all queued blocks are written")
+    assert len(tier.batches) == 1
+
+
+def test_blocks_that_are_evicted_next_wait_for_no_larger_batch(harness, tier):
+    one = evicting_store(harness, tier)
+    push(one, range(40))
+    assert one.view.dropped_unmoved[NEAR] == 0
+    assert sum(tier.batches) >= 40 * 4 - NEAR_BLOCKS
+    assert len(tier.batches) < 40, "several chains share a batch"
 
 
 def test_a_batch_of_the_preferred_size_is_written_at_once_and_whole(harness, tier) -> None:

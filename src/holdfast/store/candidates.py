@@ -10,7 +10,7 @@ evicts all the same, and the store counts what was dropped before it was moved.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from holdfast.limits import MIB
 from holdfast.store.block_table import BlockTable
@@ -30,14 +30,21 @@ take at most about half of the tier. Beyond that, they are evicted like others."
 LOOKS_AHEAD = 4
 """How often a tier is asked again while the bytes that it was asked about are written."""
 
+_URGENT_SHARE = 1 / 2
+"""What leaves for the first half of these bytes is moved now, without a wait for a larger batch. The
+rest is looked at again before it leaves."""
+
 
 class CandidateWatch:
     """The candidates of one local tier; `look` is called by its writer only.
 
-    `wake_writers` wakes the writers of all tiers, after moves were queued.
+    `wake_writers` wakes the writers of all tiers, after moves were queued. It gets the numbers of
+    tiers to which moves are queued that must be made before this tier evicts their source.
     """
 
-    def __init__(self, table: BlockTable, number: int, wake_writers: Callable[[], None]) -> None:
+    def __init__(
+        self, table: BlockTable, number: int, wake_writers: Callable[[Collection[int]], None]
+    ) -> None:
         self._table = table
         self._number = number
         tier = table.lower[number - 1]
@@ -73,6 +80,7 @@ class CandidateWatch:
         ahead = int(min(ahead, AHEAD_SHARE_MAX * capacity_bytes))
         self._look_at = self._written + ahead // LOOKS_AHEAD
         candidates, queued = self._tier.candidates(ahead), False
+        soon = self._tier.candidates(int(_URGENT_SHARE * ahead)) if self._demotes else []
         with table.lock:
             before, self._leaving = self._leaving, self._rows(candidates)
             for row in before.keys() - self._leaving.keys():
@@ -91,8 +99,11 @@ class CandidateWatch:
                 else:
                     queued |= table.movement.demote(row, number)
                 table.copies.begin_leaving(row, number)
-        if queued:
-            self._wake_writers()
+            urgent = {
+                target for row in self._rows(soon) for target in table.queues.targets_below(row)
+            }
+        if queued or urgent:
+            self._wake_writers(urgent)
 
     def _rows(self, candidates: list[Candidate]) -> dict[int, Candidate]:
         """Return the candidates that the table lists at the same place, by row."""

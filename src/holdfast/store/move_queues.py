@@ -87,8 +87,12 @@ class MoveQueues:
         return len(self._below[tier - 1])
 
     def oldest(self, tier: int) -> int | None:
-        """Return the row of the oldest move to a tier of a block in memory; None if none waits."""
-        return next(iter(self._queues[tier - 1]), None)
+        """Return the row of the oldest move to a tier, of a block in memory if one waits, or None."""
+        return next(iter(self._queues[tier - 1] or self._below[tier - 1]), None)
+
+    def targets_below(self, row: int) -> list[int]:
+        """Return the tiers to which a block that need not be in memory waits to be moved."""
+        return [tier for tier, below in enumerate(self._below, start=1) if row in below]
 
     def is_queued(self, row: int) -> bool:
         """Return whether a block in memory is queued for some tier."""

@@ -11,7 +11,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
@@ -218,15 +218,17 @@ class BlockMover:
         ended = [writer.batches_ended for writer in self._writers]
         return [writer.batches_begun for writer in self._writers], ended
 
-    def wake(self) -> None:
-        """Wake the writer threads."""
-        for writer in self._writers:
-            writer.wake()
+    def wake(self, hurried: Collection[int] = ()) -> None:
+        """Wake the writer threads; those of the tiers `hurried` wait for no more blocks."""
+        for number, writer in enumerate(self._writers, start=1):
+            if number in hurried:
+                writer.hurry()
+            else:
+                writer.wake()
 
     def hurry(self) -> None:
         """Make the writer threads write what is queued, without a wait for more blocks."""
-        for writer in self._writers:
-            writer.hurry()
+        self.wake(range(1, len(self._writers) + 1))
 
     def close(self, write_s: float) -> None:
         """Write queued blocks for at most `write_s`, then stop the threads."""

@@ -18,7 +18,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from holdfast.buffers import aligned_buffer
@@ -78,7 +78,8 @@ class TierWriter:
     """Makes the queued moves to lower tier `number` (1 is the first below the host).
 
     `readers`: the threads that read from each lower tier. `wake_writers` wakes the writers of all
-    tiers. `bytes_per_s` limits the bytes moved from other lower tiers.
+    tiers; those whose numbers it gets wait for no more blocks. `bytes_per_s` limits the bytes moved
+    from other lower tiers.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class TierWriter:
         table: BlockTable,
         number: int,
         readers: Sequence[FairThreads],
-        wake_writers: Callable[[], None],
+        wake_writers: Callable[[Collection[int]], None],
         bytes_per_s: float = math.inf,
     ) -> None:
         self._table = table
@@ -191,7 +192,7 @@ class TierWriter:
     def _waits_for_more(self) -> bool:
         """Return whether to wait for a batch of the size that the tier prefers.
 
-        Blocks that a faster tier may evict soon do not wait.
+        Nothing waits once a faster tier is about to evict a block that is queued (`hurry`).
         """
         if not self._batch.wait_s or self._hurries or self._closing:
             return False
@@ -199,7 +200,7 @@ class TierWriter:
         with table.lock:
             queues = table.queues
             row, waiting = queues.oldest(number), queues.length(number)
-            if row is None or queues.from_below(number):
+            if row is None:
                 return False
             # Most blocks of a node have one size.
             nbytes = waiting * table.index.namespace(row).slot_bytes
