@@ -14,6 +14,7 @@ from holdfast.store.store import Store
 from holdfast.testing.embedded import BLOCKS, FINGERPRINT, LAYOUT, blocks_for, tokens_for
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.testing.memory_medium import MemoryMedium, MemoryObjects
+from holdfast.testing.store_control import leave_all
 from holdfast.testing.store_view import StoreView
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.tier import DiskTier
@@ -303,11 +304,22 @@ def test_more_durable_contexts_than_half_of_the_medium_are_evicted_and_counted()
         assert store.status().durable.evicted > 0
 
 
-def test_a_shared_durable_tier_that_lost_what_it_held_is_not_acknowledged():
+def test_what_a_shared_durable_tier_lost_is_written_there_again_before_it_is_acknowledged():
     records = {}
     with opened([SharedFlushable(records)]) as store:
         session = save(store)
         assert session.sync(tokens_for(1)) == TOKENS
+        records.clear()
+        assert session.sync(tokens_for(1)) == TOKENS
+        assert len(records) == BLOCKS
+
+
+def test_what_a_shared_durable_tier_lost_and_no_tier_holds_is_not_acknowledged():
+    records = {}
+    with opened([SharedFlushable(records)]) as store:
+        session = save(store)
+        assert session.sync(tokens_for(1)) == TOKENS
+        leave_all(store)
         records.clear()
         assert session.sync(tokens_for(1)) == 0
 

@@ -22,7 +22,8 @@ from holdfast.store.copy_events import CopyEvent
 from holdfast.store.core import StoreParts
 from holdfast.store.durable_marks import MarkedBlocks
 from holdfast.store.lookup import ask_in_time
-from holdfast.tiers.base import Flushable, SharedTier
+from holdfast.store.rewrite import forget_copies
+from holdfast.tiers.base import AnsweringTier, Flushable, SharedTier
 
 _LOOK_AGAIN_S = 0.05
 
@@ -61,6 +62,12 @@ def sync(
         with table.lock:
             held = _leading(table, namespace, keys).held
             store.durable_blocks.mark(namespace, held, store.clock.now())
+    if (
+        kept
+        and isinstance(tier, AnsweringTier)
+        and _forget_lost(store, tier, namespace, keys[:kept])
+    ):
+        kept = _await_copies(store, namespace, keys, until_s, saving=saving)
     if kept and not tier.flush():
         kept = 0
     save_marks(store)
@@ -143,6 +150,20 @@ def _await_copies(
     finally:
         with table.lock:
             table.copies.events.unsubscribe(note)
+
+
+def _forget_lost(
+    store: StoreParts, tier: AnsweringTier, namespace: Namespace, keys: Sequence[bytes]
+) -> bool:
+    """Forget copies that the durable tier no longer has; return whether there were any.
+
+    They are copied to it again from wherever they are held.
+    """
+    answer = tier.ask(namespace, keys, 0)
+    if answer.outcome is not Outcome.OK or answer.blocks == len(keys):
+        return False
+    forget_copies(store.table, store.table.durable_tier, namespace, keys[answer.blocks :])
+    return True
 
 
 class _Leading(NamedTuple):

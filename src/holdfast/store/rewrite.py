@@ -38,6 +38,16 @@ def rewrite_lost(table: BlockTable) -> bool:
     return found
 
 
+def forget_copies(
+    table: BlockTable, number: int, namespace: Namespace, keys: Sequence[bytes]
+) -> None:
+    """Forget the copies of these blocks on a tier, and queue for it what is in memory."""
+    with table.lock:
+        for row in table.index.find_all(namespace, keys):
+            if row >= 0 and table.is_on(row, number):
+                _unsave(table, row, number)
+
+
 def defer_queued(table: BlockTable, number: int) -> None:
     """Defer the queued blocks of a tier that takes no writes now, as far as they are held."""
     with table.lock:

@@ -123,7 +123,21 @@ def write_credentials(path: Path) -> Path:
 
 
 def create_bucket(endpoint: str, bucket: str) -> None:
-    """Create a bucket by a signed request; nothing if it is there. Raises HoldfastError."""
+    """Create a bucket; nothing if it is there. Raises HoldfastError."""
+    status = _request_bucket("PUT", endpoint, bucket)
+    if status not in (200, 409):
+        raise HoldfastError(f"the bucket {bucket} was not created: status {status}")
+
+
+def delete_bucket(endpoint: str, bucket: str) -> None:
+    """Delete a bucket that is empty. Raises HoldfastError."""
+    status = _request_bucket("DELETE", endpoint, bucket)
+    if status != 204:  # noqa: PLR2004  # the status of an answer without content
+        raise HoldfastError(f"the bucket {bucket} was not deleted: status {status}")
+
+
+def _request_bucket(method: str, endpoint: str, bucket: str) -> int:
+    """Send a signed request about a bucket; return the status of the answer."""
     host = urlsplit(endpoint).netloc
     now = datetime.now(UTC)
     day, stamp = now.strftime("%Y%m%d"), now.strftime("%Y%m%dT%H%M%SZ")
@@ -131,7 +145,7 @@ def create_bucket(endpoint: str, bucket: str) -> None:
     signed = "host;x-amz-content-sha256;x-amz-date"
     request = "\n".join(
         [
-            "PUT", f"/{bucket}", "", f"host:{host}", f"x-amz-content-sha256:{digest}",
+            method, f"/{bucket}", "", f"host:{host}", f"x-amz-content-sha256:{digest}",
             f"x-amz-date:{stamp}", "", signed, digest,
         ]
     )  # fmt: skip
@@ -149,12 +163,10 @@ def create_bucket(endpoint: str, bucket: str) -> None:
     }
     connection = http.client.HTTPConnection(host, timeout=5.0)
     try:
-        connection.request("PUT", f"/{bucket}", headers=headers)
-        status = connection.getresponse().status
+        connection.request(method, f"/{bucket}", headers=headers)
+        return connection.getresponse().status
     finally:
         connection.close()
-    if status not in (200, 409):
-        raise HoldfastError(f"the bucket {bucket} was not created: status {status}")
 
 
 def _identity() -> dict[str, object]:

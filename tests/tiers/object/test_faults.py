@@ -9,12 +9,13 @@ from urllib.parse import unquote
 
 import obstore
 import pytest
+from obstore.exceptions import BaseError
 
 from holdfast.errors import Outcome
 from holdfast.testing.chained import ChainedBlocks
 from holdfast.tiers.kind import TierContext
 from holdfast.tiers.object.kind import ObjectOptions, examine_object, open_object
-from holdfast_bench.peers.seaweed_server import SeaweedServer
+from holdfast_bench.peers.seaweed_server import SeaweedServer, create_bucket, delete_bucket
 
 FAILED = {Outcome.GONE, Outcome.LATE}
 LISTING = b"""<?xml version="1.0" encoding="UTF-8"?><ListBucketResult>
@@ -138,7 +139,7 @@ def hostile(tmp_path):
 CONTEXT = TierContext("tiers.1", "object", 512)
 
 
-def await_that(reached, within_s=30.0):
+def await_that(reached, within_s=60.0):
     end_s = time.monotonic() + within_s
     while not reached():
         assert time.monotonic() < end_s, "not reached"
@@ -220,6 +221,42 @@ def test_an_absent_object_is_a_miss_and_no_outage(side):
             obstore.delete(side.store(), f"{side.prefix}/{name}")
         assert blocks.load(tier, range(4)) == [Outcome.MISS] * 4
         assert tier.reachable()
+
+
+def test_a_bucket_that_is_emptied_while_it_is_open_promises_nothing_more(side):
+    blocks = ChainedBlocks(65_000)
+    with closing(side.open(poll_s=1.0)) as tier:
+        assert blocks.save(tier, range(4)) == [Outcome.OK] * 4
+        for name in side.names():
+            obstore.delete(side.store(), f"{side.prefix}/{name}")
+        await_that(lambda: not tier.held(blocks.namespace, blocks.keys(4), 0))
+        assert blocks.load(tier, range(4)) == [Outcome.MISS] * 4
+        assert tier.reachable()
+        assert blocks.save(tier, range(4)) == [Outcome.OK] * 4
+        assert blocks.load(tier, range(4)) == [Outcome.OK] * 4
+
+
+def test_a_bucket_that_is_deleted_while_it_is_open_is_an_outage_until_it_is_there_again(
+    seaweed, sides
+):
+    side, bucket = sides(seaweed), "deleted-while-open"
+    create_bucket(seaweed.endpoint, bucket)
+    blocks = ChainedBlocks(65_000)
+    with closing(side.open(url=f"s3://{bucket}/cache", poll_s=1.0)) as tier:
+        assert blocks.save(tier, range(4)) == [Outcome.OK] * 4
+        store = seaweed.store(bucket)
+        for path in [each["path"] for chunk in obstore.list(store) for each in chunk]:
+            obstore.delete(store, path)
+        delete_bucket(seaweed.endpoint, bucket)
+        assert set(blocks.load(tier, range(4))) <= {*FAILED, Outcome.MISS}
+        assert set(blocks.save(tier, range(4, 6))) <= FAILED
+        await_that(lambda: not tier.reachable())
+        assert "there is no bucket of s3://deleted" in tier.member_health()[0].trouble
+        with pytest.raises(BaseError):
+            list(obstore.list(store))
+        create_bucket(seaweed.endpoint, bucket)
+        await_that(lambda: blocks.save(tier, range(6)) == [Outcome.OK] * 6)
+        await_that(lambda: blocks.load(tier, range(6)) == [Outcome.OK] * 6)
 
 
 @pytest.mark.parametrize("cut", ["truncated", "longer"])

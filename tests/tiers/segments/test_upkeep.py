@@ -13,18 +13,19 @@ from holdfast.testing.chained import ChainedBlocks
 from holdfast.testing.memory_medium import MemoryMedium, MemoryObjects
 from holdfast.tiers.segments.format import SegmentName
 from holdfast.tiers.segments.index_log import MERGE_COUNT
+from holdfast.tiers.segments.medium import MediumAnswer
 from holdfast.tiers.segments.tier import SegmentTier, SegmentTierLimits
 from holdfast.tiers.segments.writer import SegmentWriter
 
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 
-def open_tier(objects, wall_s=time.time, age="7d", **limits):
+def open_tier(objects, wall_s=time.time, age="7d", medium=None, **limits):
     limits = SegmentTierLimits(
         **{"read_s": 0.2, "write_s": 5.0, "ask_s": 5.0, "poll_s": 0.05, **limits}
     )
     writer = SegmentWriter(age, wall_s=wall_s)
-    return SegmentTier(MemoryMedium(objects), writer, limits, "segments")
+    return SegmentTier(medium or MemoryMedium(objects), writer, limits, "segments")
 
 
 def await_that(reached):
@@ -91,6 +92,59 @@ def test_a_segment_that_is_gone_is_a_miss_and_is_forgotten(objects):
         assert blocks.load(tier, range(4)) == [Outcome.MISS] * 4
         assert tier.held(blocks.namespace, blocks.keys(4), 0) == 0
         assert tier.reachable()
+
+
+def test_a_medium_that_is_emptied_while_tiers_are_open_promises_nothing_more(objects, caplog):
+    blocks = ChainedBlocks(65_000)
+    with closing(open_tier(objects)) as one, closing(open_tier(objects)) as other:
+        blocks.save(one, range(4))
+        await_that(lambda: other.held(blocks.namespace, blocks.keys(4), 0) == 4)
+        objects.objects.clear()
+        for tier in (one, other):
+            await_that(lambda tier=tier: not tier.held(blocks.namespace, blocks.keys(4), 0))
+        assert "index objects are gone though no node deleted them" in caplog.text
+        assert blocks.save(one, range(4)) == [Outcome.OK] * 4
+        await_that(lambda: other.held(blocks.namespace, blocks.keys(4), 0) == 4)
+        assert blocks.load(other, range(4)) == [Outcome.OK] * 4
+
+
+def test_segments_are_served_on_if_only_their_index_objects_are_deleted(objects):
+    blocks = ChainedBlocks(65_000)
+    with closing(open_tier(objects)) as tier:
+        blocks.save(tier, range(4))
+        for name in [name for name in objects.objects if name.startswith("index/")]:
+            del objects.objects[name]
+        before = objects.calls.count(("list", "7d"))
+        await_that(lambda: objects.calls.count(("list", "7d")) > before)
+        rounds = objects.calls.count(("list", "index")) + 5
+        await_that(lambda: objects.calls.count(("list", "index")) >= rounds)
+        assert objects.calls.count(("list", "7d")) == before + 1, "segments are looked for once"
+        assert blocks.load(tier, range(4)) == [Outcome.OK] * 4
+
+
+class LateListing(MemoryMedium):
+    """A listing of index objects is empty once, when a test asks for it."""
+
+    is_late = False
+
+    def list(self, prefix, deadline):
+        answer = super().list(prefix, deadline)
+        if prefix == "index" and self.is_late:
+            self.is_late = False
+            return MediumAnswer(Outcome.OK)
+        return answer
+
+
+def test_one_late_listing_forgets_nothing(objects):
+    blocks, medium = ChainedBlocks(65_000), LateListing(objects)
+    with closing(open_tier(objects, medium=medium)) as tier:
+        blocks.save(tier, range(4))
+        medium.is_late = True
+        await_that(lambda: not medium.is_late)
+        rounds = objects.calls.count(("list", "index")) + 3
+        await_that(lambda: objects.calls.count(("list", "index")) >= rounds)
+        assert ("list", "7d") not in objects.calls
+        assert tier.held(blocks.namespace, blocks.keys(4), 0) == 4
 
 
 def damaged(data, how):

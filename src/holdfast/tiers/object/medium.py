@@ -30,7 +30,7 @@ from obstore.store import S3Store
 
 from holdfast.errors import Outcome, printable
 from holdfast.tiers.object.direct_client import DirectClient, Hedging, Method
-from holdfast.tiers.object.probe import probe_store
+from holdfast.tiers.object.probe import BUCKET_REFUSAL, probe_store
 from holdfast.tiers.object.store import ABSENT, Store
 from holdfast.tiers.pool.hedged_read import HedgeBudget
 from holdfast.tiers.segments.medium import MediumAnswer, MediumProbe, MediumRequests
@@ -69,6 +69,8 @@ _LIST_NAMES = 1_000
 
 _LATE_SHARE = 0.95
 _LATE_FACTOR = 1.5
+_CODE = re.compile(r"<Code>([^<]*)</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _QUERY = re.compile(r"\?[^\s\"')]*")
 _SECRET = re.compile(r"(?i)(signature|credential|token|secret|accountkey)([\"'=: ]+)[^\s&\"',]+")
 _FULL = (
@@ -304,7 +306,10 @@ class ObjectMedium:
         except (CancelledError, asyncio.CancelledError):
             return MediumAnswer(Outcome.GONE, why="closed")
         except (BaseError, OSError, ValueError) as error:
-            return MediumAnswer(failure_outcome(error), why=failure_words(error))
+            why = failure_words(error)
+            if has_no_bucket(error):
+                why = BUCKET_REFUSAL.format(url=self._options.url)
+            return MediumAnswer(failure_outcome(error), why=why)
 
     async def _get_hedged(self, name: str, start: int, nbytes: int) -> Any:  # noqa: ANN401
         """Return a range; ask a second time, once, if the first request is late."""
@@ -359,7 +364,7 @@ def request_dollars(requests: Mapping[str, int]) -> float:
 def failure_outcome(error: Exception) -> Outcome:
     """Return what an exception of obstore means."""
     words = str(error)
-    if isinstance(error, ABSENT) and not any(sign in words for sign in _NO_BUCKET):
+    if isinstance(error, ABSENT) and not has_no_bucket(error):
         return Outcome.MISS
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
         return Outcome.GONE
@@ -370,9 +375,20 @@ def failure_outcome(error: Exception) -> Outcome:
     return Outcome.GONE
 
 
+def has_no_bucket(error: Exception) -> bool:
+    """Return whether an exception of obstore means that the bucket does not exist."""
+    return isinstance(error, ABSENT) and any(sign in str(error) for sign in _NO_BUCKET)
+
+
 def failure_words(error: Exception) -> str:
-    """Return an exception of obstore as one line, without signatures and keys."""
+    """Return an exception of obstore as one line, without signatures and keys.
+
+    Of an XML body, only code and message are kept.
+    """
     line = " ".join(str(error).partition("Debug source:")[0].split()) or type(error).__name__
+    said = [match[1] for tag in (_CODE, _MESSAGE) if (match := tag.search(line))]
+    if said:
+        line = f"{': '.join(said)} ({line.partition('<')[0].rstrip(' :')})"
     return printable(_SECRET.sub(r"\1\2...", _QUERY.sub("?...", line)))
 
 

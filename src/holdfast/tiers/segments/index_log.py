@@ -97,6 +97,11 @@ class IndexPublisher:
         with self._condition:
             return name.writer == self._writer and name.number in self._published
 
+    def current(self) -> set[IndexName]:
+        """Return the index objects of this writer that are stored and that no other replaces."""
+        with self._condition:
+            return {IndexName(self._writer, number) for number in self._levels}
+
     def merge(
         self, retain: Callable[[IndexObject], IndexObject], deadline: Deadline
     ) -> list[IndexName]:

@@ -28,6 +28,7 @@ from holdfast.tiers.segments.format import (
 )
 from holdfast.tiers.segments.index import SegmentIndex
 from holdfast.tiers.segments.index_log import IndexPublisher, IndexReader
+from holdfast.tiers.segments.lost_objects import LostObjects
 from holdfast.tiers.segments.medium import MediumAnswer, MediumProbe, SegmentMedium
 from holdfast.tiers.segments.medium_health import MediumHealth
 from holdfast.tiers.segments.writer import SegmentWriter
@@ -93,6 +94,7 @@ class SegmentUpkeep:
         self._closing = False
         self._thread: threading.Thread | None = None
         self._probe = MediumProbe(Outcome.LATE, why="not probed yet")
+        self._lost_objects = LostObjects()
         self._heard_s: dict[str, float] = {}
         """By writer: when a new index object of it was found last, by this process's clock."""
         self._retired: set[str] = set()
@@ -218,6 +220,7 @@ class SegmentUpkeep:
         deadline = Deadline.within(_CALL_S)
         found: list[tuple[IndexName, IndexObject]] = []
         listed: set[IndexName] = set()
+        own = self._publisher.current()
 
         def poll() -> MediumAnswer:
             answer, new, names = reader.poll(self._publisher.is_own, deadline)
@@ -232,7 +235,31 @@ class SegmentUpkeep:
         for name, content in found:
             self._heard_s[name.writer] = now_s
             self._learn(content)
+        if answer.outcome is Outcome.OK:
+            self._forget_lost(own, listed)
         return answer.outcome is Outcome.OK
+
+    def _forget_lost(self, own: set[IndexName], listed: set[IndexName]) -> None:
+        """Forget segments that left the medium without a word, if its index objects have, too."""
+        names = [state.name for state in self._index.segments()]
+        suspects = self._lost_objects.suspects(own, listed, names)
+        if not suspects:
+            return
+        there: set[str] = set()
+        for age_class in AGE_CLASSES:
+            answer = self._medium.list(age_class, Deadline.within(_CALL_S))
+            if answer.outcome is not Outcome.OK:
+                return  # the next round looks again
+            there.update(answer.names)
+        lost = [name for name in suspects if name.path not in there]
+        blocks = sum(map(self._index.forget_segment, lost))
+        self._lost_objects.settle()
+        _log.warning(
+            "index objects are gone though no node deleted them; so are segments=%d blocks=%d: "
+            "does another program, or a lifecycle rule, delete here?",
+            len(lost),
+            blocks,
+        )
 
     def _learn(self, content: IndexObject) -> None:
         wall_s, now_s = self._wall_s(), self._clock.now()
