@@ -43,7 +43,8 @@ def economy_figures(run: SimulationFigures) -> list[Row]:
         gb = tier_spec.bytes_bought * len(tier_states) / 1e9
         hardware = gb * medium.dollars_per_gb.mid * span_s / (site.amortised_years.mid * YEAR_S)
         stored_gb = sum(state.peak for state in tier_states) * run.stored_block_bytes(tier) / 1e9
-        hardware += stored_gb * medium.dollars_per_gb_month.mid * span_s / MONTH_S
+        rented_gb = gb if medium.unit_bytes else stored_gb
+        hardware += rented_gb * medium.dollars_per_gb_month.mid * span_s / MONTH_S
         calls = paid_requests(read, written, len(run.fleet.workers), span_s)
         requests = calls.dollars(medium, lambda figure: figure.mid)
         requests += medium.dollars_per_gb_out.mid * read / 1e9

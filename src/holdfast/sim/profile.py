@@ -59,8 +59,8 @@ _FREE = ProfileRange(low=0.0, mid=0.0, high=0.0, source="not charged")
 class Medium(FileSection, frozen=True):
     """Storage hardware for a tier; figures are per `unit` (a channel, a drive, a stream).
 
-    `unit_bytes` is None for a medium that is paid by the byte: an object store. Other figures of
-    None do not apply.
+    `unit_bytes` is None for a medium that is paid by the byte, such as an object store. Other
+    figures of None do not apply.
     """
 
     tier: Literal["device", "host", "disk", "pool", "files", "object"]
@@ -80,6 +80,11 @@ class Medium(FileSection, frozen=True):
     active_watts: ProfileRange | None = None
     idle_watts: ProfileRange | None = None
     drive_writes_per_day: ProfileRange | None = None
+
+    @property
+    def is_rented(self) -> bool:
+        """Whether the medium is paid by the month."""
+        return self.dollars_per_gb_month.mid > 0 or self.unit_bytes is None
 
     def watts(self, units: float, bytes_per_s: float) -> float:
         """Return the mean power of `units` units that move `bytes_per_s` together.

@@ -31,8 +31,8 @@ LOOKS_AHEAD = 4
 """How often a tier is asked again while the bytes that it was asked about are written."""
 
 _URGENT_SHARE = 1 / 2
-"""What leaves for the first half of these bytes is moved now, without a wait for a larger batch. The
-rest is looked at again before it leaves."""
+"""What leaves for the first half of these bytes is moved now, without a wait for a larger batch.
+The rest is looked at again before it leaves."""
 
 
 class CandidateWatch:

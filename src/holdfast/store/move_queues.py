@@ -87,7 +87,7 @@ class MoveQueues:
         return len(self._below[tier - 1])
 
     def oldest(self, tier: int) -> int | None:
-        """Return the row of the oldest move to a tier, of a block in memory if one waits, or None."""
+        """Return the row of the oldest move to a tier, blocks in memory first; None: none waits."""
         return next(iter(self._queues[tier - 1] or self._below[tier - 1]), None)
 
     def targets_below(self, row: int) -> list[int]:

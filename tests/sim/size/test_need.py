@@ -134,6 +134,26 @@ def test_an_object_store_is_paid_by_the_month_and_the_call(worked_out, asked):
     assert tier.watts == 0
 
 
+def test_a_shared_file_system_may_be_paid_by_the_month_and_the_bytes_moved(worked_out, asked):
+    question = asked(of_users(100, 10_000, 1000, 100.0), media=("efs-elastic",))
+    [tier] = worked_out(question, CandidateTier("efs-elastic", question.demand.unique_tokens)).tiers
+    read, written = 9000 * 327_680 * 3600, 1000 * 327_680 * 3600
+    stored = 100 * 10_000 * 327_680 / 1e9 * 0.30 / (8760 / 12)
+    assert tier.dollars_per_h == pytest.approx(stored + (read * 0.03 + written * 0.06) / 1e9)
+    assert tier.request_dollars_per_h == 0
+    assert tier.is_rented
+
+
+def test_a_shared_file_system_may_be_rented_by_whole_units(worked_out, asked):
+    question = asked(of_users(100, 10_000, 1000, 100.0), media=("fsx-lustre",))
+    [tier] = worked_out(question, CandidateTier("fsx-lustre", question.demand.unique_tokens)).tiers
+    assert tier.bound == "bandwidth"
+    assert tier.units > tier.units_for_capacity
+    assert tier.dollars_per_h == pytest.approx(tier.units * 1_200 * 0.145 / (8760 / 12))
+    assert tier.purchase_dollars == 0
+    assert tier.is_rented
+
+
 def test_the_number_of_memory_channels_per_node_is_limited(worked_out, asked):
     question = asked(of_users(300, 40_000, 1000, 60.0), media=("ddr5",), nodes=1)
     tier = CandidateTier("ddr5", question.demand.unique_tokens)  # 3.9 TB: 62 channels

@@ -60,6 +60,14 @@ def test_an_object_store_is_rented_not_bought(worked_out, asked):
     assert store.bought_bytes == store.capacity_bytes
 
 
+def test_units_that_are_rented_are_not_to_be_bought(asked):
+    question = asked(LOAD, goal=SizingGoal(1.0), media=("fsx-lustre",))
+    lines = list(proposal_lines(question, answer(question)))
+    [sentence] = [line for line in lines if line.startswith("Rent ")]
+    assert "units of 1.2 TB (fsx-lustre)" in sentence
+    assert not any(line.startswith("to buy") for line in lines)
+
+
 def test_each_kind_of_lowest_tier_is_compared(asked):
     question = asked(LOAD, goal=SizingGoal(1.0), media=ALL_KINDS)
     found = answer(question)

@@ -46,6 +46,8 @@ class TierNeed(NamedTuple):
     units: int
     unit_bytes: float | None
     """Capacity of a unit; None for a medium that is rented by the byte."""
+    is_rented: bool
+    """Whether it is paid by the month: by whole units, or by the byte."""
     units_per_node: int | None
     """Maximum units in one machine: a GPU machine, or a server of a pool."""
     spread: int
@@ -320,6 +322,7 @@ def _tier(
         capacity_bytes=capacity,
         units=units,
         unit_bytes=medium.unit_bytes.mid if medium.unit_bytes is not None else None,
+        is_rented=medium.is_rented,
         units_per_node=int(most.mid) if (most := medium.units_per_node) else None,
         spread=split,
         bytes_per_s=units * read,

@@ -117,11 +117,13 @@ def advice(question: SizingQuestion, found: SizingAnswer) -> str:
     best, without = found.best, found.without
     if not best.tiers:
         return "Buy nothing: computing every token is cheapest, because no tier saves its cost."
-    bought = [_units_text(tier) for tier in best.tiers if tier.unit_bytes is not None]
+    bought = [_units_text(tier) for tier in best.tiers if not tier.is_rented]
     rented = [
         f"{size_text(tier.capacity_bytes)} of {tier.medium}"
-        for tier in best.tiers
         if tier.unit_bytes is None
+        else _units_text(tier)
+        for tier in best.tiers
+        if tier.is_rented
     ]
     parts = [f"buy {' and '.join(bought)} for ${best.purchase_dollars:,.0f}"] if bought else []
     parts += [f"rent {' and '.join(rented)}"] if rented else []
@@ -171,7 +173,7 @@ def _purchase_lines(question: SizingQuestion, best: LadderNeed) -> Iterator[str]
     """Yield what to buy, tier by tier with its price, and the machines that hold it."""
     label = "to buy"
     for tier in best.tiers:
-        if tier.unit_bytes is not None:
+        if not tier.is_rented:
             least = tier.units_for_capacity
             why = f"; {least:,} would hold the data" if least < tier.units else ""
             yield (

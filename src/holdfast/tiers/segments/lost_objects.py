@@ -1,4 +1,4 @@
-"""Notice that objects have left a medium though no node deleted them. Pure.
+"""Notice that objects have left a medium, although no node deleted them; pure.
 
 A bucket that is emptied, or deleted and made anew, loses its index objects too. A listing without
 them shows it; without a listing of the segments, lookups go on promising what only the memory of
@@ -22,7 +22,7 @@ class LostObjects:
     def __init__(self) -> None:
         self._missing_before: set[str] = set()
         self._known_before: set[SegmentName] = set()
-        self._settled: set[str] = set()
+        self._searched: set[str] = set()
         """What is missing, and whose segments were looked for since."""
 
     def suspects(
@@ -39,13 +39,13 @@ class LostObjects:
         writers = {name.writer for name in listed}
         missing = {name.path for name in own - listed}
         missing |= {name.writer for name in segments} - writers
-        self._settled &= missing
-        is_certain = bool((missing & self._missing_before) - self._settled)
+        self._searched &= missing
+        is_certain = bool((missing & self._missing_before) - self._searched)
         found = [name for name in segments if name in self._known_before] if is_certain else []
         self._missing_before = missing
         self._known_before = set(segments) if missing else set()
         return found
 
-    def settle(self) -> None:
+    def note_search(self) -> None:
         """Note that the segments were looked for: those that are left are on the medium."""
-        self._settled |= self._missing_before
+        self._searched |= self._missing_before

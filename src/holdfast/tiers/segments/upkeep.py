@@ -253,7 +253,7 @@ class SegmentUpkeep:
             there.update(answer.names)
         lost = [name for name in suspects if name.path not in there]
         blocks = sum(map(self._index.forget_segment, lost))
-        self._lost_objects.settle()
+        self._lost_objects.note_search()
         _log.warning(
             "index objects are gone though no node deleted them; so are segments=%d blocks=%d: "
             "does another program, or a lifecycle rule, delete here?",
