@@ -139,7 +139,8 @@ def test_only_the_parts_that_were_named_are_measured(monkeypatch):
 
 
 def test_plans_under_load_are_held_against_the_better_of_both_other_ways():
-    seconds = {("best", ""): 1.5, ("held", ""): 3.0, ("best", "bypass"): 2.0}
+    seconds = {("best", ""): 1.5, ("held", ""): 3.0, ("held", "bypass"): 2.0}
+    asked = []
 
     class Node:
         def plans(self):
@@ -152,13 +153,22 @@ def test_plans_under_load_are_held_against_the_better_of_both_other_ways():
             super().place_contexts(place, how, prompts)
             self.planner = how
 
+        def restart_node(self, place, how):
+            self.did.append(f"restart {place}")
+            self.planner = how
+
         def burst_s(self, engine, prompts, hint=NO_HINT):
             way = self.planner, "bypass" if hint == BYPASS else ""
+            asked.append(way)
             return [seconds[way]] * len(prompts)
 
     bench = Bursts()
     settings = EnginePairSettings("small", Path(), (), (), 8, lambda _: None)
-    row = plan_load.under_load(bench, "slow", 512, 2, settings)
+    row = plan_load.under_load(bench, "slow", 512, 8, settings)
     assert row.value == pytest.approx(1.5 / 2.0)
-    assert (row.more["at_once"], row.more["fetched_share"]) == (2, 3 / 8)
-    assert bench.did == ["clear", f"{2 * plan_load.BURSTS} slow"] * 3
+    assert (row.more["at_once"], row.more["bursts"]) == (8, 4)
+    assert (row.more["fetched_share"], row.more["standard_error"]) == (3 / 8, 0)
+    planned, fetched, computed = list(seconds)
+    turns = [planned, fetched, computed, computed, fetched, planned]
+    assert asked == [way for way in turns for _ in range(2)], "two bursts of each in each turn"
+    assert bench.did == ["clear", "32 slow", "restart slow", "restart slow"]
