@@ -357,6 +357,37 @@ def test_doctor_says_how_much_memory_engines_may_lock(examined_here, config, loc
     assert why in checks["page locks"]["why"]
 
 
+@pytest.mark.parametrize(
+    ("keep", "setting", "words"),
+    [
+        (
+            "7d",
+            "durable_days=30",
+            "written 7 days before; set tiers.2.keep to 30d",
+        ),
+        ("30d", "durable_days=30", ""),
+        ("7d", "durable_days=7", ""),
+        ("7d", "durable=disk", ""),
+    ],
+)
+def test_doctor_warns_if_the_durable_tier_deletes_contexts_before_their_time(
+    examined_here, config, tmp_path, keep, setting, words
+):
+    file, shared = config(), tmp_path / "shared"
+    shared.mkdir()
+    file.write_text(
+        f"{file.read_text()}"
+        f"  - {{kind: files, path: {shared}/holdfast, capacity: 1 GiB, keep: {keep}}}\n"
+        f"domains:\n  default: {{key_file: {key(tmp_path)}}}\n"
+    )
+    code, checks = examined_here("--config", file, "--set", setting)
+    assert code == 0
+    assert checks["durable"]["warning"] is bool(words)
+    assert words in checks["durable"]["why"]
+    tier = "disk" if setting == "durable=disk" else "files1"
+    assert f"stay on {tier} for" in checks["durable"]["found"]
+
+
 def test_certificates_for_other_stores_and_for_etcd_are_examined_too(
     examined_here, config, tmp_path, monkeypatch
 ):

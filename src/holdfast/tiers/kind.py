@@ -7,6 +7,7 @@ package registers a kind in the entry point group `holdfast.tiers`: the entry po
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
@@ -98,7 +99,9 @@ class TierKind(NamedTuple):
     `shared`, a `SharedTier`; it raises ConfigError if the medium does not match the options.
     `check` raises ConfigError for option values out of range and accesses nothing else.
     `examine` yields the findings of `holdfast doctor`; it changes nothing. `paths` names the
-    options that are paths of files: they are relative to the configuration's folder.
+    options that are paths of files: they are relative to the configuration's folder. `keep_s`
+    returns for how many seconds the tier keeps a record at most, by its options, of a kind whose
+    medium keeps records through a loss of power; None: its tiers keep no durable contexts.
     """
 
     options: type[TierSection]
@@ -107,6 +110,12 @@ class TierKind(NamedTuple):
     check: Callable[[Any, str], None] = _accept
     examine: Callable[[Any, TierContext], Iterator[Finding]] = _show_options
     paths: Sequence[str] = ()
+    keep_s: Callable[[Any], float] | None = None
+
+
+def keeps_forever(options: Any) -> float:  # noqa: ANN401, ARG001  # the kind's own options
+    """Return that a tier deletes no record because of its age."""
+    return math.inf
 
 
 def installed_kinds() -> list[str]:

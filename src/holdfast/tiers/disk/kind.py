@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError, HoldfastError
 from holdfast.finding import Finding, problem
 from holdfast.limits import MIB
 from holdfast.tiers.base import Tier
-from holdfast.tiers.kind import Admit, RecordTierSection, TierContext, TierKind
+from holdfast.tiers.kind import Admit, RecordTierSection, TierContext, TierKind, keeps_forever
 from holdfast.tiers.option_checks import check_at_least
 
 if TYPE_CHECKING:
@@ -152,4 +152,5 @@ KIND = TierKind(
     check=check_disk,
     examine=examine_disk,
     paths=("path",),
+    keep_s=keeps_forever,
 )

@@ -15,6 +15,7 @@ from holdfast.tiers.segments.options import (
     EXAMINE_S,
     SegmentTierSection,
     check_times,
+    keep_s,
     open_segment_tier,
     probe_findings,
 )
@@ -75,4 +76,5 @@ KIND = TierKind(
     check=check_files,
     examine=examine_files,
     paths=("path",),
+    keep_s=keep_s,
 )

@@ -16,6 +16,7 @@ from holdfast.tiers.segments.options import (
     EXAMINE_S,
     SegmentTierSection,
     check_times,
+    keep_s,
     open_segment_tier,
     probe_findings,
 )
@@ -121,4 +122,5 @@ KIND = TierKind(
     check=check_object,
     examine=examine_object,
     paths=("credentials_file", "tls_ca"),
+    keep_s=keep_s,
 )

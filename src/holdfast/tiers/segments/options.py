@@ -61,6 +61,13 @@ def check_times(options: SegmentTierSection, at: str, each_listing: str) -> None
         )
 
 
+def keep_s(options: SegmentTierSection) -> float:
+    """Return for how many seconds a segment is kept after its write."""
+    from holdfast.tiers.segments.format import AGE_CLASSES
+
+    return AGE_CLASSES[options.keep]
+
+
 def open_segment_tier(
     medium: SegmentMedium,
     options: SegmentTierSection,
