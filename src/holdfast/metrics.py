@@ -185,6 +185,12 @@ METRICS: Mapping[str, Metric] = {
         ("tier",), "Blocks saved as durable that the durable tier does not hold yet."
     ),
     "durable_waiting_seconds": Metric(("tier",), "Age of the oldest of these blocks."),
+    "durable_syncs_waiting": Metric(
+        ("tier",), "Callers that wait until durable blocks are on the tier."
+    ),
+    "durable_sync_deadline_seconds": Metric(
+        ("tier",), "Time until the first of these callers gives up; 0 if none waits."
+    ),
     "durable_lost_blocks_total": Metric(
         ("tier",), "Durable blocks that were evicted or dropped before the tier had them."
     ),
@@ -333,6 +339,8 @@ def node_samples(status: NodeStatus) -> Iterator[Sample]:
         yield Sample("durable_marked_blocks", (durable.tier,), durable.marked)
         yield Sample("durable_waiting_blocks", (durable.tier,), durable.waiting)
         yield Sample("durable_waiting_seconds", (durable.tier,), durable.oldest_s)
+        yield Sample("durable_syncs_waiting", (durable.tier,), durable.syncs)
+        yield Sample("durable_sync_deadline_seconds", (durable.tier,), durable.deadline_s)
         yield Sample("durable_lost_blocks_total", (durable.tier,), durable.lost)
         yield Sample("durable_evicted_blocks_total", (durable.tier,), durable.evicted)
     yield Sample("scrubbed_copies_total", (), status.scrub.checked)

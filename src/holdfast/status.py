@@ -506,8 +506,9 @@ class TargetStatus(StatusFields, frozen=True):
 class DurableStatus(StatusFields, frozen=True):
     """Blocks saved as durable that the durable tier does not hold yet, and the age of the oldest.
 
-    `marked`: all durable blocks. `lost`: blocks that were evicted or dropped before the tier had
-    them, `evicted`: blocks that it evicted while they were durable, both since start.
+    `marked`: all durable blocks. `syncs`: calls that wait for an acknowledgement; `deadline_s`:
+    time until the first of them gives up. `lost`: blocks that were evicted or dropped before the
+    tier had them, `evicted`: blocks that it evicted while they were durable, both since start.
     """
 
     tier: str
@@ -515,6 +516,8 @@ class DurableStatus(StatusFields, frozen=True):
     waiting: int = 0
     waiting_bytes: int = 0
     oldest_s: float = 0.0
+    syncs: int = 0
+    deadline_s: float = 0.0
     lost: int = 0
     evicted: int = 0
 

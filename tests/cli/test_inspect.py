@@ -10,6 +10,7 @@ from holdfast.status import (
     AdmissionStatus,
     CodecStatus,
     DomainStatus,
+    DurableStatus,
     EngineLockStatus,
     NodeStatus,
     PageLockStatus,
@@ -190,3 +191,12 @@ def test_raw_and_stored_bytes_are_shown_by_tier_and_by_domain():
         "codec   disk" in line and "3 GiB of blocks in 2 GiB (1.50)" in line for line in lines
     )
     assert any("host 1 GiB, disk 2 GiB (raw 3 GiB)" in line for line in lines)
+
+
+def test_durable_blocks_that_are_not_safe_yet_have_count_age_and_deadline():
+    durable = DurableStatus("disk", 9, 4, 4 << 20, oldest_s=12.4, syncs=2, deadline_s=47.6, lost=1)
+    [line] = [line for line in _status_lines(NodeStatus(durable=durable)) if "durable" in line]
+    assert line == (
+        "  durable 9 blocks to keep on disk; 4 (4 MiB) not there yet, the oldest for 12 s; "
+        "2 syncs waiting, the first for 48 s more; 1 lost before they were written"
+    )

@@ -121,6 +121,27 @@ def test_a_medium_that_takes_no_writes_acknowledges_nothing_at_the_deadline(stor
     assert session.sync(tokens_for(1)) == TOKENS
 
 
+def test_the_status_tells_how_many_syncs_wait_and_when_the_first_gives_up(store, medium):
+    medium.writes = False
+    session = save(store)
+    found = []
+    waiting = [
+        threading.Thread(
+            target=lambda within_s=s: found.append(session.sync(tokens_for(1), within_s))
+        )
+        for s in (300.0, 900.0)
+    ]
+    for thread in waiting:
+        thread.start()
+    until(store, "both wait", lambda: store.status().durable.syncs == 2)
+    assert 0 < store.status().durable.deadline_s <= 300
+    medium.writes = True
+    for thread in waiting:
+        thread.join()
+    assert found == [TOKENS] * 2
+    assert (store.status().durable.syncs, store.status().durable.deadline_s) == (0, 0)
+
+
 def test_a_flush_that_fails_acknowledges_nothing(store, medium):
     medium.flushes = False
     assert save(store).sync(tokens_for(1)) == 0

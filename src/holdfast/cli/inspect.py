@@ -252,7 +252,9 @@ def _status_lines(status: NodeStatus) -> list[str]:
         lines.append(f"  recalls {ends}")
     if status.quantise.domains:
         lines.append(f"  int8    {quantise_line(status.quantise)}")
-    if status.durable is not None and (status.durable.marked or status.durable.lost):
+    if status.durable is not None and (
+        status.durable.marked or status.durable.lost or status.durable.syncs
+    ):
         lines.append(_durable(status.durable))
     hints, scrub = status.hints, status.scrub
     lines.append(
@@ -274,6 +276,9 @@ def _durable(durable: DurableStatus) -> str:
     if durable.waiting:
         waiting = f"{durable.waiting:,} ({Size(durable.waiting_bytes)}) not there yet"
         parts.append(f"{waiting}, the oldest for {durable.oldest_s:.0f} s")
+    if durable.syncs:
+        waiting = f"{many(durable.syncs, 'sync')} waiting, the first for {durable.deadline_s:.0f}"
+        parts.append(f"{waiting} s more")
     if durable.lost:
         parts.append(f"{durable.lost:,} lost before they were written")
     if durable.evicted:

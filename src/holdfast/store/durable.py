@@ -51,12 +51,30 @@ def sync(
     """
     check_seconds("sync: deadline_s", deadline_s, SECONDS_MAX)
     began_s, table = store.clock.now(), store.table
-    tier = table.lower[table.durable_tier - 1] if table.durable_tier else None
-    if not isinstance(tier, Flushable):
+    if not table.durable_tier:
         raise BlockError("sync: no tier of this store can flush its records; add a disk tier")
     until_s = began_s + deadline_s
+    with table.lock:
+        store.durable_blocks.begin_sync(until_s)
+    try:
+        kept = _sync(store, namespace, keys, until_s, saving=saving)
+    finally:
+        with table.lock:
+            store.durable_blocks.end_sync(until_s)
+    outcome = Outcome.OK if kept == len(keys) else Outcome.LATE
+    store.activity.call("sync", outcome, store.clock.now() - began_s, kept)
+    return kept
+
+
+def _sync(
+    store: StoreParts, namespace: Namespace, keys: Sequence[bytes], until_s: float, *, saving: bool
+) -> int:
+    """Return how many leading blocks the durable tier keeps, once all are there or time is over."""
+    table = store.table
+    tier = table.lower[table.durable_tier - 1]
     if not saving:
-        ask_in_time(store, namespace, keys, deadline_s, Priority.PREFETCH)
+        left_s = max(0.0, until_s - store.clock.now())
+        ask_in_time(store, namespace, keys, left_s, Priority.PREFETCH)
     kept = _await_copies(store, namespace, keys, until_s, saving=saving)
     if saving:
         with table.lock:
@@ -68,16 +86,13 @@ def sync(
         and _forget_lost(store, tier, namespace, keys[:kept])
     ):
         kept = _await_copies(store, namespace, keys, until_s, saving=saving)
-    if kept and not tier.flush():
+    if kept and not (isinstance(tier, Flushable) and tier.flush()):
         kept = 0
     save_marks(store)
     if kept and isinstance(tier, SharedTier):  # another node may have deleted what this one knows
         kept = tier.held(namespace, keys[:kept], 0, max(0.0, until_s - store.clock.now()))
     with table.lock:  # the tier may have evicted some during the flush
-        kept = min(kept, _leading(table, namespace, keys).kept)
-    outcome = Outcome.OK if kept == len(keys) else Outcome.LATE
-    store.activity.call("sync", outcome, store.clock.now() - began_s, kept)
-    return kept
+        return min(kept, _leading(table, namespace, keys).kept)
 
 
 def load_marks(store: StoreParts) -> None:

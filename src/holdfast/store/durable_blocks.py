@@ -50,6 +50,8 @@ class DurableBlocks:
         self._for_s = for_s
         self._since: dict[tuple[Namespace, bytes], float] = {}
         self._again_at_s = -math.inf
+        self._deadlines_s: list[float] = []
+        """When each `sync` that waits gives up."""
         self._lost = 0
 
     def mark(self, namespace: Namespace, rows: Sequence[int], now_s: float) -> None:
@@ -88,6 +90,14 @@ class DurableBlocks:
         table.queues.write_through(rows, [tier])
         return bool(rows)
 
+    def begin_sync(self, until_s: float) -> None:
+        """Note that a `sync` waits, at most until this time."""
+        self._deadlines_s.append(until_s)
+
+    def end_sync(self, until_s: float) -> None:
+        """Note that a `sync` with this deadline has ended."""
+        self._deadlines_s.remove(until_s)
+
     def status(self, now_s: float) -> DurableStatus | None:
         """Return how many blocks wait, their bytes and the age of the oldest; None: no such tier.
 
@@ -103,6 +113,8 @@ class DurableBlocks:
             waiting=len(self._since),
             waiting_bytes=sum(namespace.slot_bytes for namespace, _ in self._since),
             oldest_s=now_s - next(iter(self._since.values()), now_s),
+            syncs=len(self._deadlines_s),
+            deadline_s=max(0.0, min(self._deadlines_s, default=now_s) - now_s),
             lost=self._lost,
             evicted=self._table.durable_evicted,
         )
