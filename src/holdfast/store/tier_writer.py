@@ -159,7 +159,7 @@ class TierWriter:
                 if not self._has_moves():
                     if self._closing:
                         return
-                    self._hurries = False
+                    self._hurries &= queues.length(number) > 0  # moves may be paced
                     if not self._work.wait(_LOOK_AGAIN_S):
                         self._source.end()  # not between two moves: new memory must be cleared
                 elif waits and not (self._hurries or self._closing):
