@@ -19,6 +19,7 @@ from holdfast.blocks.group_rules import GroupRule
 from holdfast.blocks.key import unpack_keys
 from holdfast.blocks.namespace import Namespace
 from holdfast.buffers import SharedMapping
+from holdfast.client.lookup_answer import lookup_answer
 from holdfast.errors import (
     BlockError,
     HoldfastError,
@@ -290,23 +291,10 @@ class EmbeddedClient:
                 for group, each in zip(self._groups, packed, strict=True)
             ]
             unanswered = store.look_groups(chains, prompt.tokens, prompt.have, within_s)
-            planned = store.plan_groups(chains, prompt, unanswered)
-            pending = planned.held
+            planned, pending = store.plan_groups(chains, prompt, unanswered), 0
         if planned.number:
             self._open_plans.append(planned.number)
-        plan = planned.plan
-        return m.Covered(
-            blocks=planned.held,
-            worth=plan.blocks,
-            sources=planned.sources,
-            plan=planned.number,
-            deadline_s=plan.deadline_s,
-            expected_s=plan.expected_s,
-            recompute_s=plan.recompute_s,
-            reason=plan.reason,
-            unanswered={tier: str(outcome) for tier, outcome in planned.unanswered.items()},
-            pending=pending,
-        )
+        return lookup_answer(planned, pending)
 
     def _fetch(self, request: m.Fetch) -> m.Fetched:
         store, namespace = self._store, self._groups[request.group].namespace

@@ -48,6 +48,11 @@ class EngineGroup(NamedTuple):
         rule = GroupRule.of(meaning.kv_group, meaning.block_tokens)
         return rule._replace(window=rule.window + self.retained)
 
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes any part of a block; of ranks with equal pages, one does."""
+        return self.layout_slice is None or bool(self.layout_slice.written_runs())
+
 
 class ContextKeys(NamedTuple):
     """The keys of one context: a chain for each group, in the order of the groups."""

@@ -66,6 +66,7 @@ class StoreEngine:
     ) -> None:
         self.groups = tuple(groups)
         self._rules = [group.rule for group in self.groups]
+        self._writes = [group.writes for group in self.groups]
         self.unit_tokens = unit_tokens(self._rules)
         self._digests = [group.fingerprint.digest() for group in self.groups]
         self._welcome = first.welcome
@@ -164,7 +165,10 @@ class StoreEngine:
         pages: Sequence[GroupPages | None],
         retention: Retention = Retention.SESSION,
     ) -> PendingContextSave:
-        """Save blocks of each group, which are full in these pages now; see `EngineClient`."""
+        """Save blocks of each group, which are full in these pages now; see `EngineClient`.
+
+        Of a group of which another rank writes every byte, nothing is saved.
+        """
         _check_groups(len(pages), len(self.groups))
         _check_groups(len(blocks), len(self.groups))
         runs: list[_SaveRun] = []
@@ -180,7 +184,8 @@ class StoreEngine:
                         f"save: {len(given.pages)} pages of group {group} given for "
                         f"{len(chosen)} blocks of {per_block} pages"
                     )
-                runs += _save_runs(group, chain, chosen, given)
+                if self._writes[group]:
+                    runs += _save_runs(group, chain, chosen, given)
         work = partial(self._save, runs, retention)
         return PendingContextSave(self, self._submit(work), context, blocks)
 

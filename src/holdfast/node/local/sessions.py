@@ -22,6 +22,7 @@ import msgspec
 
 from holdfast.blocks.key import SEGMENT_BYTES
 from holdfast.blocks.namespace import Namespace
+from holdfast.client.lookup_answer import lookup_answer
 from holdfast.config import DEADLINE_S_MAX
 from holdfast.errors import BlockError, ConfigError, Outcome, ProtocolError, RefusedError, printable
 from holdfast.fairness.fair_queue import WorkItem
@@ -367,19 +368,7 @@ class NodeSession:
     def _covered(self, planned: PlannedFetch, pending: int = 0) -> m.Covered:
         if planned.number:
             self._open_plans.append(planned.number)
-        plan = planned.plan
-        return m.Covered(
-            blocks=planned.held,
-            worth=plan.blocks,
-            sources=planned.sources,
-            plan=planned.number,
-            deadline_s=plan.deadline_s,
-            expected_s=plan.expected_s,
-            recompute_s=plan.recompute_s,
-            reason=plan.reason,
-            unanswered={tier: str(outcome) for tier, outcome in planned.unanswered.items()},
-            pending=max(pending, planned.held),
-        )
+        return lookup_answer(planned, pending)
 
     def ended(self) -> None:
         """Release all leases now, and reservations once it is known whether the engine lives.
