@@ -216,6 +216,13 @@ def test_whatever_changes_the_meaning_changes_a_portable_fingerprint(portable):
     assert len({each.digest() for each in several}) == len(several)
 
 
+def test_keys_that_vllm_keeps_in_an_order_of_its_own_are_not_those_of_other_programs(portable):
+    """vLLM permutes the weights of Llama 4 while it loads them; transformers does not."""
+    plain = {"hf": {"model_type": "llama4_text"}}
+    other = portable(model=plain | {"model_impl": "transformers"})
+    assert portable(model=plain).digest() != other.digest() == portable().digest()
+
+
 def test_a_model_whose_files_do_not_say_its_meaning_has_no_portable_fingerprint(
     portable, group, tmp_path
 ):

@@ -43,6 +43,10 @@ A process takes longer than this until its first read of weights.
 
 _LONG_ROPE = "long_factor"
 
+_OWN_KEY_ORDER = ("llama4", "llama4_text")
+"""Types of models whose weights vLLM permutes while it loads them (`permute_qk_weight_for_rotary`),
+so that their keys have another order of elements than in transformers."""
+
 
 def block_tokens_of(setting: ConnectorSettings, group: PagedGroup) -> int:
     """Return the tokens per block; raise ConfigError for an option that the page rules out.
@@ -302,6 +306,9 @@ def _model_source(vllm_config: Any, setting: ConnectorSettings) -> ModelSource:
         raise UnsupportedError(f"{model.model!r} has no {CONFIG}; portable contexts need it")
     if _LONG_ROPE in canonical_json([config, overrides]):  # as in `fingerprint_of`
         overrides = {**overrides, "max_model_len": model.max_model_len}
+    kind = getattr(model.hf_text_config, "model_type", "")
+    if kind in _OWN_KEY_ORDER and getattr(model, "model_impl", "auto") != "transformers":
+        overrides = {**overrides, "key_order": "halves"}
     on_load = model.quantization if "quantization_config" not in config else None
     return ModelSource(
         weights=_weights(model, vllm_config.load_config, setting),
