@@ -27,7 +27,7 @@ SAMPLES = 16
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 """Kinds of rope whose rotations depend on the length of the prompt, beyond a limit."""
 
-ROPE_OF_ALL_ENGINES = ("default", "linear", "llama3")
+ROPE_OF_ALL_ENGINES = ("default", "linear", "llama3", "yarn")
 """Kinds of rope for which engines compute the same rotations; `dynamic` differs in vLLM."""
 
 _NOT_MEANING = (*VOLATILE_FIELDS, "architectures", "use_cache")
