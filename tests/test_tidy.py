@@ -462,3 +462,9 @@ def test_pages_name_files_that_are_there():
     named = {(page.name, file) for page in pages for file in NAMED_FILE.findall(page.read_text())}
     assert len(named) > 10
     assert sorted(each for each in named if not (ROOT / each[1]).exists()) == []
+
+
+def test_the_engine_client_has_no_words_of_one_engine():
+    words = re.compile(r"vllm|sglang|lmcache|num_preemptions|kv_transfer", re.IGNORECASE)
+    sources = (PACKAGE / "client").rglob("*.py")
+    assert [file.name for file in sources if words.search(file.read_text())] == []

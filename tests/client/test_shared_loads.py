@@ -16,9 +16,7 @@ PREFIX = list(range(64))
 
 
 def request(name, tokens, salt=b"", deadline_s=DEADLINE_S):
-    live = SimpleNamespace(
-        request_id=name, all_token_ids=tokens, num_tokens=len(tokens), num_preemptions=0
-    )
+    live = SimpleNamespace(request_id=name, all_token_ids=tokens, num_tokens=len(tokens))
     chain = Chain(DOMAIN_KEY, b"f" * 16, BLOCK, {0: [salt]} if salt else None)
     tracked = TrackedRequest(live, [chain], [], None)
     tracked.extend()

@@ -1,6 +1,6 @@
 """The fingerprint of portable contexts of a model in a local folder, for programs that compute KV.
 
-vLLM derives the same fingerprint for the same folder with `layout: portable`, so both find each
+Engines that keep portable blocks derive the same fingerprint for the same folder, so both find each
 other's contexts.
 """
 

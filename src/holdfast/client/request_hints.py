@@ -1,15 +1,13 @@
-"""Hints in a request's `kv_transfer_params` about the future use of its context.
+"""Hints of a request about the future use of its context.
 
-    {"kv_transfer_params": {"holdfast": {"session": "chat-7", "returns_in_s": 20}}}
-
-Invalid hints are ignored with a line in the log; the request is served.
+A request carries them as a mapping, where its engine permits: `{"session": "chat-7",
+"returns_in_s": 20}`. A request with invalid hints is served without them.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -17,10 +15,6 @@ from holdfast.errors import printable
 from holdfast.prepared import prepared
 from holdfast.session import NAME_CHARS_MAX
 from holdfast.wire.local.messages import Closed, Pin, Request, Returns
-
-FIELD = "holdfast"
-
-_log = logging.getLogger(__name__)
 
 
 @prepared
@@ -48,20 +42,22 @@ DURABLE = "durable"
 """Retention of a request whose blocks are acknowledged."""
 
 
-def hint_of(request: Any) -> tuple[RequestHint, bool]:
-    """Return a request's hints, and whether they are valid; of invalid ones only `bypass`."""
-    raw = (getattr(request, "kv_transfer_params", None) or {}).get(FIELD)
-    session = str(getattr(request, "session_id", None) or "")[:NAME_CHARS_MAX]
+def parse_hint(raw: object, session: str = "") -> tuple[RequestHint, str]:
+    """Return a request's hints, and why they are invalid; of invalid ones only `bypass`.
+
+    `raw`: what the request carries, None: no hints. `session`: the engine's own name of its
+    session, for hints without one.
+    """
+    session = session[:NAME_CHARS_MAX]
     try:
         hint = NO_HINT if raw is None else msgspec.convert(raw, RequestHint)
         if session and not hint.session:
             hint = msgspec.structs.replace(hint, session=session)
         hint.session.encode()
     except ValueError as error:  # includes the UnicodeEncodeError of a lone surrogate in a name
-        _log.warning("kv_transfer_params.%s is ignored: %s", FIELD, printable(error))
         bypass = isinstance(raw, Mapping) and bool(raw.get("bypass"))
-        return RequestHint(bypass=bypass), False
-    return hint, True
+        return RequestHint(bypass=bypass), printable(error)
+    return hint, ""
 
 
 def at_end(hint: RequestHint, keys: bytes) -> list[Request]:

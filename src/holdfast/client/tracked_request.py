@@ -120,7 +120,7 @@ class TrackedRequest:
         self.unit_tokens = math.lcm(*(group[0].block_tokens for group in self.groups))
         self.hint = hint
         self.common = common
-        self.preemptions = request.num_preemptions
+        self.restarts = 0
         self.prompt_tokens: int = request.num_tokens
         self.question: PlanRequest | None = None
         self.covered = self.planned_blocks = 0
@@ -148,9 +148,12 @@ class TrackedRequest:
             return self.prompt_tokens
         return max(self.local_tokens, self.planned_blocks * self.unit_tokens)
 
-    def restart(self) -> None:
-        """Restart after a preemption: the tokens generated so far are computed again, too."""
-        self.preemptions = self.request.num_preemptions
+    def restart(self, restarts: int) -> None:
+        """Restart after a preemption: the tokens generated so far are computed again, too.
+
+        `restarts`: how often the engine has preempted the request.
+        """
+        self.restarts = restarts
         self.prompt_tokens = self.request.num_tokens
         self.loaded_s = 0.0
 

@@ -6,9 +6,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from holdfast.client.request_hints import NO_HINT, RequestHint, at_end, hint_of
+from holdfast.client.request_hints import NO_HINT, RequestHint, at_end
 from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.scheduler import SchedulerSide
+from holdfast.engines.vllm.transfer_params import hint_of
 from holdfast.engines.vllm.work import GroupHandshake, Handshake
 from holdfast.wire.local.messages import (
     Closed,

@@ -8,8 +8,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 
 from holdfast.client.prompt_ledger import PromptLedger
-from holdfast.client.request_hints import hint_of
 from holdfast.engines.vllm.connector import HoldfastConnector
+from holdfast.engines.vllm.transfer_params import hint_of
 
 BLOCK = 8
 PREFILL, DECODE = {"do_remote_decode": True}, {"do_remote_prefill": True}

@@ -20,7 +20,7 @@ from holdfast.client.durable_requests import DurableRequests
 from holdfast.client.engine_queue import EngineQueue, queue_ahead
 from holdfast.client.prompt_ledger import PromptLedger, by_tier
 from holdfast.client.queued_requests import QueuedRequests
-from holdfast.client.request_hints import DURABLE, NO_HINT, at_end, hint_of
+from holdfast.client.request_hints import DURABLE, NO_HINT, at_end
 from holdfast.client.request_lookups import LookupLimits, RequestLookups
 from holdfast.client.shared_loads import SharedLoads
 from holdfast.client.step_timer import PrefillChunk, StepTimer
@@ -28,7 +28,6 @@ from holdfast.client.tasks import LoadTask
 from holdfast.client.timeouts import EngineClocks
 from holdfast.client.timing_reporter import TimingReporter
 from holdfast.client.tracked_request import PendingLoad, TrackedRequest
-from holdfast.client.transfer_params import is_asked, transfer_params
 from holdfast.engines.vllm.block_saves import BlockSaves
 from holdfast.engines.vllm.group_pages import PageLists
 from holdfast.engines.vllm.group_tasks import GroupTasks
@@ -42,6 +41,7 @@ from holdfast.engines.vllm.request_identity import (
     why_declined,
     why_not_read,
 )
+from holdfast.engines.vllm.transfer_params import hint_of, is_asked, transfer_params
 from holdfast.engines.vllm.work import Handshake, StepWork
 from holdfast.errors import NodeGoneError, NotFollowed, Outcome
 from holdfast.wire.local.client import Client
@@ -168,10 +168,10 @@ class SchedulerSide:
         tracked = self._tracked.get(request.request_id)
         if tracked is None or request.skip_reading_prefix_cache:
             return 0, False
-        if request.num_preemptions != tracked.preemptions:
+        if request.num_preemptions != tracked.restarts:
             # The request restarts; its own blocks may have been saved since.
             self._lookups.end_plan(tracked, NotFollowed.PREEMPTED)
-            tracked.restart()
+            tracked.restart(request.num_preemptions)
             self._ask(tracked, self._clients())
         if not self._is_answered(tracked):
             return None, False

@@ -32,6 +32,7 @@ SUBJECTS = {
     "offload": "vLLM's own offloading with Holdfast as its second tier, beside vLLM's tier `fs`",
     "sglang": "SGLang on the CPU: first token with Holdfast as its storage, and with its own",
     "serve": "a real engine under load: sessions and crowds, beside vLLM's host tier and LMCache",
+    "saves": "a real engine with each `save` option: bytes saved, and tokens computed",
     "engines": "answers behind contexts of another engine, beside an engine's own",
     "transformers": "first token of transformers: computed, missed in a store, and fetched",
     "sim": "the simulator: its speed through four tiers, and how near it is to published figures",

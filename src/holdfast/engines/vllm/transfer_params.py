@@ -1,18 +1,35 @@
-"""What an engine returns to a proxy of prefill and decode: whether a context was transferred.
+"""`kv_transfer_params`: the hints of a request, and what a proxy of prefill and decode gets.
 
-A proxy asks for it with `do_remote_decode` or `do_remote_prefill` in the `kv_transfer_params` of a
-request. The answer is in the `kv_transfer_params` of the response. The proxy may pass it on to the
-other engine, which needs none of it: the engine finds the blocks by the tokens of the prompt.
+    {"kv_transfer_params": {"holdfast": {"session": "chat-7", "returns_in_s": 20}}}
+
+A proxy asks with `do_remote_decode` or `do_remote_prefill` whether a context was transferred. The
+answer is in the `kv_transfer_params` of the response. The proxy may pass it on to the other engine,
+which needs none of it: the engine finds the blocks by the tokens of the prompt.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from holdfast.client.request_hints import FIELD
+from holdfast.client.request_hints import RequestHint, parse_hint
 from holdfast.client.tracked_request import TrackedRequest
 
+FIELD = "holdfast"
+"""The field of `kv_transfer_params` that is ours."""
+
 _ASKING = ("do_remote_decode", "do_remote_prefill")
+
+_log = logging.getLogger("vllm.holdfast")
+
+
+def hint_of(request: Any) -> tuple[RequestHint, bool]:
+    """Return a request's hints, and whether they are valid; of invalid ones only `bypass`."""
+    raw = (getattr(request, "kv_transfer_params", None) or {}).get(FIELD)
+    hint, fault = parse_hint(raw, str(getattr(request, "session_id", None) or ""))
+    if fault:
+        _log.warning("kv_transfer_params.%s is ignored: %s", FIELD, fault)
+    return hint, not fault
 
 
 def is_asked(request: Any) -> bool:
