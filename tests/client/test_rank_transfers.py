@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from holdfast.blocks.envelope import HEADER_BYTES, stored_bytes
+from holdfast.client import rank_transfers
 from holdfast.client.loader import RunningLoad
 from holdfast.client.rank_transfers import RankTransfers, StepReport, TransferOptions
 from holdfast.client.tasks import GroupTask, LoadTask, SaveTask
@@ -485,6 +486,33 @@ def test_copies_in_flight_at_close_are_committed_before_the_session_ends(harness
     )
     harness.side.close()
     assert at_close == [([1], bytes(payload_of(KEYS[0], PAYLOAD)))]
+
+
+def test_before_pages_lose_their_memory_every_copy_has_ended(harness, monkeypatch):
+    class Slow(DeferredGather):
+        asked = 0
+
+        def done(self):
+            self.asked += 1
+            return self.asked > 3
+
+    monkeypatch.setattr(harness.device, "gather", Slow(harness.device.gather))
+    fill(harness, [9, 3])
+    harness.side.save(harness.saving([9, 3], KEYS[:1]))
+    load = LoadTask("r", (GroupTask((b"".join(KEYS[:2]),), [1, 2, 5, 6], 0),), 64)
+    harness.side.start_loads(step([load]))
+    assert harness.side.finish_copies()
+    assert len(harness.client.of(Commit)) == 1
+    assert harness.holds([1, 2], 0)
+    assert harness.holds([5, 6], 1)
+    assert harness.side.ended() == {"r"}
+
+
+def test_a_copy_that_does_not_end_is_waited_for_within_a_limit(harness, monkeypatch):
+    monkeypatch.setattr(rank_transfers, "FINISH_S", 0.05)
+    monkeypatch.setattr(harness.device, "gather", DeferredGather(harness.device.gather))
+    harness.side.save(harness.saving([9, 3], KEYS[:1]))
+    assert not harness.side.finish_copies()
 
 
 def test_a_load_has_the_deadline_of_its_plan_within_what_was_configured(harness):

@@ -31,6 +31,9 @@ from holdfast.wire.local.locked_memory import LockedMemory
 REST_S = 0.002
 """Maximum time for which a step without a forward yields the GIL to loads."""
 
+FINISH_S = 10.0
+"""Maximum wait for copies before the engine takes the memory of its pages away."""
+
 DEADLINE_MIN_S = 0.01
 """Minimum deadline of a load; a shorter one is below scheduling jitter."""
 
@@ -207,6 +210,21 @@ class RankTransfers:
         if not (work.tokens or self._moving or before or landed):
             return None
         return StepReport(work.tokens > 0, self._moving, landed, self._passive)
+
+    def finish_copies(self) -> bool:
+        """Wait until no copy reads or writes a page any more; return whether that is so.
+
+        Call it before the engine takes the memory of its pages away, between two steps.
+        """
+        until_s = time.monotonic() + FINISH_S
+        loads = [running for _, running in self._loading]
+        ended = all(each.wait(max(0.0, until_s - time.monotonic())) is not None for each in loads)
+        if self._passive:
+            return ended
+        while self._saves.busy and time.monotonic() < until_s:
+            self._saves.poll()
+            time.sleep(POLL_S)
+        return ended and not self._saves.busy
 
     def close(self) -> None:
         """Wait for all copies, commit them, and stop."""

@@ -326,6 +326,13 @@ def test_an_idle_engine_continues_to_step_while_blocks_are_being_copied(fakes, s
     assert heard == [False, False, True, True, False, True, False]
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_before_vllm_sleeps_copies_end_or_the_log_says_that_they_go_on(worker, ended, caplog):
+    worker._worker.finish_copies = lambda: ended
+    worker.unregister_kv_caches()
+    assert ("still being copied" in caplog.text) is not ended
+
+
 def test_tiers_are_mapped_to_the_cache_hit_sources_of_vllm(scheduler):
     scheduler._scheduler = SimpleNamespace(
         sources=lambda _request, _tokens: {"host": 1, "disk": 2, "pool": 3, "object": 4, "": 5}

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from holdfast.engines.vllm.options import failure_policy_advice, read_options
+from holdfast.engines.vllm.options import failure_policy_advice, read_options, refit_advice
 from holdfast.errors import ConfigError
 
 
@@ -102,6 +102,18 @@ def test_an_invalid_option_is_refused_by_name(extra, named):
 def test_advice_is_given_for_a_load_failure_policy_of_fail():
     assert failure_policy_advice("recompute") is None
     assert '"kv_load_failure_policy":"recompute"' in failure_policy_advice("fail")
+
+
+def test_advice_is_given_for_an_engine_whose_weights_are_replaced():
+    assert refit_advice(read_options({}), None) is None
+    assert "reset_prefix_cache(reset_connector=True)" in refit_advice(read_options({}), "nccl")
+
+
+def test_weights_that_are_replaced_are_not_fixed():
+    settings = read_options({"fixed_weights": True})
+    assert refit_advice(settings, None) is None
+    with pytest.raises(ConfigError, match="fixed_weights: true, but weight_transfer_config"):
+        refit_advice(settings, "nccl")
 
 
 def test_blocks_are_exact_or_portable_and_nothing_else():

@@ -42,6 +42,51 @@ class Driver:
         outputs = self.llm.generate(inputs, params, use_tqdm=False)
         return [self.answer(output) for output in outputs]
 
+    def ask_several(self, prompt, tokens, count, seed):
+        """Sample several answers to one prompt; return their tokens, and the cached tokens."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(n=count, seed=seed, max_tokens=tokens, ignore_eos=True)
+        (output,) = self.llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+        return [list(each.token_ids) for each in output.outputs], output.num_cached_tokens
+
+    def ask_prompt_logprobs(self, prompt, tokens):
+        """Return the log-probability of each token of a prompt, and the cached tokens."""
+        params = greedy(tokens, prompt_logprobs=0)
+        (output,) = self.llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+        given = zip(prompt[1:], output.prompt_logprobs[1:], strict=True)
+        return [step[token].logprob for token, step in given], output.num_cached_tokens
+
+    def ask_adapted(self, prompt, tokens, adapter):
+        """Ask with the LoRA adapter in a folder; None: without one."""
+        from vllm.lora.request import LoRARequest
+
+        request = LoRARequest(adapter, 1 + hash(adapter) % 1000, adapter) if adapter else None
+        inputs = [{"prompt_token_ids": prompt}]
+        params = greedy(tokens, logprobs=5)
+        (output,) = self.llm.generate(inputs, params, use_tqdm=False, lora_request=request)
+        return self.answer(output)
+
+    def ask_picture(self, prompt, seed, tokens):
+        """Ask about a picture of noise."""
+        import numpy as np
+        from PIL import Image
+
+        noise = np.random.default_rng(seed).integers(0, 256, (56, 56, 3), np.uint8)
+        picture = {"image": Image.fromarray(noise)}
+        inputs = {"prompt_token_ids": prompt, "multi_modal_data": picture}
+        (output,) = self.llm.generate([inputs], greedy(tokens, logprobs=5), use_tqdm=False)
+        return self.answer(output)
+
+    def sleep_and_wake(self, level):
+        """Sleep and wake up; on a CPU vLLM resets its caches, and keeps its memory."""
+        self.llm.sleep(level=level)
+        self.llm.wake_up()
+
+    def reload_weights(self, folder):
+        """Replace the weights in place by those of another folder."""
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+
     def answer(self, output):
         (choice,) = output.outputs
         steps = [

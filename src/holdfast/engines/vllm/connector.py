@@ -33,7 +33,12 @@ from holdfast.engines.vllm.block_forms import BlockForm, WorkerCache, block_form
 from holdfast.engines.vllm.counters import ConnectorCounts, ConnectorMetrics
 from holdfast.engines.vllm.describe import step_blocks_of
 from holdfast.engines.vllm.log import log_to_vllm
-from holdfast.engines.vllm.options import ConnectorSettings, failure_policy_advice, read_options
+from holdfast.engines.vllm.options import (
+    ConnectorSettings,
+    failure_policy_advice,
+    read_options,
+    refit_advice,
+)
 from holdfast.engines.vllm.request_identity import adapter_settings
 from holdfast.engines.vllm.scheduler import SchedulerSide
 from holdfast.engines.vllm.unsupported import UnsupportedError
@@ -88,9 +93,13 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: RankTransfers | None = None
         self._handshake: Handshake | None = None
         self._pool: Any = None
-        advice = failure_policy_advice(transfer.kv_load_failure_policy)
-        if advice and role is KVConnectorRole.SCHEDULER:
-            _log.warning(advice)
+        refits = getattr(vllm_config, "weight_transfer_config", None)
+        for advice in (
+            failure_policy_advice(transfer.kv_load_failure_policy),
+            refit_advice(self._setting, refits),
+        ):
+            if advice and role is KVConnectorRole.SCHEDULER:
+                _log.warning(advice)
 
     # Both roles
 
@@ -160,6 +169,14 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
                     form.group.attention,
                     named.fingerprint.hex(),
                 )
+
+    def unregister_kv_caches(self) -> None:
+        """Let no copy touch a page while vLLM sleeps: it takes the memory of the pages away.
+
+        vLLM gives them the same addresses when it wakes up, so nothing is to be restored.
+        """
+        if self._worker is not None and not self._worker.finish_copies():
+            _log.warning("blocks are still being copied while vLLM falls asleep")
 
     def get_handshake_metadata(self) -> Handshake | None:
         return self._handshake
@@ -292,9 +309,10 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished_all_groups(request, (block_ids,))
 
     def reset_cache(self) -> bool:
-        """Stop using all blocks stored so far; vLLM calls it after weights changed in place.
+        """Stop using all blocks stored so far; vLLM calls it when weights change in place.
 
-        The fingerprint names the weights that were loaded, so from now on this engine writes under
+        It calls it when it falls asleep, too. With `fixed_weights` nothing changes then. The
+        fingerprint names the weights that were loaded, so from now on this engine writes under
         keys that no other engine and no later start shares. The store is not emptied, because other
         engines may use it. Requests under way are not looked up or saved any more.
         """
@@ -302,7 +320,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         # pages of vLLM's cache, and while any page is held vLLM's own reset fails: it returns
         # False, or with `reset_running_requests` raises before it calls this method. The caller
         # must reset again then, which changes the keys once more.
-        if self._scheduler is not None:
+        if self._scheduler is not None and not self._setting.fixed_weights:
             self._scheduler.reset()
             _log.info("cache reset: earlier blocks are not used again by this engine")
         return True

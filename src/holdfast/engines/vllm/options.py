@@ -43,7 +43,8 @@ class ConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `save`: when blocks are saved. `cover_deadline_ms`: timeout of the node's coverage answer;
     default: a small share of the time to compute the prompt. `prestage`: have the contexts of
     requests that wait for their turn read into the node's memory. `publish_file`: the secret that
-    permits writes, for an engine whose `domain` is public.
+    permits writes, for an engine whose `domain` is public. `fixed_weights`: the weights never
+    change while the engine runs, so contexts outlive vLLM's sleep and other resets.
     """
 
     holdfast: str = ""
@@ -55,6 +56,7 @@ class ConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prestage: bool = True
     publish_file: str = ""
     save: SaveTime = "when_full"
+    fixed_weights: bool = False
 
     def __post_init__(self) -> None:
         if self.block_tokens < 0:
@@ -82,6 +84,7 @@ class ConnectorSettings(NamedTuple):
     `prestages`: contexts of waiting requests are prestaged. `adapter_settings`: what vLLM's options
     change in LoRA adapters.
     `shares_loads`: vLLM's prefix cache gives the blocks of a load to other requests.
+    `fixed_weights`: a reset leaves all contexts in use.
     """
 
     address: str
@@ -98,6 +101,7 @@ class ConnectorSettings(NamedTuple):
     adapter_settings: str = ""
     save: SaveTime = "when_full"
     shares_loads: bool = True
+    fixed_weights: bool = False
 
 
 def read_options(extra: Mapping[str, Any], role: str = "kv_both") -> ConnectorSettings:
@@ -162,6 +166,7 @@ def read_options(extra: Mapping[str, Any], role: str = "kv_both") -> ConnectorSe
         prestages=options.prestage,
         # What a producer computes is fetched at once.
         save="when_full" if role == "kv_producer" else options.save,
+        fixed_weights=options.fixed_weights,
     )
 
 
@@ -172,4 +177,24 @@ def failure_policy_advice(policy: str) -> str | None:
     return (
         f'kv_load_failure_policy is "{policy}": a failed load ends the user\'s request with an '
         'error; write "kv_load_failure_policy":"recompute" in --kv-transfer-config to recompute'
+    )
+
+
+def refit_advice(settings: ConnectorSettings, transfer: Any) -> str | None:
+    """Return advice for an engine whose weights are replaced in place; None for any other.
+
+    `transfer`: vLLM's settings of weight transfer, or None. Raises ConfigError if they contradict
+    `fixed_weights`.
+    """
+    if transfer is None:
+        return None
+    if settings.fixed_weights:
+        raise ConfigError(
+            f"{EXTRA_CONFIG}.fixed_weights: true, but weight_transfer_config replaces the weights "
+            "while the engine runs; omit one of them"
+        )
+    return (
+        "weights of this engine are replaced while it runs: pause it, or call "
+        "reset_prefix_cache(reset_connector=True), before each update, because vLLM tells a "
+        "connector of resets only"
     )

@@ -18,9 +18,16 @@ def encoder_fingerprint(vllm_config: Any, setting: ConnectorSettings) -> Fingerp
 
     vLLM's hash of an item covers its content and the options of the processor that a request gives;
     the model, its weights and everything else that changes an output are in the fingerprint. Raises
-    NoDigestError if the weights are unknown, UnsupportedError for a model without encoders.
+    NoDigestError if the weights are unknown, UnsupportedError for a model without encoders, or
+    whose weights change.
     """
     import vllm
+
+    if getattr(vllm_config, "weight_transfer_config", None) is not None:
+        raise UnsupportedError(
+            "weight_transfer_config replaces weights while the engine runs, and vLLM does not tell "
+            "this connector when"
+        )
 
     model = vllm_config.model_config
     options = getattr(model, "multimodal_config", None)
