@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-IMAGE_TOKEN = 999
-IMAGE_TOKENS = 16
-"""Tokens of a picture: 56 pixels a side, patches of 14."""
+IMAGE_TOKENS = 8
+"""Tokens that a picture puts before the prompt."""
+
+VOCABULARY = 1000
 
 
 def make_image_model(folder: Path) -> Path:
@@ -12,47 +13,50 @@ def make_image_model(folder: Path) -> Path:
     import torch
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
     from transformers import (
-        CLIPImageProcessor,
-        CLIPVisionConfig,
+        Blip2Config,
+        Blip2ForConditionalGeneration,
+        Blip2Processor,
+        Blip2QFormerConfig,
+        Blip2VisionConfig,
         LlamaConfig,
-        LlavaConfig,
-        LlavaForConditionalGeneration,
-        LlavaProcessor,
         PreTrainedTokenizerFast,
     )
+    from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 
-    vision = CLIPVisionConfig(
+    vision = Blip2VisionConfig(
         hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        image_size=56, patch_size=14, projection_dim=64,
+        image_size=56, patch_size=14,
+    )  # fmt: skip
+    queries = Blip2QFormerConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        encoder_hidden_size=64, vocab_size=VOCABULARY,
     )  # fmt: skip
     text = LlamaConfig(
-        vocab_size=1000, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
+        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=2048,
     )  # fmt: skip
-    config = LlavaConfig(
+    config = Blip2Config(
         vision_config=vision.to_dict(),
+        qformer_config=queries.to_dict(),
         text_config=text.to_dict(),
-        image_token_index=IMAGE_TOKEN,
-        vision_feature_layer=-1,
-        vision_feature_select_strategy="default",
-        architectures=["LlavaForConditionalGeneration"],
+        num_query_tokens=IMAGE_TOKENS,
+        image_token_index=VOCABULARY - 1,
+        architectures=["Blip2ForConditionalGeneration"],
     )
     torch.manual_seed(1)
-    model = LlavaForConditionalGeneration(config)
+    model = Blip2ForConditionalGeneration(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.1)
     model.save_pretrained(folder)
-    words = {f"w{number}": number for number in range(IMAGE_TOKEN)}
-    tokenizer = Tokenizer(models.WordLevel(words | {"<image>": IMAGE_TOKEN}, unk_token="w0"))
+    words = {f"w{number}": number for number in range(VOCABULARY - 1)}
+    words["<image>"] = VOCABULARY - 1
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens([AddedToken("<image>", special=True)])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="w0", pad_token="w1", eos_token="w2"
     )
-    pictures = CLIPImageProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
-    LlavaProcessor(
-        pictures, fast, patch_size=14, vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-    ).save_pretrained(folder)  # fmt: skip
+    pictures = BlipImageProcessorPil(size={"height": 56, "width": 56})
+    Blip2Processor(pictures, fast, num_query_tokens=IMAGE_TOKENS).save_pretrained(folder)
     return folder

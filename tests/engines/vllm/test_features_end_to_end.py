@@ -14,7 +14,8 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
-from image_model import IMAGE_TOKEN, IMAGE_TOKENS, make_image_model
+from audio_model import AUDIO_TOKEN, BEGIN, END, SOUND_TOKENS, make_audio_model
+from image_model import IMAGE_TOKENS, make_image_model
 from safetensors.torch import load_file, save_file
 
 from holdfast.limits import MIB
@@ -177,10 +178,9 @@ def test_contexts_of_replaced_weights_are_neither_used_nor_changed(scene, engine
 
 def test_a_context_with_an_image_is_loaded_for_the_same_image_only(scene):
     model = str(make_image_model(scene.folder / "images"))
-    words = range(10, 900)
-    prompt = [*prompt_of("before", 200, words), IMAGE_TOKEN, *prompt_of("after", 200, words)]
-    whole = (len(prompt) - 1 + IMAGE_TOKENS) // BLOCK * BLOCK
     right, engine = scene.start(alone=True, model=model), scene.start(model=model)
+    prompt = prompt_of("image", words=range(10, 900))
+    whole = (len(prompt) + IMAGE_TOKENS - 1) // BLOCK * BLOCK
 
     def asked(of, seed):
         return of.ask_picture(prompt=prompt, seed=seed, tokens=ANSWER)
@@ -189,7 +189,29 @@ def test_a_context_with_an_image_is_loaded_for_the_same_image_only(scene):
     loaded = asked(engine, 1)
     assert engine.reset()
     other = asked(engine, 2)
-    assert [each["cached"] for each in (cold, loaded, other)] == [0, whole, 200 // BLOCK * BLOCK]
+    assert [each["cached"] for each in (cold, loaded, other)] == [0, whole, 0]
+    first, second = asked(right, 1), asked(right, 2)
+    check_equal(loaded, first)
+    check_equal(other, second)
+    assert first["logprobs"] != second["logprobs"]
+
+
+def test_a_context_with_a_sound_is_loaded_up_to_another_sound(scene):
+    model = str(make_audio_model(scene.folder / "sounds"))
+    right, engine = scene.start(alone=True, model=model), scene.start(model=model)
+    before, after = (prompt_of(name, 200, range(10, 900)) for name in ("before", "after"))
+    prompt = [*before, BEGIN, AUDIO_TOKEN, END, *after]
+    whole = (len(prompt) - 1 + SOUND_TOKENS - 1) // BLOCK * BLOCK
+
+    def asked(of, seed):
+        return of.ask_sound(prompt=prompt, seed=seed, tokens=ANSWER)
+
+    cold = scene.saved(engine, lambda: asked(engine, 1), whole // BLOCK)
+    loaded = asked(engine, 1)
+    assert engine.reset()
+    other = asked(engine, 2)
+    common = len(before) // BLOCK * BLOCK
+    assert [each["cached"] for each in (cold, loaded, other)] == [0, whole, common]
     first, second = asked(right, 1), asked(right, 2)
     check_equal(loaded, first)
     check_equal(other, second)
