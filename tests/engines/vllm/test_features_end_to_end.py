@@ -196,6 +196,7 @@ def test_a_context_with_an_image_is_loaded_for_the_same_image_only(scene):
     assert first["logprobs"] != second["logprobs"]
 
 
+@pytest.mark.soak  # the image above goes the same way
 def test_a_context_with_a_sound_is_loaded_up_to_another_sound(scene):
     model = str(make_audio_model(scene.folder / "sounds"))
     right, engine = scene.start(alone=True, model=model), scene.start(model=model)
@@ -260,3 +261,22 @@ def check_equal(found, right):
     assert found["tokens"] == right["tokens"]
     for step, expected in zip(found["logprobs"], right["logprobs"], strict=True):
         assert dict(step) == pytest.approx(dict(expected), abs=NEAR)
+
+
+@pytest.mark.soak
+def test_quantised_kv_is_loaded_as_it_was_computed_and_apart_from_other_kv(scene):
+    options = {"dtype": "bfloat16", "kv_cache_dtype": "fp8"}
+    engine, plain = scene.start(**options), scene.start(dtype="bfloat16")
+    prompt = prompt_of("quantised")
+    scene.saved(plain, lambda: ask(plain, prompt), HELD // BLOCK)
+
+    def asked():
+        (answer,) = engine.ask(prompts=[prompt], tokens=ANSWER, logprobs=5)
+        return answer
+
+    before = scene.node.status()["blocks"]
+    cold, local = asked(), asked()
+    assert (cold["cached"], local["cached"]) == (0, HELD)
+    until(lambda: scene.node.status()["blocks"] >= before + HELD // BLOCK)
+    until(engine.reset)
+    assert asked() == local
