@@ -99,6 +99,14 @@ class SharedTierStatus(StatusFields, frozen=True):
     trouble: str = ""
     limits: str = ""
 
+    @property
+    def outage(self) -> str:
+        """Why no member can be reached; empty if one can."""
+        if self.reachable:
+            return ""
+        troubles = [f"{each.target}: {each.trouble}" for each in self.members if each.trouble]
+        return "; ".join(troubles) or "no member answers"
+
 
 class MemberReport(StatusFields, frozen=True):
     """One member of a shared tier, as a check found it: it asked the member.
@@ -121,11 +129,26 @@ class MemberReport(StatusFields, frozen=True):
     tiers: list[TierStatus] = []
 
 
+class SegmentMediumReport(StatusFields, frozen=True):
+    """A bucket or shared folder, and what this node knows of the segments in it, of all nodes.
+
+    `reads` and `writes`: "active", or why they fail.
+    """
+
+    address: str = ""
+    reads: str = "active"
+    writes: str = "active"
+    segments: int = 0
+    stored_bytes: int = 0
+    blocks: int = 0
+
+
 @prepared
 class SharedTierReport(StatusFields, frozen=True):
     """What a shared tier tells of its remote side; `trouble`: why it cannot tell more.
 
     `limits`: what this node's credentials do not permit there. `lanes`: members of a stripe.
+    `medium`: None if the tier has members instead.
     """
 
     tier: str
@@ -137,6 +160,7 @@ class SharedTierReport(StatusFields, frozen=True):
     rebuilt: int = 0
     parity_records: int = 0
     parity_refused: int = 0
+    medium: SegmentMediumReport | None = None
 
 
 @prepared

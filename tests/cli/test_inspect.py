@@ -5,15 +5,18 @@ import re
 
 import pytest
 
-from holdfast.cli.inspect import _status_lines, plans_text
+from holdfast.cli.inspect import _pools_text, _status_lines, plans_text
 from holdfast.status import (
     AdmissionStatus,
     CodecStatus,
     DomainStatus,
     DurableStatus,
     EngineLockStatus,
+    MemberStatus,
     NodeStatus,
     PageLockStatus,
+    SegmentMediumReport,
+    SharedTierReport,
     SharedTierStatus,
     TierStatus,
     read_plans,
@@ -200,3 +203,22 @@ def test_durable_blocks_that_are_not_safe_yet_have_count_age_and_deadline():
         "  durable 9 blocks to keep on disk; 4 (4 MiB) not there yet, the oldest for 12 s; "
         "2 syncs waiting, the first for 48 s more; 1 lost before they were written"
     )
+
+
+def test_a_shared_tier_that_cannot_be_reached_says_why():
+    shared = {
+        "files": SharedTierStatus(False, [MemberStatus("/mnt/kv", trouble="ENODEV")]),
+        "object": SharedTierStatus(True, [MemberStatus("s3://b")]),
+    }
+    lines = _status_lines(NodeStatus(shared=shared))
+    assert "  files    out of reach: /mnt/kv: ENODEV" in lines
+    assert not any("object" in line for line in lines)
+
+
+def test_a_bucket_is_shown_with_its_segments_and_whether_it_can_be_read_and_written():
+    medium = SegmentMediumReport("s3://b/p", writes="QuotaExceeded", segments=2, blocks=9)
+    assert _pools_text([SharedTierReport("object", medium=medium)]).splitlines() == [
+        "object: s3://b/p, 2 segments of 0 B with 9 blocks of all nodes",
+        "  reads  work",
+        "  writes fail: QuotaExceeded",
+    ]

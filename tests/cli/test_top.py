@@ -7,13 +7,15 @@ import pytest
 
 from holdfast import metrics
 from holdfast.cli import stats, top
-from holdfast.cli.top import _page_locks, _requests
+from holdfast.cli.top import _page_locks, _requests, _tables
 from holdfast.node.http import pages
 from holdfast.status import (
     DomainStatus,
     EngineLockStatus,
+    MemberStatus,
     NodeStatus,
     PageLockStatus,
+    SharedTierStatus,
     TierStatus,
 )
 from holdfast.store import activity
@@ -47,6 +49,16 @@ def test_requests_to_an_object_store_have_a_table_with_their_price():
     assert [column.header for column in table.columns][1:5] == ["GET", "PUT", "LIST", "DELETE"]
     cells = [next(iter(column.cells)) for column in table.columns]
     assert cells == ["object", "1,200", "3", "4", "0", "$12.50"]
+
+
+def test_a_bucket_without_a_bound_shows_what_it_holds_and_that_it_is_out_of_reach():
+    status = NodeStatus(
+        tiers=[TierStatus("object", used_bytes=3 << 20)],
+        shared={"object": SharedTierStatus(False, [MemberStatus("s3://b", trouble="403")])},
+    )
+    table = _tables(status, None)[0]
+    cells = {str(column.header): next(iter(column.cells)) for column in table.columns}
+    assert (cells["used"], cells["of"], cells["state"]) == ("3 MiB", "no bound", "out of reach")
 
 
 def test_an_interval_out_of_bounds_is_refused(holdfast, node):

@@ -19,14 +19,21 @@ from holdfast.cli.options import (
     read_fingerprint,
     show,
 )
-from holdfast.cli.stats import codec_line, move_lines, quantise_line, request_lines, summary
+from holdfast.cli.stats import (
+    codec_line,
+    durable_lines,
+    move_lines,
+    quantise_line,
+    request_lines,
+    summary,
+)
 from holdfast.config import Size
 from holdfast.errors import ConfigError, NotFollowed
 from holdfast.keys.audit import check
 from holdfast.status import (
-    DurableStatus,
     NodeStatus,
     PlansStatus,
+    SegmentMediumReport,
     SharedTierReport,
     read_plans,
     read_shared,
@@ -158,7 +165,10 @@ def _pools_text(pools: Sequence[SharedTierReport]) -> str:
     """Return a line for each pool and its members, with each member's health and usage."""
     lines = []
     for pool in pools:
-        lines.append(f"{pool.tier}: {many(len(pool.members), 'member')}, epoch {pool.epoch}")
+        if pool.medium is not None:
+            lines += _medium_lines(pool.tier, pool.medium)
+        else:
+            lines.append(f"{pool.tier}: {many(len(pool.members), 'member')}, epoch {pool.epoch}")
         if pool.lanes > 1 or pool.parity_records:
             refused = f", {pool.parity_refused:,} refused" if pool.parity_refused else ""
             lines.append(
@@ -193,6 +203,15 @@ def _pools_text(pools: Sequence[SharedTierReport]) -> str:
     return "\n".join(lines or ["this node has no shared tier"])
 
 
+def _medium_lines(tier: str, medium: SegmentMediumReport) -> list[str]:
+    """Return what a bucket or shared folder holds, and whether it can be read and written."""
+    size = f"{many(medium.segments, 'segment')} of {Size(medium.stored_bytes)}"
+    lines = [f"{tier}: {medium.address}, {size} with {many(medium.blocks, 'block')} of all nodes"]
+    for what, state in (("reads", medium.reads), ("writes", medium.writes)):
+        lines.append(f"  {what:<6} {'work' if state == 'active' else f'fail: {state}'}")
+    return lines
+
+
 def _status_lines(status: NodeStatus) -> list[str]:
     """Return what the node did, and its tiers, admission rules, domains, hints and faults."""
     lines = summary(status)
@@ -214,6 +233,11 @@ def _status_lines(status: NodeStatus) -> list[str]:
             lines.append(
                 f"  {tier:<8} shared: `holdfast inspect pool` shows its members; {failures}"
             )
+    lines += [
+        f"  {name:<8} out of reach: {why}"
+        for name, shared in status.shared.items()
+        if (why := shared.outage)
+    ]
     lines += [
         f"  {name:<8} reports no members: {shared.trouble}"
         for name, shared in status.shared.items()
@@ -252,10 +276,7 @@ def _status_lines(status: NodeStatus) -> list[str]:
         lines.append(f"  recalls {ends}")
     if status.quantise.domains:
         lines.append(f"  int8    {quantise_line(status.quantise)}")
-    if status.durable is not None and (
-        status.durable.marked or status.durable.lost or status.durable.syncs
-    ):
-        lines.append(_durable(status.durable))
+    lines += [f"  durable {line}" for line in durable_lines(status)]
     hints, scrub = status.hints, status.scrub
     lines.append(
         f"  hints   {many(hints.sessions, 'session')} followed, "
@@ -268,22 +289,6 @@ def _status_lines(status: NodeStatus) -> list[str]:
     )
     lines += [f"  fault   {fault.tier} {fault.key}: {fault.outcome}" for fault in status.faults]
     return lines
-
-
-def _durable(durable: DurableStatus) -> str:
-    """Return the line of durable blocks: how many, and which the durable tier does not hold."""
-    parts = [f"{many(durable.marked, 'block')} to keep on {durable.tier}"]
-    if durable.waiting:
-        waiting = f"{durable.waiting:,} ({Size(durable.waiting_bytes)}) not there yet"
-        parts.append(f"{waiting}, the oldest for {durable.oldest_s:.0f} s")
-    if durable.syncs:
-        waiting = f"{many(durable.syncs, 'sync')} waiting, the first for {durable.deadline_s:.0f}"
-        parts.append(f"{waiting} s more")
-    if durable.lost:
-        parts.append(f"{durable.lost:,} lost before they were written")
-    if durable.evicted:
-        parts.append(f"{durable.evicted:,} evicted by it within their time")
-    return f"  durable {'; '.join(parts)}"
 
 
 def _figure(name: str, value: float) -> str:

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         status = ask_status(ask)
     names = (
         *("version", "host", "role", "addresses", "uptime_s", "activity", "evictions"),
-        *("moves", "dropped_unmoved", "failed_checks"),
+        *("moves", "dropped_unmoved", "failed_checks", "durable"),
         *("codecs", "quantise", "target", "credentials", "tiers"),
     )
     data = msgspec.to_builtins(status)
@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         lines.append(f"int8: {quantise_line(status.quantise)}")
     lines += move_lines(status)
     lines += request_lines(status)
+    lines += [f"durable: {line}" for line in durable_lines(status)]
     show("\n".join(lines), {"node": address, **kept}, args.json)
     return OK
 
@@ -119,6 +120,25 @@ def request_lines(status: NodeStatus) -> list[str]:
             )
             lines.append(f"{tier}: {counts}; {dollars_text(used.request_dollars)} at list price")
     return lines
+
+
+def durable_lines(status: NodeStatus) -> list[str]:
+    """Return a line on durable blocks, if any: how many, and which their tier does not hold yet."""
+    durable = status.durable
+    if durable is None or not (durable.marked or durable.lost or durable.syncs):
+        return []
+    parts = [f"{many(durable.marked, 'block')} to keep on {durable.tier}"]
+    if durable.waiting:
+        waiting = f"{durable.waiting:,} ({Size(durable.waiting_bytes)}) not there yet"
+        parts.append(f"{waiting}, the oldest for {durable.oldest_s:.0f} s")
+    if durable.syncs:
+        waiting = f"{many(durable.syncs, 'sync')} waiting, the first for {durable.deadline_s:.0f}"
+        parts.append(f"{waiting} s more")
+    if durable.lost:
+        parts.append(f"{durable.lost:,} lost before they were written")
+    if durable.evicted:
+        parts.append(f"{durable.evicted:,} evicted by it within their time")
+    return ["; ".join(parts)]
 
 
 def dollars_text(dollars: float) -> str:

@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
             if found["blocks"]:
                 kept = many(found["blocks"] - found["lost"], "block")
                 loss = f"{copies(found['tiers'])} would be forgotten; {kept} have other copies"
+                loss += ", not counting those that only a shared tier knows of"
                 confirm([loss], f"{args.action} the drive of {args.name}?")
         answer = ask(ReplaceMedium(args.action, args.name, path))
     show(_text(args.action, path, answer), {"node": address, **answer}, args.json)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from holdfast.byte_size import Size
 from holdfast.cli import OK
 from holdfast.cli.options import Ask, add_node_arguments, ask_status, connected, many, node_address
-from holdfast.cli.stats import dollars_text, identity, quantise_line, summary
+from holdfast.cli.stats import dollars_text, durable_lines, identity, quantise_line, summary
 from holdfast.errors import ConfigError
 from holdfast.status import NodeStatus
 from holdfast.tier_totals import tier_totals
@@ -77,6 +77,7 @@ def _views(ask: Ask, every_s: float, number: int) -> Iterator[list[str | Table]]
         lines = [identity(status), *summary(status)]
         if status.quantise.domains:
             lines.append(f"int8: {quantise_line(status.quantise)}")
+        lines += [f"durable: {line}" for line in durable_lines(status)]
         yield [*lines, *_tables(status, before)]
         before, shown = status, shown + 1
 
@@ -99,12 +100,16 @@ def _tables(status: NodeStatus, before: NodeStatus | None) -> list[Table]:
         capacity_bytes = now.capacity_bytes
         share = f"{100 * now.used_bytes / capacity_bytes:.0f} %" if capacity_bytes else ""
         capacity = str(Size(capacity_bytes)) if capacity_bytes else "shared"
+        if now.used_bytes and not capacity_bytes:
+            share, capacity = str(Size(now.used_bytes)), "no bound"
         evicted = status.evictions.get(tier, 0)
         codec = codecs.get(tier)
+        shared = status.shared.get(tier)
+        outage = ["out of reach"] if shared is not None and shared.outage else []
         ratio = f"{codec.held_ratio:.2f}" if codec and codec.used else ""
         tiers.add_row(
             *(tier, share, capacity, ratio, f"{now.records:,}", *rates),
-            *(f"{evicted:,}", f"{now.failures:,}", ", ".join(now.conditions)),
+            *(f"{evicted:,}", f"{now.failures:,}", ", ".join([*now.conditions, *outage])),
         )
     queues = _table("waiting writes", "leases", "reservations", "sessions", "to prestage")
     values = (
@@ -123,7 +128,9 @@ def _tables(status: NodeStatus, before: NodeStatus | None) -> list[Table]:
             *(many(target.connections, "connection"), f"{target.requests:,}", *rates),
             f"{target.refused:,}",
         )
-    members = _table("pool", "member", "breaker", "left out", "answers in", "under way", "trouble")
+    members = _table(
+        "shared", "member", "breaker", "left out", "answers in", "under way", "trouble"
+    )
     for tier, shared in status.shared.items():
         for member in shared.members:
             latency_s = member.latency_s

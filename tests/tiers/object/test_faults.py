@@ -172,6 +172,9 @@ def test_a_storm_of_errors_is_an_outcome_and_ends(hostile, status):
         assert set(blocks.save(tier, range(4, 6))) <= FAILED
         assert tier.held(blocks.namespace, blocks.keys(4), 0) == 0
         assert not tier.reachable()
+        trouble = tier.member_health()[0].trouble
+        assert trouble.startswith("SlowDown; "), "what the store said comes first"
+        assert f", {status} " in trouble
         server.behaviour = "honest"
         await_that(lambda: blocks.save(tier, range(4, 6)) == [Outcome.OK] * 2)
         assert blocks.load(tier, range(6)) == [Outcome.OK] * 6
@@ -192,11 +195,20 @@ def test_credentials_that_expire_while_the_tier_is_open_are_replaced_in_place(ho
         assert blocks.load(tier, range(6)) == [Outcome.OK] * 6
 
 
+def test_a_store_that_is_not_there_is_named_with_its_address(hostile):
+    options, server = hostile("honest")
+    server.shutdown()
+    server.server_close()
+    [found] = examine_object(options, CONTEXT)
+    assert found.ok is False
+    assert found.why.startswith(f"no connection to the store, or it ended; GET {options.endpoint}")
+
+
 def test_a_clock_that_differs_from_the_stores_is_named(hostile):
     options, _ = hostile("other clock")
     [found] = examine_object(options, CONTEXT)
     assert found.ok is False
-    assert "RequestTimeTooSkewed" in found.why
+    assert found.why.startswith("RequestTimeTooSkewed; ")
     with closing(open_object(options, CONTEXT)) as tier:
         await_that(lambda: "RequestTimeTooSkewed" in tier.member_health()[0].trouble)
 

@@ -71,6 +71,10 @@ _LATE_SHARE = 0.95
 _LATE_FACTOR = 1.5
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+_REQUEST = re.compile(r"Error performing ([A-Z]+) (\S+) in \S+?(?:, after [^-]*)? - (.*)")
+_STATUS = "Server returned non-2xx status code: "
+_UNSENT = "error sending request"
+_NO_CONNECTION = "no connection to the store, or it ended"
 _QUERY = re.compile(r"\?[^\s\"')]*")
 _SECRET = re.compile(r"(?i)(signature|credential|token|secret|accountkey)([\"'=: ]+)[^\s&\"',]+")
 _FULL = (
@@ -383,12 +387,15 @@ def has_no_bucket(error: Exception) -> bool:
 def failure_words(error: Exception) -> str:
     """Return an exception of obstore as one line, without signatures and keys.
 
-    Of an XML body, only code and message are kept.
+    It begins with what the store answered: of an XML body, code and message.
     """
     line = " ".join(str(error).partition("Debug source:")[0].split()) or type(error).__name__
     said = [match[1] for tag in (_CODE, _MESSAGE) if (match := tag.search(line))]
-    if said:
-        line = f"{': '.join(said)} ({line.partition('<')[0].rstrip(' :')})"
+    if request := _REQUEST.search(line):
+        verb, url, answer = request.groups()
+        status = answer.partition("<")[0].removeprefix(_STATUS).rstrip(" :")
+        answer = ": ".join(said) or (_NO_CONNECTION if _UNSENT in answer else status)
+        line = f"{answer}; {verb} {url}{f', {status}' if said else ''}"
     return printable(_SECRET.sub(r"\1\2...", _QUERY.sub("?...", line)))
 
 

@@ -327,14 +327,10 @@ class SegmentTier(AnsweringTier):
     def describe(self) -> dict[str, Any]:
         """Return the medium, its health, and the segments, bytes and blocks of the index."""
         segments, nbytes, blocks = self._index.counts()
-        return {
-            "tier": self.name,
-            "members": [],
-            "medium": self._medium.describe(),
-            "reads": self._reads.describe(),
-            "writes": self._writes.describe(),
-            "refusal": self._upkeep.refusal,
-            "limits": self._upkeep.read_only,
+        medium = {
+            **self._medium.describe(),
+            "reads": self._upkeep.refusal or self._reads.describe()["state"],
+            "writes": self._upkeep.read_only or self._writes.describe()["state"],
             "segments": segments,
             "stored_bytes": nbytes,
             "blocks": blocks,
@@ -342,6 +338,12 @@ class SegmentTier(AnsweringTier):
             "stale_blocks": self._stale,
             "objects_written": self._packer.objects,
             "segments_deleted": self._upkeep.deleted,
+        }
+        return {
+            "tier": self.name,
+            "members": [],
+            "medium": medium,
+            "limits": self._upkeep.read_only,
         }
 
     def member_health(self) -> Sequence[MemberStatus]:
