@@ -378,3 +378,51 @@ def test_many_threads_share_a_target(target):
     for thread in threads:
         thread.join(60)
     assert wrong == []
+
+
+def at_once(calls):
+    """Return a script that answers only when as many calls are in progress, and notes its end."""
+    together, ended = threading.Barrier(calls), threading.Semaphore(0)
+
+    def script(far):
+        far.welcome()
+        try:
+            while True:
+                _, request_id, _ = far.take()
+                together.wait(60)
+                far.say(request_id, m.Existing(b"\1"))
+        finally:
+            ended.release()
+
+    return script, ended
+
+
+def ask_at_once(node, calls):
+    found = []
+
+    def ask():
+        found.append(node.exist(NAMESPACE, KEYS[:1], 60))
+
+    threads = [threading.Thread(target=ask) for _ in range(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [(b"\1", Outcome.OK)] * calls
+
+
+def test_calls_that_are_made_at_once_again_and_again_open_no_connection_again(target):
+    script, _ = at_once(4)
+    node = target(*[script] * 4)  # a fifth connection is not answered
+    for _ in range(3):
+        ask_at_once(node, 4)
+
+
+def test_connections_that_are_no_longer_needed_are_closed(target, monkeypatch):
+    monkeypatch.setattr(client_module, "BUSY_S", 0.0)
+    script, ended = at_once(4)
+    node = target(*[script] * 4)
+    ask_at_once(node, 4)
+    assert ended.acquire(timeout=60)
+    assert ended.acquire(timeout=60)
+    assert not ended.acquire(blocking=False), "two are kept"

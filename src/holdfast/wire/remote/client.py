@@ -41,7 +41,14 @@ from holdfast.wire.remote.token import WITHOUT_VERB, Verb
 from holdfast.workers import parallel, workers
 
 CONNECTIONS = 2
-"""Number of idle connections that are kept."""
+"""Number of idle connections that are kept, however long they are idle."""
+
+BUSY_CONNECTIONS = 6
+"""Number of idle connections that are kept for `BUSY_S`: a fetch of a long context uses as many at
+once, again and again, and opening one takes several round trips."""
+
+BUSY_S = 10.0
+"""Seconds for which more than `CONNECTIONS` idle connections are kept."""
 
 CONNECTIONS_MAX = 16
 EXTRA_CONNECTIONS = 4
@@ -134,7 +141,8 @@ class TargetClient:
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
         self._free = connections_max + EXTRA_CONNECTIONS
-        self._idle: list[TargetConnection] = []
+        self._idle: list[tuple[float, TargetConnection]] = []
+        """Each with the time since which it is idle; the one used last is last."""
         self._closed = False
         self._pool: ThreadPoolExecutor | None = None
 
@@ -238,7 +246,7 @@ class TargetClient:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-        for connection in idle:
+        for _, connection in idle:
             connection.close()
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
@@ -385,7 +393,7 @@ class TargetClient:
             if self._closed:
                 raise ConnectionAbortedError("closed by its owner")
             self._free -= 1
-            connection = self._idle.pop() if self._idle else None
+            connection = self._idle.pop()[1] if self._idle else None
         if waits:
             deadline.note(0)
         return connection
@@ -402,15 +410,22 @@ class TargetClient:
         return self.transfer_buffers.buffer_pool()
 
     def _give_back(self, connection: TargetConnection | None) -> None:
-        """End a claim, and keep the connection if it is usable."""
+        """End a claim, and keep the connection if it is usable; close those idle for too long."""
+        now_s, ended = time.monotonic(), list[TargetConnection]()
         with self._lock:
             self._free += 1
             self._freed.notify_all()  # waiters leave different numbers unclaimed
-            if connection is not None and len(self._idle) < CONNECTIONS and not self._closed:
-                self._idle.append(connection)
-                return
-        if connection is not None:
-            connection.close()
+            idle = self._idle
+            if connection is not None and self._closed:
+                ended.append(connection)
+            elif connection is not None:
+                idle.append((now_s, connection))
+            while len(idle) > CONNECTIONS and (
+                len(idle) > BUSY_CONNECTIONS or now_s - idle[0][0] > BUSY_S
+            ):
+                ended.append(idle.pop(0)[1])
+        for each in ended:
+            each.close()
 
     def _dial(self, deadline: Deadline) -> TargetConnection:
         buffer_pool = self._buffer_pool()
