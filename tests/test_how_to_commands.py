@@ -207,7 +207,7 @@ def test_the_key_of_tokens_is_replaced_while_hosts_are_served(shell):
 
     def answers(token):
         with closing(TargetClient(address, Credentials(token_file=str(token)))) as client:
-            return client.exist(namespace_of(4_000), [b"k" * 16], 20).outcome is Outcome.OK
+            return client.exist(namespace_of(4_000), [b"k" * 16], 60).outcome is Outcome.OK
 
     assert answers(file)
     shell.run(make_key)

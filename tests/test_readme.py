@@ -53,7 +53,7 @@ def test_the_disk_tier_of_the_example_outlives_its_process(example, tmp_path):
     with holdfast.open(
         host="64 MiB", disk="256 MiB", path=str(tmp_path / "holdfast-cache")
     ) as store:
-        assert store.recovery.wait(10.0)
+        assert store.recovery.wait(60.0)
         found = np.zeros_like(example.blocks)
         landed = store.session(model).fetch(list(range(1000)), into=found)
     assert landed.sources == {"disk": 7}

@@ -60,12 +60,12 @@ def save():
 
     def at(address, count):
         hello = m.Hello(m.PROTOCOL, "test", FINGERPRINT, PAYLOAD_BYTES, 16)
-        client = Client(address, hello, 10)
-        reserved = client.call(m.Reserve(os.urandom(16 * count), FINGERPRINT, 0), m.Reserved, 10)
+        client = Client(address, hello, 60)
+        reserved = client.call(m.Reserve(os.urandom(16 * count), FINGERPRINT, 0), m.Reserved, 60)
         for place in reserved.places:
             start = place + HEADER_BYTES
             client.arena.view[start : start + PAYLOAD_BYTES] = os.urandom(PAYLOAD_BYTES)
-        assert client.call(m.Commit(reserved.ticket), m.Committed, 10).blocks == count
+        assert client.call(m.Commit(reserved.ticket), m.Committed, 60).blocks == count
         return client
 
     return at

@@ -47,17 +47,17 @@ class Engine:
 
     def __init__(self, address, domain):
         hello = m.Hello(m.PROTOCOL, "test", FINGERPRINT, PAYLOAD_BYTES, 16, domain)
-        self.client = Client(address, hello, 10)
+        self.client = Client(address, hello, 60)
 
     def save(self):
-        reserved = self.client.call(m.Reserve(b"".join(KEYS), FINGERPRINT, 0), m.Reserved, 10)
+        reserved = self.client.call(m.Reserve(b"".join(KEYS), FINGERPRINT, 0), m.Reserved, 60)
         for key, place in zip(KEYS, reserved.places, strict=True):
             at = place + 128
             self.client.arena.view[at : at + PAYLOAD_BYTES] = payload_of(key, PAYLOAD_BYTES)
-        return self.client.call(m.Commit(reserved.ticket), m.Committed, 10).blocks
+        return self.client.call(m.Commit(reserved.ticket), m.Committed, 60).blocks
 
     def fetch(self):
-        fetched = self.client.call(m.Fetch(b"".join(KEYS), 5.0), m.Fetched, 10)
+        fetched = self.client.call(m.Fetch(b"".join(KEYS), 5.0), m.Fetched, 60)
         for key, place in zip(KEYS, fetched.places, strict=False):
             at = place + 128
             found = bytes(self.client.arena.view[at : at + PAYLOAD_BYTES])
@@ -82,8 +82,8 @@ def engine():
 
 
 def saved(address, domain):
-    client = Client(address, m.Hello(m.PROTOCOL, "test"), 10)
-    while client.call(m.Status(), m.ReportReply, 10).data["waiting_to_write"]:
+    client = Client(address, m.Hello(m.PROTOCOL, "test"), 60)
+    while client.call(m.Status(), m.ReportReply, 60).data["waiting_to_write"]:
         pass
     client.close()
 
@@ -110,7 +110,7 @@ def test_domains_are_listed_rotated_and_erased(holdfast, serving, engine, config
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert (answer["blocks"], answer["epochs"], answer["everywhere"]) == (4, 2, True)
-    assert not acme.client.call(m.Release(lease), m.Released, 10).valid
+    assert not acme.client.call(m.Release(lease), m.Released, 60).valid
     assert acme.blocks() == 0
     assert bytes(acme.client.arena.view[:PAYLOAD_BYTES]) == bytes(PAYLOAD_BYTES)
 
@@ -277,8 +277,8 @@ def test_retire_reports_blocks_that_become_unreadable_and_needs_confirmation(
     assert (code, "retire the old data keys of acme? [y/N]" in shown) == (4, True)
     assert engine(address, "acme").blocks() == 4
     assert holdfast("inspect", "drop", "--all", "--config", config).returncode == 4
-    client = Client(address, m.Hello(m.PROTOCOL, "test"), 10)
-    drop = client.call(m.Drop("*", "preview"), m.ReportReply, 10).data
+    client = Client(address, m.Hello(m.PROTOCOL, "test"), 60)
+    drop = client.call(m.Drop("*", "preview"), m.ReportReply, 60).data
     assert drop["blocks"][0]["blocks"] == 4
     client.close()
 
@@ -296,7 +296,7 @@ def test_blocks_unreadable_after_retire_are_neither_listed_nor_planned(
         pass
     holdfast("domain", "rotate", "acme", "--config", config)
     acme = engine(address, "acme")
-    assert acme.client.call(m.Cover(b"".join(KEYS)), m.Covered, 10).blocks == 4
+    assert acme.client.call(m.Cover(b"".join(KEYS)), m.Covered, 60).blocks == 4
     done = holdfast("domain", "retire", "acme", "--yes", "--config", config, "--json", "-")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
@@ -306,7 +306,7 @@ def test_blocks_unreadable_after_retire_are_neither_listed_nor_planned(
     assert (answer["blocks"], answer["status"]["blocks"]) == ([], 0)
     disk = next(tier for tier in answer["status"]["tiers"] if tier["tier"] == "disk")
     assert disk["records"] == 0
-    assert acme.client.call(m.Cover(b"".join(KEYS)), m.Covered, 10).blocks == 0
+    assert acme.client.call(m.Cover(b"".join(KEYS)), m.Covered, 60).blocks == 0
     assert "copies that cannot be opened left the index blocks=4 disk_blocks=4" in (
         (tmp_path / "serve1.log").read_text()
     )

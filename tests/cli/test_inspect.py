@@ -97,17 +97,17 @@ def test_json_that_can_not_be_written_is_named(holdfast, node):
 
 def test_inspect_plans_shows_the_reason_and_the_result_of_each_plan(holdfast, node):
     hello = m.Hello(m.PROTOCOL, "test engine", bytes.fromhex(FINGERPRINT), 4096, 16)
-    client, keys = Client(node, hello, 10), bytes(range(48))
+    client, keys = Client(node, hello, 60), bytes(range(48))
     assert "nothing was planned yet" in holdfast("inspect", "plans", "--node", node).stdout
-    reserved = client.call(m.Reserve(keys, hello.fingerprint, 0), m.Reserved, 10)
-    client.call(m.Commit(reserved.ticket), m.Committed, 10)
-    client.call(m.Observed([(new, 0, 0.001 * new) for new in (64, 128, 512, 1024)]), m.Done, 10)
-    covered = client.call(m.Cover(keys, 100, 0, 1.0), m.Covered, 10)
+    reserved = client.call(m.Reserve(keys, hello.fingerprint, 0), m.Reserved, 60)
+    client.call(m.Commit(reserved.ticket), m.Committed, 60)
+    client.call(m.Observed([(new, 0, 0.001 * new) for new in (64, 128, 512, 1024)]), m.Done, 60)
+    covered = client.call(m.Cover(keys, 100, 0, 1.0), m.Covered, 60)
     assert (covered.blocks, covered.worth) == (3, 3)
     assert 0 < covered.expected_s < covered.recompute_s == pytest.approx(0.1, rel=0.05)
-    fetched = client.call(m.Fetch(keys, covered.deadline_s, covered.plan), m.Fetched, 10)
-    client.call(m.Release(fetched.lease), m.Released, 10)
-    client.call(m.Observed([], [(covered.plan, 0.01, 0.06)]), m.Done, 10)
+    fetched = client.call(m.Fetch(keys, covered.deadline_s, covered.plan), m.Fetched, 60)
+    client.call(m.Release(fetched.lease), m.Released, 60)
+    client.call(m.Observed([], [(covered.plan, 0.01, 0.06)]), m.Done, 60)
     code, answer = inspected(holdfast, node, "plans")
     assert code == 0
     (plan,) = answer["plans"]

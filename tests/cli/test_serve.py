@@ -46,8 +46,8 @@ def test_a_private_node_takes_its_tiers_from_the_file(serving, lifeline, tmp_pat
     file.write_text("tiers: [{kind: host, capacity: 32 MiB}]\n")
     argv = ["--private", "--config", file, "--with-parent", lifeline[0]]
     process, address = serving(*argv, pass_fds=[lifeline[0]])
-    client = Client(address, m.Hello(m.PROTOCOL, "test"), 5)
-    tiers = client.call(m.Status(), m.ReportReply, 5).data["tiers"]
+    client = Client(address, m.Hello(m.PROTOCOL, "test"), 60)
+    tiers = client.call(m.Status(), m.ReportReply, 60).data["tiers"]
     assert [(t["tier"], t["capacity_bytes"]) for t in tiers] == [("host", 32 << 20)]
     client.close()
     process.send_signal(signal.SIGTERM)

@@ -99,7 +99,7 @@ def test_credentials_that_expire_soon_or_cannot_be_used_have_a_line():
 def test_stats_shows_the_prompt_counts_that_engines_report(holdfast, node, save):
     prompts = [(64, 16, {"host": 32, "a tier of a newer engine": 8})]
     with contextlib.closing(save(node, 2)) as client:
-        client.call(m.Observed([], prompts=prompts), m.Done, 10)
+        client.call(m.Observed([], prompts=prompts), m.Done, 60)
     done = holdfast("stats", "--node", node)
     assert "1 prompt of 64 tokens" in done.stdout
     assert "62 % of prompt tokens from Holdfast (host 50 %, other 12 %), 25 % from" in done.stdout
@@ -114,8 +114,8 @@ def test_the_curve_shows_hits_at_other_capacities(holdfast, node, save):
     keys = [number.to_bytes(16, "little") for number in range(6_000)]
     with contextlib.closing(save(node, 1)) as client:  # 16 MiB hold fewer than 6,000 blocks
         for chain in (keys, keys[:100], keys[:50]):
-            client.call(m.Cover(b"".join(chain), tokens=16 * len(chain)), m.Covered, 10)
-        client.call(m.Cover(b"".join(keys[:50]), tokens=0), m.Covered, 10)  # no prompt
+            client.call(m.Cover(b"".join(chain), tokens=16 * len(chain)), m.Covered, 60)
+        client.call(m.Cover(b"".join(keys[:50]), tokens=0), m.Covered, 60)  # no prompt
     done = holdfast("stats", "--curve", "--node", node)
     assert done.returncode == 0, done.stderr
     first, heads, host, unlimited, *notes = done.stdout.splitlines()
@@ -138,7 +138,7 @@ def test_impossible_prompt_counts_are_refused(holdfast, node, save):
             contextlib.closing(save(node, 1)) as client,
             pytest.raises(RefusedError, match=r"observed\.prompts"),
         ):
-            client.call(m.Observed([], prompts=[prompt]), m.Done, 10)
+            client.call(m.Observed([], prompts=[prompt]), m.Done, 60)
     assert "0 prompts of 0 tokens" in holdfast("stats", "--node", node).stdout
 
 

@@ -29,7 +29,7 @@ def clients():
 
     def connect(address):
         hello = m.Hello(m.PROTOCOL, "test", FINGERPRINT, PAYLOAD_BYTES, 16)
-        made.extend(Client(address, each, 10) for each in (hello, m.Hello(m.PROTOCOL, "test")))
+        made.extend(Client(address, each, 60) for each in (hello, m.Hello(m.PROTOCOL, "test")))
         return made
 
     yield connect
@@ -38,20 +38,20 @@ def clients():
 
 
 def save(client):
-    reserved = client.call(m.Reserve(b"".join(KEYS), FINGERPRINT, 0), m.Reserved, 10)
+    reserved = client.call(m.Reserve(b"".join(KEYS), FINGERPRINT, 0), m.Reserved, 60)
     for key, place in zip(KEYS, reserved.places, strict=True):
         at = place + 128
         client.arena.view[at : at + PAYLOAD_BYTES] = payload_of(key, PAYLOAD_BYTES)
-    client.call(m.Commit(reserved.ticket), m.Committed, 10)
+    client.call(m.Commit(reserved.ticket), m.Committed, 60)
 
 
 def fetched(client):
     """Fetch the blocks, check their bytes, and return how many there are."""
-    found = client.call(m.Fetch(b"".join(KEYS), 5.0), m.Fetched, 10)
+    found = client.call(m.Fetch(b"".join(KEYS), 5.0), m.Fetched, 60)
     for key, place in zip(KEYS, found.places, strict=False):
         at = place + 128
         assert bytes(client.arena.view[at : at + PAYLOAD_BYTES]) == payload_of(key, PAYLOAD_BYTES)
-    client.call(m.Release(found.lease), m.Released, 10)
+    client.call(m.Release(found.lease), m.Released, 60)
     return len(found.places)
 
 
@@ -75,7 +75,7 @@ def test_a_new_drive_gets_the_default_key_so_that_a_restart_finds_its_blocks(
 
 
 def status(client):
-    return client.call(m.Status(), m.ReportReply, 10).data
+    return client.call(m.Status(), m.ReportReply, 60).data
 
 
 def disk_of(client):

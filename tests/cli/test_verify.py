@@ -42,7 +42,7 @@ def test_verify_reads_every_copy_of_a_running_node_and_fails_on_a_wrong_byte(hol
     code, answer = verified(holdfast, "--node", node)
     assert (code, answer["dropped"]) == (1, 1)
     assert [(fault["tier"], fault["outcome"]) for fault in answer["bad"]] == [("host", "corrupt")]
-    assert client.call(m.Status(), m.ReportReply, 5).data["blocks"] == 2
+    assert client.call(m.Status(), m.ReportReply, 60).data["blocks"] == 2
     assert verified(holdfast, "--node", node)[0] == 0
     client.close()
 

@@ -24,7 +24,7 @@ from holdfast.testing.embedded import (
 from holdfast.testing.row_pages import RowPages
 
 SIZE = LAYOUT.block_tokens
-ANSWER_S = 20.0
+ANSWER_S = 60.0
 
 
 MODELS = itertools.count()

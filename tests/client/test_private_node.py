@@ -36,11 +36,11 @@ def test_two_processes_of_one_engine_share_a_node(tmp_path):
     second = PrivateNode("engine", tmp_path)
     try:
         assert second.address == first.address
-        client = Client(first.address, Hello(PROTOCOL, "test"), 5.0)
-        assert client.call(Status(), ReportReply, 5.0).data["blocks"] == 0
+        client = Client(first.address, Hello(PROTOCOL, "test"), 60.0)
+        assert client.call(Status(), ReportReply, 60.0).data["blocks"] == 0
         client.close()
         second.close()
-        Client(first.address, Hello(PROTOCOL, "test"), 5.0).close()
+        Client(first.address, Hello(PROTOCOL, "test"), 60.0).close()
     finally:
         first.close()
     assert gone(first.address)
@@ -153,7 +153,7 @@ def test_a_process_waiting_for_a_removed_lock_file_locks_its_replacement(tmp_pat
         waiting.start()
         time.sleep(0.2)
         meeting.unlink()
-    waiting.join(20)
+    waiting.join(60)
     assert found == [True]
 
 
@@ -188,8 +188,8 @@ def test_an_invalid_stored_address_is_ignored_and_logged(kept, tmp_path, caplog)
     meeting_in(tmp_path).write_bytes(kept)
     node = PrivateNode("engine", tmp_path)
     try:
-        client = Client(node.address, Hello(PROTOCOL, "test"), 5.0)
-        assert client.call(Status(), ReportReply, 5.0).data["blocks"] == 0
+        client = Client(node.address, Hello(PROTOCOL, "test"), 60.0)
+        assert client.call(Status(), ReportReply, 60.0).data["blocks"] == 0
         client.close()
         assert meeting_in(tmp_path).read_text() == node.address
         assert "the stored address of this engine's node is ignored" in caplog.text

@@ -196,7 +196,7 @@ def hello(fingerprint, **changes):
 
 
 def welcome(node, sent):
-    client = Client(node.address, sent, 10)
+    client = Client(node.address, sent, 60)
     client.close()
     return client.welcome
 

@@ -330,7 +330,7 @@ def test_blocks_are_loaded_if_setting_the_cpu_affinity_is_refused(monkeypatch):
 
 def test_a_step_without_a_forward_yields_the_gil_to_a_running_load(harness):
     let_go = threading.Event()
-    harness.client.answer = lambda message: let_go.wait(20) and harness.node(message)
+    harness.client.answer = lambda message: let_go.wait(60) and harness.node(message)
     work = step([LoadTask("r", (GroupTask((KEYS[0],), [9, 3], 0),), 64)])
     harness.side.start_loads(work)
     assert harness.side.ended() == set()

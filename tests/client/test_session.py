@@ -426,7 +426,7 @@ def test_a_fetch_creates_one_plan_on_the_node(node):
         assert fetch(session).blocks == BLOCKS
         last = np.zeros_like(blocks_for(2, count=1))
         assert session.fetch(tokens_for(2, count=1), into=last).blocks == 0
-        with contextlib.closing(Client(node.address, m.Hello(m.PROTOCOL, "test"), 5.0)) as client:
+        with contextlib.closing(Client(node.address, m.Hello(m.PROTOCOL, "test"), 60.0)) as client:
             (plan,) = client.call(m.Plans(), m.ReportReply, 30.0).data["plans"]
     assert (plan["prompt_tokens"], plan["landed_blocks"]) == (TOKENS, BLOCKS)
     assert plan["not_followed"] is None

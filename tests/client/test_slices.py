@@ -37,7 +37,7 @@ LATENT = holdfast.Layout.portable_latent(layers=2, latent_size=40, dtype="int8",
 def node(lasting_node):
     """A node that holds no block."""
     yield lasting_node
-    with contextlib.closing(Client(lasting_node.address, m.Hello(m.PROTOCOL, "t"), 5.0)) as client:
+    with contextlib.closing(Client(lasting_node.address, m.Hello(m.PROTOCOL, "t"), 60.0)) as client:
         client.call(m.Drop("*"), m.ReportReply, 30.0)
 
 
@@ -249,7 +249,7 @@ HELLO = m.Hello(
 )
 def test_a_node_refuses_a_part_outside_the_record(node, part, expected):
     with pytest.raises(RefusedError, match=expected):
-        Client(node.address, msgspec.structs.replace(HELLO, part=bytes.fromhex(part)), 5.0)
+        Client(node.address, msgspec.structs.replace(HELLO, part=bytes.fromhex(part)), 60.0)
 
 
 KILLED_RANK = """

@@ -38,5 +38,5 @@ def test_a_target_that_refuses_connections_is_gone():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = "tcp://{}:{}".format(*closed.getsockname())
     target = TargetClient(address)
-    assert target.exist(namespace_of(4_000), [key_of(1)], 20.0).outcome is Outcome.GONE
+    assert target.exist(namespace_of(4_000), [key_of(1)], 60.0).outcome is Outcome.GONE
     target.close()

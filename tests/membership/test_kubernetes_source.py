@@ -313,7 +313,7 @@ def test_a_watch_from_an_expired_version_lists_again_without_trouble(api, accoun
     heard.until(lambda members: len(members) == 1)
     api.oldest = api.version + 10
     api.end_watches()
-    assert api.sent_back.wait(20)
+    assert api.sent_back.wait(60)
     api.put("two", pod("p-1", "10.1.0.2"))
     heard.until(lambda members: len(members) == 2)
     source.close()

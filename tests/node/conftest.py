@@ -111,7 +111,7 @@ class Engine:
     """A client that saves and reads blocks whose payload follows from their key."""
 
     def __init__(
-        self, address, fingerprint=FINGERPRINT, domain="default", timeout_s=10, publish=b""
+        self, address, fingerprint=FINGERPRINT, domain="default", timeout_s=60, publish=b""
     ):
         self.fingerprint = fingerprint
         hello = m.Hello(
@@ -202,7 +202,7 @@ class TargetHere:
 
     def connect(self):
         """Return a plain socket that has joined."""
-        raw = socket.create_connection(tcp_endpoint(self.address), 10)
+        raw = socket.create_connection(tcp_endpoint(self.address), 60)
         raw.recv(4096)
         join = messages.Join(messages.TARGET_PROTOCOL, "raw", b"n" * 32)
         raw.sendall(encode(1, join))
@@ -213,7 +213,7 @@ class TargetHere:
         """Get blocks; return how many there were, every byte checked."""
         namespace = namespace or self.namespace
         into = [aligned_buffer(namespace.slot_bytes) for _ in keys]
-        got = self.target.get(namespace, keys, into, 10)
+        got = self.target.get(namespace, keys, into, 60)
         for key, record in zip(keys[: got.blocks], into, strict=False):
             assert is_right(record, namespace, key)
         return got.blocks

@@ -68,7 +68,7 @@ def test_two_engines_that_save_concurrently_both_keep_their_blocks(start_node, e
         for chain in own
     ]
     for one, chain, request in open_:
-        reserved = one.client.wait(request, 10)
+        reserved = one.client.wait(request, 60)
         one.fill(chain, reserved)
         assert one.call(m.Commit(reserved.ticket)).blocks == 8
     for one in engines:
@@ -215,16 +215,16 @@ def test_a_request_out_of_bounds_is_refused_by_name(start_node, engine, request_
 def test_a_hello_out_of_bounds_is_refused_by_name(start_node, hello, words):
     node = start_node()
     with pytest.raises(RefusedError, match=words):
-        Client(node.address, hello, 5)
+        Client(node.address, hello, 60)
 
 
 def test_a_session_without_a_namespace_may_only_inspect(start_node):
     node = start_node()
-    client = Client(node.address, m.Hello(m.PROTOCOL, "looker"), 5)
+    client = Client(node.address, m.Hello(m.PROTOCOL, "looker"), 60)
     assert client.arena is None
     with pytest.raises(RefusedError, match="named no namespace"):
-        client.call(m.Cover(b""), m.Covered, 5)
-    assert client.call(m.List(), m.ReportReply, 5) == m.ReportReply({"blocks": []})
+        client.call(m.Cover(b""), m.Covered, 60)
+    assert client.call(m.List(), m.ReportReply, 60) == m.ReportReply({"blocks": []})
     client.close()
 
 
@@ -305,7 +305,7 @@ def test_a_killed_node_is_gone_at_once_and_recovers_its_blocks(start_node, engin
     one.until_on_disk(12)
     hello = m.Hello(m.PROTOCOL, "link", one.fingerprint, 20_000, 128)
     link = ReconnectingClient(node.address, hello, 5.0, retry_s=0.1)
-    before = link.wait(10)
+    before = link.wait(60)
     node.kill()
     with pytest.raises(NodeGoneError) as gone:
         before.call(m.Cover(b"".join(keys)), m.Covered, 200.0)
@@ -438,12 +438,12 @@ def test_the_log_names_engines_and_hosts_but_no_operator_that_connects(
     node = start_node(listen=[f"unix://{tmp_path}/node.sock", f"tcp://127.0.0.1:{free_port()}"])
     target = TargetClient(node.addresses[1])
     for _ in range(5):
-        with contextlib.closing(Client(node.address, m.Hello(m.PROTOCOL, "inspect"), 10)) as client:
-            client.call(m.Status(), m.ReportReply, 10)
+        with contextlib.closing(Client(node.address, m.Hello(m.PROTOCOL, "inspect"), 60)) as client:
+            client.call(m.Status(), m.ReportReply, 60)
         assert target.stats(10)[1] is Outcome.OK
     assert "session" not in node.said()
     engine(node.address)
-    target.exist(namespace_of(4_000), [b"k" * 16], 10)
+    target.exist(namespace_of(4_000), [b"k" * 16], 60)
     target.close()
     assert node.stop() == 0
     assert node.said().count("session peer='test engine'") == 1

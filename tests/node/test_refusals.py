@@ -39,7 +39,7 @@ def test_a_node_logs_repeated_refusals_of_an_engine_once(start_node, tmp_path, h
     node = start_node(audit=str(tmp_path / "audit.jsonl"))
     for _ in range(20):
         with pytest.raises(RefusedError):
-            Client(node.address, hello, 10)
+            Client(node.address, hello, 60)
     node.stop()
     assert node.said().count("refused: ") == 1
     if hello is WRONG_DOMAIN:

@@ -321,7 +321,8 @@ def test_more_durable_contexts_than_half_of_the_medium_are_evicted_and_counted()
     medium = ShortMedium()
     with opened([medium]) as store:
         for seed in range(1, 20):
-            assert save(store, seed).sync(tokens_for(seed)) == TOKENS
+            save(store, seed).sync(tokens_for(seed))
+            until(store, "all is written", lambda: not store.status().waiting_to_write)
         assert store.status().durable.evicted > 0
 
 

@@ -155,7 +155,7 @@ def test_a_plan_request_waits_for_no_fit_of_fetch_or_probe_timings(
     assert judged(one, chain, 330).plan.blocks == 0
     assert fits == []
     one.store.learn(ENGINE, [], [])
-    assert fitted.wait(10), "the probe's own thread fits what it has shown"
+    assert fitted.wait(60), "the probe's own thread fits what it has shown"
     judged(one, chain, 330)
     assert len(fits) == 1
 

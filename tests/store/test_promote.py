@@ -40,7 +40,7 @@ class HeldTier(MemoryTier):
     def read(self, batch):
         self.reads += 1
         self.begun.set()
-        assert self.go.wait(20)
+        assert self.go.wait(60)
         return super().read(batch)
 
 
@@ -56,7 +56,7 @@ def put_damaged(one, key) -> None:
 
 def until_hands_are_full(slow) -> None:
     """Wait until every thread reads from a tier."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while slow.reads < BATCHES_AT_ONCE:
         assert time.monotonic() < end, "the threads never have their hands full"
     return end

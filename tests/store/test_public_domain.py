@@ -221,7 +221,7 @@ def test_the_public_domain_is_back_in_memory_once_its_key_ring_is_back(tmp_path,
 
 
 def await_that(condition):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -180,7 +180,7 @@ def test_a_close_does_not_wait_for_a_long_recovery(harness) -> None:
     other = harness(MIB, tier, scrub_every_s=1e6)
     closing = threading.Thread(target=other.store.close)
     closing.start()
-    closing.join(20)
+    closing.join(60)
     stuck = closing.is_alive()
     given_up.set()
     closing.join(60)

@@ -63,9 +63,9 @@ with holdfast.open(node) as store:
 
 namespace, keys = namespace_of(MIB), [key_of(i) for i in range(4)]
 client = TargetClient(target, Credentials())
-assert client.put([record_of(namespace, key) for key in keys], 20) == ["ok"] * 4
+assert client.put([record_of(namespace, key) for key in keys], 60) == ["ok"] * 4
 into = [aligned_buffer(namespace.slot_bytes) for _ in keys]
-assert client.get(namespace, keys, into, 20).blocks == 4
+assert client.get(namespace, keys, into, 60).blocks == 4
 assert all(is_right(record, namespace, key) for key, record in zip(keys, into))
 assert client.stats(20)[0].blocks >= 4
 client.close()

@@ -25,7 +25,7 @@ while True:
 
 ASK = """
 import socket, sys
-with socket.create_connection((sys.argv[1], int(sys.argv[2])), 5) as connection:
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 60) as connection:
     print(connection.recv(100).decode())
 """
 
@@ -38,7 +38,7 @@ def answer(asking, serving, tmp_path):
     """Connect from one host to another; return the address that the other saw."""
     argv = [*serving.inside, sys.executable, "-c", SERVE, *place(serving)]
     with ChildProcess("server", argv, tmp_path / f"{place(serving)[0]}.log", {}) as server:
-        wait_until(server, lambda: "listening" in server.tail(), 20)
+        wait_until(server, lambda: "listening" in server.tail(), 60)
         ask = [*asking.inside, sys.executable, "-c", ASK, *place(serving)]
         return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -114,7 +114,7 @@ def test_namespaces_are_removed_if_their_starter_is_killed(spaced, tmp_path):
         held = str(Path(f"/proc/{int(starter.stdout.readline())}/ns/net").readlink())
         starter.kill()
     with ChildProcess("clock", ["sleep", "60"], tmp_path / "clock.log", {}) as clock:
-        wait_until(clock, lambda: held not in namespaces(), 20)
+        wait_until(clock, lambda: held not in namespaces(), 60)
 
 
 def test_hosts_are_loopback_ports_without_root(monkeypatch, tmp_path):

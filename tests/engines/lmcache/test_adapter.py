@@ -61,13 +61,13 @@ class Server:
 @contextlib.contextmanager
 def arena(node):
     """Lend the memory of the one namespace that has blocks in a node."""
-    with contextlib.closing(Client(node.address, m.Hello(m.PROTOCOL, "test"), 5.0)) as client:
-        listing = client.call(m.List(), m.ReportReply, 5.0).data["blocks"]
+    with contextlib.closing(Client(node.address, m.Hello(m.PROTOCOL, "test"), 60.0)) as client:
+        listing = client.call(m.List(), m.ReportReply, 60.0).data["blocks"]
     (namespace,) = [each for each in listing if each["blocks"]]
     fingerprint = bytes.fromhex(namespace["fingerprint"])
     sizes = namespace["raw_bytes"], namespace["block_tokens"]
     hello = m.Hello(m.PROTOCOL, "test", fingerprint, *sizes)
-    with contextlib.closing(Client(node.address, hello, 5.0)) as client:
+    with contextlib.closing(Client(node.address, hello, 60.0)) as client:
         yield client.arena.view
 
 

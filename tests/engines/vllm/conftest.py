@@ -267,12 +267,12 @@ def forks():
 @contextlib.contextmanager
 def arena(node):
     """Lend the memory that engines and a node share, of the one namespace that has blocks there."""
-    with contextlib.closing(Client(node.address, Hello(PROTOCOL, "test"), 5.0)) as client:
-        listing = client.call(List(), ReportReply, 5.0).data["blocks"]
+    with contextlib.closing(Client(node.address, Hello(PROTOCOL, "test"), 60.0)) as client:
+        listing = client.call(List(), ReportReply, 60.0).data["blocks"]
     (namespace,) = [each for each in listing if each["blocks"]]
     fingerprint = bytes.fromhex(namespace["fingerprint"])
     hello = Hello(PROTOCOL, "test", fingerprint, namespace["raw_bytes"], namespace["block_tokens"])
-    with contextlib.closing(Client(node.address, hello, 5.0)) as client:
+    with contextlib.closing(Client(node.address, hello, 60.0)) as client:
         yield client.arena.view
 
 

@@ -23,7 +23,7 @@ class Groups:
     def __init__(self, address, more=(WINDOW, STATE), **first):
         fields = {"fingerprint": b"f" * 16, "raw_bytes": PAYLOADS["full"], "block_tokens": TOKENS}
         hello = m.Hello(m.PROTOCOL, "test engine", **(fields | first), more_groups=[*more])
-        self.client = Client(address, hello, 10)
+        self.client = Client(address, hello, 60)
         fingerprints = [hello.fingerprint, *(group.fingerprint for group in more)]
         self.sizes = [hello.raw_bytes, *(group.raw_bytes for group in more)]
         self.chains = [
@@ -38,21 +38,21 @@ class Groups:
             chain = self.chains[group]
             key = chain.packed(block, block + 1)
             reserve = m.Reserve(key, chain.parent(block), block, chain.segment(block), group)
-            reserved = self.client.call(reserve, m.Reserved, 10)
+            reserved = self.client.call(reserve, m.Reserved, 60)
             content = bytes([group, block]) * (self.sizes[group] // 2)
             payload(self.client.arena.view[reserved.places[0] :], self.sizes[group])[:] = content
-            committed = self.client.call(m.Commit(reserved.ticket), m.Committed, 10)
+            committed = self.client.call(m.Commit(reserved.ticket), m.Committed, 60)
             assert committed.blocks == 1
 
     def cover(self, tokens=BLOCKS * TOKENS + 1, **other):
         keys, *more = (chain.packed() for chain in self.chains)
-        return self.client.call(m.Cover(keys, tokens, more_keys=more, **other), m.Covered, 10)
+        return self.client.call(m.Cover(keys, tokens, more_keys=more, **other), m.Covered, 60)
 
     def read(self, group, block):
         key = self.chains[group].packed(block, block + 1)
-        fetched = self.client.call(m.Fetch(key, 5.0, group=group), m.Fetched, 10)
+        fetched = self.client.call(m.Fetch(key, 5.0, group=group), m.Fetched, 60)
         found = bytes(payload(self.client.arena.view[fetched.places[0] :], self.sizes[group])[:2])
-        assert self.client.call(m.Release(fetched.lease), m.Released, 10).valid
+        assert self.client.call(m.Release(fetched.lease), m.Released, 60).valid
         return found
 
     def close(self):
@@ -126,7 +126,7 @@ def test_too_many_groups_are_refused(groups):
 def test_a_lookup_without_a_chain_for_each_group_is_refused(groups):
     engine = groups()
     with pytest.raises(RefusedError, match="chains of 1 KV groups, the session has named 3"):
-        engine.client.call(m.Cover(engine.chains[0].packed()), m.Covered, 10)
+        engine.client.call(m.Cover(engine.chains[0].packed()), m.Covered, 60)
 
 
 def test_a_group_that_was_not_named_is_refused(groups):
@@ -134,4 +134,4 @@ def test_a_group_that_was_not_named_is_refused(groups):
     key = engine.chains[0].packed(0, 1)
     for request in (m.Fetch(key, 1.0, group=3), m.Reserve(key, b"f" * 16, 0, group=-1)):
         with pytest.raises(RefusedError, match=r"group -?\d requested; the session has named 3"):
-            engine.client.call(request, m.Reserved, 10)
+            engine.client.call(request, m.Reserved, 60)

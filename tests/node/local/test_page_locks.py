@@ -4,6 +4,7 @@ import tempfile
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -97,7 +98,7 @@ class LateClient:
 
 
 def test_a_grant_that_arrives_with_its_recall_is_given_back_and_not_locked(
-    locked, registrar, until
+    locked, registrar, until, own_time
 ):
     client, device = LateClient(), registrar()
     memory = locked(client, device)
@@ -107,6 +108,19 @@ def test_a_grant_that_arrives_with_its_recall_is_given_back_and_not_locked(
     until(lambda: m.Unlock([0]) in client.sent)
     memory.close()
     assert device.calls == 0
+
+
+@pytest.fixture
+def own_time(monkeypatch):
+    """Time of `lock_at_start` that passes only while it sleeps."""
+    slept_s = [0.0]
+
+    def sleep(seconds):
+        slept_s[0] += seconds
+        time.sleep(seconds)
+
+    clock = SimpleNamespace(monotonic=lambda: slept_s[0], sleep=sleep)
+    monkeypatch.setattr("holdfast.wire.local.locked_memory.time", clock)
 
 
 class ConfusedClient(LateClient):
@@ -134,7 +148,7 @@ class ConfusedClient(LateClient):
 
 
 def test_a_thread_that_ends_by_an_error_gives_back_all_that_was_granted(
-    locked, registrar, until, caplog
+    locked, registrar, until, caplog, own_time
 ):
     client, device = ConfusedClient(), registrar()
     memory = locked(client, device)
@@ -184,7 +198,7 @@ def test_a_lost_node_ends_all_locks(saved, locked, registrar, until):
 
 @pytest.mark.parametrize("fails_from", [1, 2, 3])
 def test_a_registration_that_fails_leaves_what_is_locked_and_says_why(
-    saved, locked, registrar, caplog, fails_from
+    saved, locked, registrar, caplog, until, fails_from
 ):
     node, one, ranges = saved()
     for more in range(2):  # three chunks in all
@@ -199,7 +213,7 @@ def test_a_registration_that_fails_leaves_what_is_locked_and_says_why(
     memory.start()
     time.sleep(0.3)
     assert device.calls == fails_from, "it is not tried again"
-    assert "does not lock memory" in node.said()
+    until(lambda: "does not lock memory" in node.said())
     (shown,) = one.status()["page_locks"]["engines"]
     assert (shown["engine"], shown["domain"]) == ("test", "default")
     assert shown["locked_bytes"] == memory.locked_bytes
@@ -208,7 +222,7 @@ def test_a_registration_that_fails_leaves_what_is_locked_and_says_why(
 
 def test_a_client_without_a_namespace_locks_nothing(start_node, locked, registrar):
     node = start_node()
-    client = Client(node.address, m.Hello(m.PROTOCOL, "tool"), 10)
+    client = Client(node.address, m.Hello(m.PROTOCOL, "tool"), 60)
     memory = locked(client, registrar())
     assert memory.lock_at_start() == 0
     assert not memory.use([(0, 1)])
@@ -277,11 +291,17 @@ def test_a_batch_in_flight_keeps_its_memory_locked_when_it_is_recalled(
     in_use = [each for each in ranges if memory.use([each])]
     locks = len(device.locked)
     keys = names("grow", 40)
-    end = time.monotonic() + 0.5
-    while time.monotonic() < end:
+
+    def begins_no_new_batch():
         two.save(keys)
+        if memory.use(in_use):
+            memory.done(in_use)
+            return False
+        return True
+
+    until(begins_no_new_batch)
+    two.save(keys)
     assert len(device.locked) == locks
-    assert not memory.use(in_use), "recalled memory begins no new batch"
     for each in in_use:
         memory.done([each])
     grow(two, names, until)

@@ -221,7 +221,7 @@ def test_memory_of_a_killed_engine_is_free_as_soon_as_its_process_is_gone(
     assert node.host("default").has_locks
     process.send_signal(signal.SIGKILL)
     process.wait()
-    until(lambda: not node.host("default").has_locks, 5)
+    until(lambda: not node.host("default").has_locks, 60)
     two = locking(node.address, "other")
     for context in contexts(2, 6):
         until(lambda context=context: two.save(context) or two.load(context) == CONTEXT)

@@ -73,10 +73,10 @@ def test_a_timing_report_above_the_limit_closes_the_connection(slow, engine):
         with pytest.raises(NodeGoneError, match="the connection broke"):
             engine(slow.address).call(m.Observed(*endless))
     with (
-        contextlib.closing(Client(slow.address, m.Hello(m.PROTOCOL, "test"), 10)) as looking,
+        contextlib.closing(Client(slow.address, m.Hello(m.PROTOCOL, "test"), 60)) as looking,
         pytest.raises(RefusedError, match="named no namespace"),  # whose steps would they be?
     ):
-        looking.call(m.Observed([step]), m.Done, 10)
+        looking.call(m.Observed([step]), m.Done, 60)
     assert one.call(m.Plans()).data["engines"][0]["steps"] == OBSERVED_MAX
     assert f"length <= {OBSERVED_MAX}" in slow.said()
 

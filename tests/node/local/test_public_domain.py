@@ -52,7 +52,7 @@ def test_published_blocks_are_hits_for_every_domain(node, engine, names, payload
 def test_a_client_that_is_no_publisher_gets_no_session_in_a_public_domain(node, shown):
     hello = m.Hello(m.PROTOCOL, "reader", b"f" * 16, 4096, 16, "commons", publish=shown)
     with pytest.raises(RefusedError, match="'commons' is public: only a publisher"):
-        Client(node.address, hello, 5.0)
+        Client(node.address, hello, 60.0)
 
 
 def test_invalid_public_keys_in_a_lookup_are_refused(node, engine, names):

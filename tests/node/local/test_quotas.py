@@ -77,8 +77,8 @@ def test_a_target_with_reserved_memory_also_stores_blocks_of_unknown_domains(
     with contextlib.closing(TargetClient(node.addresses[1])) as target:
         for number in range(80):
             record = record_of(namespace, key_of(number))
-            assert target.put([record], 10) == [Outcome.OK], target.refusal
-        held = target.exist(namespace, [key_of(number) for number in range(80)], 10).held
+            assert target.put([record], 60) == [Outcome.OK], target.refusal
+        held = target.exist(namespace, [key_of(number) for number in range(80)], 60).held
         assert not held[0], "more than there is memory"
         assert held[79]
     assert one.read(kept) == (100, {"host": 100})

@@ -140,9 +140,9 @@ def closed(raw):
 
 def test_each_of_two_clients_gets_the_replies_to_its_own_requests(running):
     server = running()
-    one, two = Client(server.address, HELLO, 5), Client(server.address, HELLO, 5)
+    one, two = Client(server.address, HELLO, 60), Client(server.address, HELLO, 60)
     ids = [(client, n, client.send(m.Release(n))) for n in range(50) for client in (one, two)]
-    assert all(client.wait(i, 5).blocks == n for client, n, i in ids)
+    assert all(client.wait(i, 60).blocks == n for client, n, i in ids)
     one.close()
     two.close()
     until(lambda: [session.ends for session in server.sessions] == [1, 1])
@@ -151,7 +151,7 @@ def test_each_of_two_clients_gets_the_replies_to_its_own_requests(running):
 
 def test_a_session_knows_the_process_and_user_of_its_client(running):
     server = running()
-    client = Client(server.address, HELLO, 5)
+    client = Client(server.address, HELLO, 60)
     assert server.sessions[0].peer == (os.getpid(), os.geteuid())
     client.close()
 
@@ -170,7 +170,7 @@ def test_a_session_knows_the_process_and_user_of_its_client(running):
 @pytest.mark.parametrize("after_hello", [False, True])
 def test_garbage_closes_only_its_own_connection_and_is_logged(running, caplog, data, after_hello):
     server = running()
-    good = Client(server.address, HELLO, 5)
+    good = Client(server.address, HELLO, 60)
     with server.connect() as raw:
         if after_hello:
             raw.sendall(encode(1, HELLO))
@@ -178,7 +178,7 @@ def test_garbage_closes_only_its_own_connection_and_is_logged(running, caplog, d
         raw.sendall(data)
         assert closed(raw)
     assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
-    assert good.call(m.Release(3), m.Committed, 5) == m.Committed(3)
+    assert good.call(m.Release(3), m.Committed, 60) == m.Committed(3)
     until(lambda: server.server.connections == 1)
     good.close()
 
@@ -253,25 +253,25 @@ def test_another_protocol_version_is_refused_with_both_versions(running):
     server = running()
     only = f"version 9 is not supported, only {m.PROTOCOL}; install the same"
     with pytest.raises(RefusedError, match=only):
-        Client(server.address, m.Hello(9, "test"), 5)
+        Client(server.address, m.Hello(9, "test"), 60)
 
 
 def test_a_session_that_is_not_wanted_is_refused_with_the_reason(running):
     server = running()
     with pytest.raises(RefusedError, match=r"hello\.peer is unwelcome"):
-        Client(server.address, m.Hello(m.PROTOCOL, "unwelcome"), 5)
+        Client(server.address, m.Hello(m.PROTOCOL, "unwelcome"), 60)
     until(lambda: server.server.connections == 0)
 
 
 def test_too_many_connections_are_turned_away_until_one_ends(running):
     server = running(connections_max=2)
-    clients = [Client(server.address, HELLO, 5) for _ in range(2)]
+    clients = [Client(server.address, HELLO, 60) for _ in range(2)]
     with pytest.raises(RefusedError, match="2 connections are open, the limit"):
-        Client(server.address, HELLO, 5)
+        Client(server.address, HELLO, 60)
     clients.pop().close()
     until(lambda: server.server.connections == 1)
-    clients.append(Client(server.address, HELLO, 5))
-    assert [client.call(m.Release(1), m.Committed, 5) for client in clients] == [m.Committed(1)] * 2
+    clients.append(Client(server.address, HELLO, 60))
+    assert [client.call(m.Release(1), m.Committed, 60) for client in clients] == [m.Committed(1)] * 2
     for client in clients:
         client.close()
 
@@ -279,11 +279,11 @@ def test_too_many_connections_are_turned_away_until_one_ends(running):
 def test_connections_of_another_user_have_a_lower_limit(running, monkeypatch):
     server = running(connections_max=8)
     monkeypatch.setattr("holdfast.node.local.server.peer_of", lambda _: ConnectedPeer(1, 4321))
-    clients = [Client(server.address, HELLO, 5) for _ in range(2)]
+    clients = [Client(server.address, HELLO, 60) for _ in range(2)]
     with pytest.raises(RefusedError, match="2 connections of user 4321 are open, the limit"):
-        Client(server.address, HELLO, 5)
+        Client(server.address, HELLO, 60)
     monkeypatch.undo()
-    clients += [Client(server.address, HELLO, 5) for _ in range(6)]
+    clients += [Client(server.address, HELLO, 60) for _ in range(6)]
     for client in clients:
         client.close()
     until(lambda: server.server.connections == 0)
@@ -298,23 +298,23 @@ def test_a_session_that_fails_to_open_is_refused_and_takes_no_connection(running
     server.server._welcoming, welcoming = fail, server.server._welcoming
     for _ in range(3):
         with pytest.raises(RefusedError, match="the node failed: MemoryError: no arena; see its"):
-            Client(server.address, HELLO, 5)
+            Client(server.address, HELLO, 60)
     server.server._welcoming = welcoming
     until(lambda: server.server.connections == 0)
-    Client(server.address, HELLO, 5).close()
+    Client(server.address, HELLO, 60).close()
 
 
 def test_the_server_stops_reading_a_client_with_too_many_open_requests(running):
     server = running()
-    client = Client(server.address, HELLO, 10)
+    client = Client(server.address, HELLO, 60)
     ids = [client.send(m.Commit(n)) for n in range(IN_FLIGHT_MAX)]
     last = client.send(m.Release(9))
     until(lambda: server.sessions[0].waiting == IN_FLIGHT_MAX)
     time.sleep(0.1)
     assert client.poll(last) is None
     server.loop.call_soon_threadsafe(server.sessions[0].going.set)
-    assert {client.wait(i, 10) for i in ids} == {m.Done()}
-    assert client.wait(last, 10) == m.Committed(9)
+    assert {client.wait(i, 60) for i in ids} == {m.Done()}
+    assert client.wait(last, 60) == m.Committed(9)
     client.close()
 
 
@@ -348,23 +348,23 @@ def test_the_server_stops_reading_a_client_that_reads_no_replies(running):
 )
 def test_a_request_that_fails_is_refused_and_the_connection_lives(running, request_, words):
     server = running()
-    client = Client(server.address, HELLO, 5)
+    client = Client(server.address, HELLO, 60)
     with pytest.raises(RefusedError, match=words):
-        client.call(request_, m.Done, 5)
-    assert client.call(m.Release(1), m.Committed, 5) == m.Committed(1)
+        client.call(request_, m.Done, 60)
+    assert client.call(m.Release(1), m.Committed, 60) == m.Committed(1)
     client.close()
 
 
 def test_a_session_ends_once_if_its_client_disconnects_during_requests(running):
     server = running()
-    client = Client(server.address, HELLO, 5)
+    client = Client(server.address, HELLO, 60)
     client.send(m.Commit(1))
     until(lambda: server.sessions and server.sessions[0].waiting == 1)
     client.close()
     until(lambda: server.sessions[0].ends == 1)
     server.loop.call_soon_threadsafe(server.sessions[0].going.set)
-    other = Client(server.address, HELLO, 5)
-    assert other.call(m.Release(1), m.Committed, 5) == m.Committed(1)
+    other = Client(server.address, HELLO, 60)
+    assert other.call(m.Release(1), m.Committed, 60) == m.Committed(1)
     assert server.sessions[0].ends == 1
     other.close()
 
@@ -372,9 +372,9 @@ def test_a_session_ends_once_if_its_client_disconnects_during_requests(running):
 def test_invalid_messages_without_end_do_not_fill_the_log(running, caplog):
     server = running()
     for _ in range(40):
-        client = Client(server.address, HELLO, 5)
+        client = Client(server.address, HELLO, 60)
         with pytest.raises(NodeGoneError):
-            client.call(m.Cover(b"", plan=2**64 - 1), m.Covered, 5)
+            client.call(m.Cover(b"", plan=2**64 - 1), m.Covered, 60)
         client.close()
     (line,) = [each for each in caplog.messages if "connection closed" in each]
     assert "`int` <= 9223372036854775807 - at `$.plan`" in line
@@ -382,8 +382,8 @@ def test_invalid_messages_without_end_do_not_fill_the_log(running, caplog):
 
 def test_closing_the_server_ends_its_clients(tmp_path):
     server = Running(tmp_path / "node.sock")
-    client = Client(server.address, HELLO, 5)
+    client = Client(server.address, HELLO, 60)
     server.stop()
     with pytest.raises(NodeGoneError):
-        client.call(m.Status(), m.Done, 5)
+        client.call(m.Status(), m.Done, 60)
     assert server.sessions[0].ends == 1

@@ -117,13 +117,13 @@ def test_a_session_lists_the_keys_of_its_own_domain_in_bounded_pages(open_node, 
     assert globex.call(m.ListKeys()) == m.ListedKeys(b"")
     for start, limit, named in ((0, 4_097, "4097"), (0, 0, "limit is 0"), (-1, 5, "start is -1")):
         with pytest.raises(RefusedError, match=named):
-            acme.engine.client.call(m.ListKeys(start, limit), m.ListedKeys, 10)
+            acme.engine.client.call(m.ListKeys(start, limit), m.ListedKeys, 60)
 
 
 def test_a_connection_without_a_namespace_lists_no_keys(open_node):
-    operator = Client(open_node().address, m.Hello(m.PROTOCOL, "operator"), 10)
+    operator = Client(open_node().address, m.Hello(m.PROTOCOL, "operator"), 60)
     with contextlib.closing(operator), pytest.raises(HoldfastError, match=r"namespace|fingerprint"):
-        operator.call(m.ListKeys(), m.ListedKeys, 10)
+        operator.call(m.ListKeys(), m.ListedKeys, 60)
 
 
 def test_a_reservation_does_not_reveal_what_another_domain_holds(open_node, tenants, names):

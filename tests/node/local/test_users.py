@@ -195,7 +195,7 @@ def test_a_running_node_enforces_users_and_socket_group(open_folder, start_node,
         return one.save(chain), one.read(chain)
 
     def look():
-        return Client(node.address, m.Hello(m.PROTOCOL, "look"), 5)
+        return Client(node.address, m.Hello(m.PROTOCOL, "look"), 60)
 
     assert as_user(ALICE, ALICE, save) == "(3, (3, {'host': 3}))"
     assert "'default' is for user 0 only" in as_user(ALICE, ALICE, lambda: save("default"))

@@ -24,7 +24,7 @@ def node(serve_here):
     """A target with eight blocks of each domain, and a client of it."""
     node = serve_here(FLOOD, TargetLimits(pace_s=60.0), host_bytes=HOST_BYTES)
     for namespace, keys in KEYS.items():
-        assert node.target.put([record_of(namespace, key) for key in keys], 20) == [Outcome.OK] * 8
+        assert node.target.put([record_of(namespace, key) for key in keys], 60) == [Outcome.OK] * 8
     return node
 
 
@@ -52,7 +52,7 @@ def test_connections_that_never_read_hold_up_their_own_domain_only(node, ask):
     node.until(lambda: sending(node) >= 7 * 8 * FLOOD.slot_bytes)
     into = [aligned_buffer(VICTIM.slot_bytes) for _ in KEYS[VICTIM]]
     for _ in range(10):
-        got = node.target.get(VICTIM, KEYS[VICTIM], into, 20)
+        got = node.target.get(VICTIM, KEYS[VICTIM], into, 60)
         assert got.blocks == 8
     assert all(is_right(r, VICTIM, key) for r, key in zip(into, KEYS[VICTIM], strict=True))
     assert sending(node) <= HOST_BYTES // 2 + 8 * VICTIM.slot_bytes  # its first always may
@@ -63,7 +63,7 @@ def test_connections_that_never_read_hold_up_their_own_domain_only(node, ask):
     for raw in raws:
         raw.close()
     node.until(lambda: not sending(node))
-    assert node.target.get(FLOOD, KEYS[FLOOD], own, 20).blocks == 8
+    assert node.target.get(FLOOD, KEYS[FLOOD], own, 60).blocks == 8
 
 
 def test_replies_that_wait_for_send_memory_are_sent_when_peers_read(node, ask):

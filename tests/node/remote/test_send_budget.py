@@ -95,7 +95,7 @@ def test_a_waiting_work_item_proceeds_when_memory_is_released(senders):
     waiting = senders.submit(kept.acquire, work_item, 30)
     assert not kept.acquire(work_item, 0.01)
     kept.release(work_item)
-    assert waiting.result(10)
+    assert waiting.result(60)
     assert kept.total() == 4 * MIB
 
 
@@ -207,7 +207,7 @@ def test_waiting_for_a_send_slot_does_not_count_toward_the_progress_limit(sender
     assert not log
     for work_item in holders:
         line.leave(work_item)
-    waits.result(10)
+    waits.result(60)
     assert [nbytes for _, nbytes in log] == [PIECE_BYTES] * 3
 
 
@@ -230,8 +230,8 @@ def test_small_messages_bypass_the_queue_while_it_is_empty(senders):
     assert len(log) == 1
     for work_item in work_slots:
         line.leave(work_item)
-    large.result(10)
-    behind.result(10)
+    large.result(60)
+    behind.result(60)
     assert len(log) > 2
 
 
@@ -248,7 +248,7 @@ def test_a_flood_of_small_messages_is_queued_and_delays_no_other_domain(senders,
         senders.submit(line.send, peer, [MESSAGE[:SMALL_BYTES]], work_item, ProgressLimit())
         for peer in peers
     ]
-    until(lambda: len(line._work_slots) == 59, 10.0)
+    until(lambda: len(line._work_slots) == 59, 60.0)
     victim = senders.submit(
         line.send, Peer("victim", log), [MESSAGE], WorkItem(VICTIM), ProgressLimit()
     )
@@ -272,11 +272,11 @@ def test_small_messages_of_a_lone_domain_are_never_queued(senders):
     sent = [
         senders.submit(line.send, p, [MESSAGE[:1]], WorkItem(FLOOD), ProgressLimit()) for p in peers
     ]
-    until(lambda: line._bypassing == 20, 10.0)
+    until(lambda: line._bypassing == 20, 60.0)
     for peer in peers:
         peer.reading.set()
     for each in sent:
-        each.result(10)
+        each.result(60)
 
 
 def test_tiny_messages_are_charged_a_minimum_cost(senders):
@@ -302,7 +302,7 @@ def test_tiny_messages_are_charged_a_minimum_cost(senders):
     for work_item in work_slots:
         line.leave(work_item)
     for sent in (flood, victim):
-        sent.result(10)
+        sent.result(60)
 
 
 def test_messages_that_bypassed_the_queue_are_charged_to_their_domain(senders):
@@ -327,4 +327,4 @@ def test_messages_that_bypassed_the_queue_are_charged_to_their_domain(senders):
     for work_item in work_slots:
         line.leave(work_item)
     for sent in (flood, victim):
-        sent.result(10)
+        sent.result(60)

@@ -64,10 +64,10 @@ def hasty(served):
 
 
 def test_blocks_of_an_unknown_domain_are_stored_and_returned_unchanged(node):
-    assert node.target.put(RECORDS, 10) == [Outcome.OK] * 40
+    assert node.target.put(RECORDS, 60) == [Outcome.OK] * 40
     assert node.get(KEYS) == 40
     assert node.get([KEYS[3], KEYS[1]]) == 2
-    assert node.target.exist(NAMESPACE, [key_of(99), *KEYS[:2]], 5).held == b"\0\1\1"
+    assert node.target.exist(NAMESPACE, [key_of(99), *KEYS[:2]], 60).held == b"\0\1\1"
     assert node.store.listing()[0]["blocks"] == 40
 
 
@@ -83,14 +83,14 @@ def test_a_large_batch_uses_one_connection_if_no_thread_can_start(served, monkey
     monkeypatch.setattr(target_module, "workers", no_more)
     with contextlib.closing(TargetClient(node.address, batch_parts=2)) as node.target:
         records = [record_of(large, key) for key in keys]
-        assert node.target.put(records, 10) == [Outcome.OK] * 5
+        assert node.target.put(records, 60) == [Outcome.OK] * 5
         assert node.get(keys, large) == 5
 
 
 def test_a_get_stops_at_the_first_block_that_is_not_held(node):
-    node.target.put(RECORDS[:3] + RECORDS[4:6], 10)
+    node.target.put(RECORDS[:3] + RECORDS[4:6], 60)
     assert node.get(KEYS[:6]) == 3
-    assert node.target.get(NAMESPACE, [key_of(99)], [aligned_buffer(32768)], 5).outcome == "miss"
+    assert node.target.get(NAMESPACE, [key_of(99)], [aligned_buffer(32768)], 60).outcome == "miss"
 
 
 def test_a_get_over_two_connections_stops_at_the_first_missing_block(served):
@@ -98,24 +98,24 @@ def test_a_get_over_two_connections_stops_at_the_first_missing_block(served):
     keys = [key_of(300 + i) for i in range(10)]
     node = served(host_bytes=64 * MIB)
     with contextlib.closing(TargetClient(node.address, batch_parts=2)) as node.target:
-        node.target.put([record_of(large, key) for key in keys if key != keys[2]], 10)
+        node.target.put([record_of(large, key) for key in keys if key != keys[2]], 60)
         into = [aligned_buffer(large.slot_bytes) for _ in keys]
-        assert node.target.get(large, keys, into, 10).blocks == 2
+        assert node.target.get(large, keys, into, 60).blocks == 2
         assert [is_right(into[i], large, keys[i]) for i in range(2)] == [True, True]
 
 
 def test_another_namespace_is_not_served(node):
-    node.target.put(RECORDS[:2], 10)
+    node.target.put(RECORDS[:2], 60)
     for other in (
         NAMESPACE._replace(domain=b"d" * 16),
         NAMESPACE._replace(fingerprint=b"f" * 16),
         NAMESPACE._replace(raw_bytes=30_001),
         NAMESPACE._replace(block_tokens=64),
     ):
-        assert node.target.exist(other, KEYS[:2], 5).held == b"\0\0"
+        assert node.target.exist(other, KEYS[:2], 60).held == b"\0\0"
         assert node.get(KEYS[:2], other) == 0
     other = NAMESPACE._replace(domain=b"d" * 16)
-    assert node.target.put([record_of(other, KEYS[0])], 5) == [Outcome.OK]
+    assert node.target.put([record_of(other, KEYS[0])], 60) == [Outcome.OK]
     assert node.get(KEYS[:2]) == 2
     assert node.get(KEYS[:1], other) == 1
     assert node.target.delete(other, KEYS[:2], 5).blocks == 1
@@ -125,16 +125,16 @@ def test_another_namespace_is_not_served(node):
 def test_a_damaged_payload_is_kept_until_its_reader_reports_it(node):
     records = [memoryview(bytearray(record)) for record in RECORDS[:3]]
     records[1][HEADER_BYTES + 20_000] ^= 1
-    assert node.target.put(records, 10) == [Outcome.OK] * 3
+    assert node.target.put(records, 60) == [Outcome.OK] * 3
     into = [aligned_buffer(NAMESPACE.slot_bytes) for _ in records]
-    assert node.target.get(NAMESPACE, KEYS[:3], into, 10).blocks == 3
+    assert node.target.get(NAMESPACE, KEYS[:3], into, 60).blocks == 3
     assert [is_right(r, NAMESPACE, k) for r, k in zip(into, KEYS, strict=False)] == [
         True,
         False,
         True,
     ]
     assert node.target.suspect(NAMESPACE, KEYS[:3], 5) == (1, Outcome.OK), "only that one"
-    assert node.target.put(RECORDS[:3], 10) == [Outcome.OK] * 3
+    assert node.target.put(RECORDS[:3], 60) == [Outcome.OK] * 3
     assert node.get(KEYS[:3]) == 3
 
 
@@ -156,30 +156,30 @@ def test_a_reported_sealed_record_is_replaced_only_by_its_own_key_or_a_later_epo
     right, later, other = DataKey(b"r" * 32, 1), DataKey(b"l" * 32, 2), DataKey(b"o" * 32, 1)
     records = sealed(right, KEYS[:3])
     records[1][HEADER_BYTES + 20_000] ^= 1
-    assert node.target.put(records, 10) == [Outcome.OK] * 3
+    assert node.target.put(records, 60) == [Outcome.OK] * 3
     stored = lambda: [bytes(record) for record in got(node, 3)]  # noqa: E731
-    assert node.target.put(sealed(right, KEYS[:3], b"m" * 12), 10) == [Outcome.OK] * 3
+    assert node.target.put(sealed(right, KEYS[:3], b"m" * 12), 60) == [Outcome.OK] * 3
     assert stored() == [bytes(r) for r in records], "nothing is replaced that nobody reported"
     assert node.target.suspect(NAMESPACE, KEYS[1:3], 5) == (0, Outcome.OK), "it cannot tell"
-    assert node.target.put(sealed(other, KEYS[:3]), 10) == [Outcome.OK] * 3
+    assert node.target.put(sealed(other, KEYS[:3]), 60) == [Outcome.OK] * 3
     assert stored() == [bytes(r) for r in records], "another key replaces nothing"
     better = sealed(right, KEYS[1:2], b"m" * 12) + sealed(later, KEYS[2:3])
-    assert node.target.put(better, 10) == [Outcome.OK] * 2
+    assert node.target.put(better, 60) == [Outcome.OK] * 2
     assert stored() == [bytes(r) for r in [records[0], *better]]
     assert node.store.listing()[0]["blocks"] == 3
-    assert node.target.put(sealed(right, KEYS[1:2], b"o" * 12), 10) == [Outcome.OK]
+    assert node.target.put(sealed(right, KEYS[1:2], b"o" * 12), 60) == [Outcome.OK]
     assert stored()[1] == bytes(better[0]), "it is doubted no more"
 
 
 def got(node, count):
     into = [aligned_buffer(NAMESPACE.slot_bytes) for _ in range(count)]
-    assert node.target.get(NAMESPACE, KEYS[:count], into, 10).blocks == count
+    assert node.target.get(NAMESPACE, KEYS[:count], into, 60).blocks == count
     return into
 
 
 def test_a_reported_copy_on_a_targets_disk_is_checked_too(served):
     node = served(tier=MemoryTier(16 * MIB), host_bytes=4 * MIB)
-    assert node.target.put(RECORDS[:3], 10) == [Outcome.OK] * 3
+    assert node.target.put(RECORDS[:3], 60) == [Outcome.OK] * 3
     store = node.store
     node.until(lambda: store.status().waiting_to_write == 0)
     view = StoreView(store)
@@ -198,28 +198,28 @@ def test_a_record_that_differs_from_its_announced_header_is_not_stored(node):
         raw.sendall(frame + bytes(RECORDS[1]))
         assert bytes(encode(2, m.Stored(b"\0"))) == raw.recv(4096)
     assert node.service.counters.corrupt == 1
-    assert node.target.exist(NAMESPACE, KEYS[:2], 5).held == b"\0\0"
+    assert node.target.exist(NAMESPACE, KEYS[:2], 60).held == b"\0\0"
 
 
 def test_a_record_with_a_generation_stamped_by_a_tier_is_accepted(node):
     record = memoryview(bytearray(RECORDS[0]))
     stamp(record, 12345)
-    assert node.target.put([record], 5) == [Outcome.OK]
+    assert node.target.put([record], 60) == [Outcome.OK]
     assert node.get(KEYS[:1]) == 1
 
 
 def test_deleted_blocks_are_gone_and_can_be_put_again(node):
-    node.target.put(RECORDS[:4], 10)
+    node.target.put(RECORDS[:4], 60)
     assert node.target.delete(NAMESPACE, [*KEYS[1:3], key_of(99)], 5) == (2, Outcome.OK)
-    assert node.target.exist(NAMESPACE, KEYS[:4], 5).held == b"\1\0\0\1"
-    assert node.target.put(RECORDS[:4], 10) == [Outcome.OK] * 4
+    assert node.target.exist(NAMESPACE, KEYS[:4], 60).held == b"\1\0\0\1"
+    assert node.target.put(RECORDS[:4], 60) == [Outcome.OK] * 4
     assert node.get(KEYS[:4]) == 4
 
 
 def test_a_repeated_put_of_a_held_block_takes_no_second_slot(node):
-    node.target.put(RECORDS[:4], 10)
+    node.target.put(RECORDS[:4], 60)
     used = StoreView(node.store).used_bytes(0)
-    assert node.target.put(RECORDS[:4], 10) == [Outcome.OK] * 4
+    assert node.target.put(RECORDS[:4], 60) == [Outcome.OK] * 4
     assert StoreView(node.store).used_bytes(0) == used
 
 
@@ -227,7 +227,7 @@ def test_a_batch_that_does_not_fit_leaves_the_connection_usable(served):
     node = served(host_bytes=MIB)
     namespace = namespace_of(100_000)
     records = [record_of(namespace, key) for key in KEYS[:20]]
-    outcomes = node.target.put(records, 10)
+    outcomes = node.target.put(records, 60)
     assert set(outcomes) == {Outcome.OK, Outcome.FULL} or set(outcomes) == {Outcome.FULL}
     assert node.get(KEYS[:1], namespace) == (outcomes[0] == "ok")
     assert node.service.counters.protocol_errors == 0
@@ -235,7 +235,7 @@ def test_a_batch_that_does_not_fit_leaves_the_connection_usable(served):
 
 def test_a_put_that_the_receive_budget_turns_away_counts_as_full(node, monkeypatch):
     monkeypatch.setattr(node.service, "receiving", lambda *_: contextlib.nullcontext(False))
-    assert node.target.put(RECORDS[:2], 10) == [Outcome.FULL] * 2
+    assert node.target.put(RECORDS[:2], 60) == [Outcome.FULL] * 2
     assert node.store.status().activity.calls["receive"] == {"full": 1}
 
 
@@ -252,41 +252,41 @@ def test_an_encoded_record_counts_as_its_slot_while_it_is_received(node, monkeyp
         return receiving(nbytes, domain)
 
     monkeypatch.setattr(node.service, "receiving", noting)
-    assert node.target.put([into[:stored]], 10) == [Outcome.OK]
+    assert node.target.put([into[:stored]], 60) == [Outcome.OK]
     assert counted == [NAMESPACE.slot_bytes]
     assert node.service.counters.received_bytes == stored
 
 
 def test_a_record_larger_than_the_memory_is_refused_and_evicts_nothing(served):
     node = served(host_bytes=MIB)
-    node.target.put(RECORDS[:4], 10)
-    assert node.target.put([record_of(namespace_of(2 * MIB), KEYS[9])], 10) == [Outcome.FULL]
+    node.target.put(RECORDS[:4], 60)
+    assert node.target.put([record_of(namespace_of(2 * MIB), KEYS[9])], 60) == [Outcome.FULL]
     assert node.get(KEYS[:4]) == 4
 
 
 def test_an_unknown_domain_is_refused_by_name_and_the_next_request_is_served(node, caplog):
     table = node.store.table
     table.foreign, foreign = None, table.foreign
-    assert node.target.put(RECORDS[:4], 10) == [Outcome.GONE] * 4
+    assert node.target.put(RECORDS[:4], 60) == [Outcome.GONE] * 4
     assert f"domain {NAMESPACE.domain.hex()}: there is no key of it here" in node.target.refusal
     assert "name the domain and its key under `domains`" in node.target.refusal
     assert "request failed" not in caplog.text
     table.foreign = foreign
-    assert node.target.put(RECORDS[:4], 10) == [Outcome.OK] * 4
+    assert node.target.put(RECORDS[:4], 60) == [Outcome.OK] * 4
     assert node.get(KEYS[:4]) == 4
 
 
 def test_a_get_that_outlasts_its_lease_keeps_its_slots_until_it_is_sent(served):
     node = served(TargetLimits(), host_bytes=MIB)
     node.store.clock, pace = ManualClock(), node.service.pace
-    node.target.put(RECORDS[:6], 10)
+    node.target.put(RECORDS[:6], 60)
 
     def crawl():
         node.service.pace = pace
         node.store.clock.advance(60)
         node.store.housekeep()
         for record in RECORDS[6:]:
-            node.target.put([record], 10)
+            node.target.put([record], 60)
         return pace()
 
     node.service.pace = crawl
@@ -295,7 +295,7 @@ def test_a_get_that_outlasts_its_lease_keeps_its_slots_until_it_is_sent(served):
 
 
 def test_a_target_reports_its_status(node):
-    node.target.put(RECORDS[:2], 10)
+    node.target.put(RECORDS[:2], 60)
     assert node.get(KEYS[:1]) == 1
     status, outcome = node.target.stats(5)
     size, target = NAMESPACE.slot_bytes, status.target
@@ -332,7 +332,7 @@ def test_a_target_reports_its_status(node):
 )  # fmt: skip
 def test_garbage_closes_only_its_own_connection(hasty, data, ended):
     node = hasty
-    node.target.put(RECORDS[:2], 10)
+    node.target.put(RECORDS[:2], 60)
     with node.connect() as raw:
         with contextlib.suppress(ConnectionError):  # it may end the connection while we send
             raw.sendall(data)
@@ -379,7 +379,7 @@ def test_a_peer_that_disconnects_while_it_joins_is_removed_from_nixl(node, monke
     agent = SimpleNamespace(add_peer=add_peer, remove_peer=removed.append)
     monkeypatch.setattr(node.service, "agent", agent)
     monkeypatch.setattr(PlainStream, "send", send_all_but_joined)
-    with socket.create_connection(tcp_endpoint(node.address), 10) as raw:
+    with socket.create_connection(tcp_endpoint(node.address), 60) as raw:
         raw.recv(4096)
         raw.sendall(encode(1, m.Join(m.TARGET_PROTOCOL, "raw", b"n" * 32, nixl=b"metadata")))
         assert ended(raw)
@@ -399,7 +399,7 @@ def test_an_idle_connection_is_closed_without_a_warning(served, caplog, ended):
 def test_a_peer_that_sends_nothing_is_disconnected(hasty, ended):
     node = hasty
     silent = [socket.create_connection(tcp_endpoint(node.address)) for _ in range(20)]
-    assert node.target.put(RECORDS[:1], 5) == [Outcome.OK]
+    assert node.target.put(RECORDS[:1], 60) == [Outcome.OK]
     assert all(ended(raw) for raw in silent)
     node.until(lambda: node.service.counters.connections == 1)
     for raw in silent:
@@ -425,7 +425,7 @@ def test_a_peer_that_sends_a_payload_slowly_is_disconnected_and_its_slot_freed(h
 def test_a_peer_that_reads_no_reply_is_disconnected_and_its_lease_ends(served):
     node = served(HASTY, host_bytes=64 * MIB)
     namespace = namespace_of(4 * MIB)
-    node.target.put([record_of(namespace, key) for key in KEYS[:8]], 10)
+    node.target.put([record_of(namespace, key) for key in KEYS[:8]], 60)
     before = node.service.status().connections
     with node.connect() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -438,11 +438,11 @@ def test_a_peer_that_reads_no_reply_is_disconnected_and_its_lease_ends(served):
 def test_connections_have_a_limit(served):
     node = served(TargetLimits(connections=3))
     raws = [node.connect() for _ in range(3)]
-    assert node.target.exist(NAMESPACE, KEYS[:1], 20).outcome is Outcome.GONE
+    assert node.target.exist(NAMESPACE, KEYS[:1], 60).outcome is Outcome.GONE
     assert node.service.counters.turned_away >= 1
     for raw in raws:
         raw.close()
-    node.until(lambda: node.target.exist(NAMESPACE, KEYS[:1], 20).outcome is Outcome.OK)
+    node.until(lambda: node.target.exist(NAMESPACE, KEYS[:1], 60).outcome is Outcome.OK)
 
 
 def test_connections_of_all_listeners_are_counted(node):
@@ -452,7 +452,7 @@ def test_connections_of_all_listeners_are_counted(node):
     with contextlib.closing(other), node.connect():
         elsewhere = TargetClient(address_of(listener))
         with contextlib.closing(elsewhere):
-            assert elsewhere.put(RECORDS[:1], 5) == [Outcome.OK]
+            assert elsewhere.put(RECORDS[:1], 60) == [Outcome.OK]
             assert node.service.status().connections == 2
         node.until(lambda: node.service.status().connections == 1)
 
@@ -462,7 +462,7 @@ def test_closing_the_server_disconnects_every_peer(node, ended):
     node.close()
     assert ended(raw)
     raw.close()
-    assert node.target.exist(NAMESPACE, KEYS, 5).outcome is Outcome.GONE
+    assert node.target.exist(NAMESPACE, KEYS, 60).outcome is Outcome.GONE
 
 
 def test_binding_an_address_in_use_or_of_another_machine_is_an_error():
@@ -487,7 +487,7 @@ def test_a_thousand_gets_of_one_segment_read_each_block_once(served, monkeypatch
 
     reads = []
     node = served(TargetLimits(), Counting(64 * MIB))
-    node.target.put(RECORDS, 10)
+    node.target.put(RECORDS, 60)
     node.until(lambda: node.store.status().waiting_to_write == 0)
     leave_all(node.store)
     blocks = []

@@ -37,7 +37,7 @@ def test_a_peer_is_turned_away_if_no_thread_can_start_and_the_next_is_served(
     with socket.create_connection(tcp_endpoint(node.address)) as raw:
         assert ended(raw)
     monkeypatch.undo()
-    assert node.target.put(RECORDS[:1], 5) == [Outcome.OK]
+    assert node.target.put(RECORDS[:1], 60) == [Outcome.OK]
     assert node.service.status().turned_away == 1
 
 
@@ -45,7 +45,7 @@ def test_an_unauthenticated_peer_cannot_announce_a_large_message(node, caplog, e
     with socket.create_connection(tcp_endpoint(node.address)) as raw:
         raw.sendall(struct.pack("<IIQ", 1 << 20, 1, 0))
         assert ended(raw)
-    until_s = time.monotonic() + 20
+    until_s = time.monotonic() + 60
     while "the limit is 131072" not in caplog.text and time.monotonic() < until_s:
         time.sleep(0.01)
     assert "request 1 announces 1048576 bytes, the limit is 131072" in caplog.text
@@ -53,7 +53,7 @@ def test_an_unauthenticated_peer_cannot_announce_a_large_message(node, caplog, e
 
 def test_unauthenticated_connections_of_one_host_do_not_block_another_host(node):
     silent = [socket.create_connection(tcp_endpoint(node.address)) for _ in range(13)]
-    until_s = time.monotonic() + 20
+    until_s = time.monotonic() + 60
     while node.service.status().turned_away < 1 and time.monotonic() < until_s:
         time.sleep(0.01)
     assert node.service.status().turned_away == 1
@@ -71,7 +71,7 @@ def test_an_unauthenticated_peer_cannot_inject_log_lines(node, caplog, said, end
     with socket.create_connection(tcp_endpoint(node.address)) as raw:
         raw.sendall(struct.pack("<IIQ", len(body), 1, 0) + body)
         assert ended(raw)
-    until_s = time.monotonic() + 20
+    until_s = time.monotonic() + 60
     while "connection ended" not in caplog.text and time.monotonic() < until_s:
         time.sleep(0.01)
     assert "connection ended" in caplog.text

@@ -87,7 +87,7 @@ def test_parity_records_count_for_the_domain_of_their_blocks(targets):
 def test_a_target_counts_the_blocks_in_use_that_it_has(targets):
     namespace = targets[0].namespace
     client, keys = targets[0].target, [key_of(number) for number in range(4)]
-    client.put([record_of(namespace, key) for key in keys[:3]], 10)
+    client.put([record_of(namespace, key) for key in keys[:3]], 60)
     assert client.use(namespace, keys[1:], 5) == (2, Outcome.OK)
 
 

@@ -35,11 +35,11 @@ def medium(tmp_path):
         yield medium
 
 
-def put(medium, name, data=BYTES, within_s=20.0):
+def put(medium, name, data=BYTES, within_s=60.0):
     return medium.put(name, [memoryview(data)], Deadline.within(within_s)).outcome
 
 
-def read(medium, name, within_s=20.0):
+def read(medium, name, within_s=60.0):
     """Return the outcome of a read, after a check of what it says was read."""
     into = memoryview(bytearray(len(BYTES)))
     answer = medium.read(name, 0, [into], Deadline.within(within_s))
@@ -49,12 +49,12 @@ def read(medium, name, within_s=20.0):
 
 def has_been_read(medium, name):
     into = memoryview(bytearray(len(BYTES)))
-    answer = medium.read(name, 0, [into], Deadline.within(20.0))
+    answer = medium.read(name, 0, [into], Deadline.within(60.0))
     return answer.outcome is Outcome.OK and bytes(into) == BYTES
 
 
 def names(medium):
-    return list(medium.list("", Deadline.within(20.0)).names)
+    return list(medium.list("", Deadline.within(60.0)).names)
 
 
 def drafts(folder):
@@ -67,7 +67,7 @@ def test_a_full_file_system_stops_writes_but_not_reads(small_folder):
         assert drafts(small_folder) == []
         assert names(medium) == ["a/0", "a/1"]
         assert [read(medium, f"a/{n}") for n in range(2)] == [Outcome.OK] * 2
-        medium.delete(["a/0"], Deadline.within(20.0))
+        medium.delete(["a/0"], Deadline.within(60.0))
         assert put(medium, "a/3") is Outcome.OK
 
 
@@ -75,7 +75,7 @@ def test_a_read_only_file_system_stops_writes_but_not_reads(small_folder):
     with closing(FilesMedium(str(small_folder / "shared"))) as medium:
         assert put(medium, "a/0") is Outcome.OK
         subprocess.run(["mount", "-o", "remount,ro", str(small_folder)], check=True)
-        answer = medium.put("a/1", [memoryview(BYTES)], Deadline.within(20.0))
+        answer = medium.put("a/1", [memoryview(BYTES)], Deadline.within(60.0))
         assert answer.outcome is Outcome.FULL
         assert "EROFS" in answer.why
         assert read(medium, "a/0") is Outcome.OK
@@ -88,7 +88,7 @@ def test_a_mount_point_without_its_file_system_is_not_written_to(medium, tmp_pat
     shared.mkdir()
     assert put(medium, "a/1") is Outcome.GONE
     assert read(medium, "a/0") is Outcome.GONE
-    assert medium.list("", Deadline.within(20.0)).outcome is Outcome.GONE
+    assert medium.list("", Deadline.within(60.0)).outcome is Outcome.GONE
     assert list(shared.iterdir()) == []
     shared.rmdir()
     aside.rename(shared)
@@ -98,7 +98,7 @@ def test_a_mount_point_without_its_file_system_is_not_written_to(medium, tmp_pat
 
 def test_a_folder_on_another_type_of_file_system_is_not_used(tmp_path):
     with closing(FilesMedium(str(tmp_path / "shared"), "nfs4")) as medium:
-        answer = medium.list("", Deadline.within(20.0))
+        answer = medium.list("", Deadline.within(60.0))
         assert answer.outcome is Outcome.GONE
         assert "not nfs4" in answer.why
         assert not (tmp_path / "shared").exists()
@@ -129,7 +129,7 @@ def test_a_truncated_file_is_read_short(medium, tmp_path):
     assert put(medium, "a/0") is Outcome.OK
     os.truncate(tmp_path / "shared" / "a" / "0", 2 * MIB + 5)
     into = memoryview(bytearray(len(BYTES)))
-    answer = medium.read("a/0", 0, [into], Deadline.within(20.0))
+    answer = medium.read("a/0", 0, [into], Deadline.within(60.0))
     assert answer[:2] == (Outcome.OK, 2 * MIB + 5)
 
 
@@ -183,7 +183,7 @@ def test_a_program_ends_although_the_server_of_its_folder_hangs(tmp_path):
             from holdfast.tiers.files.medium import FilesMedium
             from holdfast.wire.remote.stream import Deadline
             medium = FilesMedium({str(mounts.paths[0] / "shared")!r})
-            print(medium.put("a/0", [memoryview(b"x" * 100)], Deadline.within(20.0)).outcome)
+            print(medium.put("a/0", [memoryview(b"x" * 100)], Deadline.within(60.0)).outcome)
             sys.stdout.flush()
             sys.stdin.readline()
             into = [memoryview(bytearray(100))]

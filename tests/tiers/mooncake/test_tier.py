@@ -95,7 +95,7 @@ def test_a_lookup_does_not_wait_for_a_write_that_waits_for_the_master(monkeypatc
     with contextlib.closing(MooncakeTier(options)) as tier:
         writer = threading.Thread(target=blocks.save, args=(tier, range(2)))
         writer.start()
-        assert dialled.wait(10)
+        assert dialled.wait(60)
         assert tier.held(blocks.namespace, blocks.keys(2), 0) == 0
         assert writer.is_alive()  # it still waits for the server
         answered.set()

@@ -166,7 +166,7 @@ def test_a_storm_of_errors_is_an_outcome_and_ends(hostile, status):
     options, server = hostile("honest")
     blocks = ChainedBlocks(65_000)
     with closing(open_object(options, CONTEXT)) as tier:
-        assert blocks.save(tier, range(4)) == [Outcome.OK] * 4
+        await_that(lambda: blocks.save(tier, range(4)) == [Outcome.OK] * 4)
         server.behaviour = status
         assert set(blocks.load(tier, range(4))) <= FAILED
         assert set(blocks.save(tier, range(4, 6))) <= FAILED
@@ -177,7 +177,7 @@ def test_a_storm_of_errors_is_an_outcome_and_ends(hostile, status):
         assert f", {status} " in trouble
         server.behaviour = "honest"
         await_that(lambda: blocks.save(tier, range(4, 6)) == [Outcome.OK] * 2)
-        assert blocks.load(tier, range(6)) == [Outcome.OK] * 6
+        await_that(lambda: blocks.load(tier, range(6)) == [Outcome.OK] * 6)
 
 
 def test_credentials_that_expire_while_the_tier_is_open_are_replaced_in_place(hostile, monkeypatch):
@@ -185,14 +185,14 @@ def test_credentials_that_expire_while_the_tier_is_open_are_replaced_in_place(ho
     options, server = hostile("only key a")
     blocks = ChainedBlocks(65_000)
     with closing(open_object(options, CONTEXT)) as tier:
-        assert blocks.save(tier, range(4)) == [Outcome.OK] * 4
+        await_that(lambda: blocks.save(tier, range(4)) == [Outcome.OK] * 4)
         server.behaviour = "only key fresh"
         assert set(blocks.load(tier, range(4))) <= FAILED
         assert set(blocks.save(tier, range(4, 6))) <= FAILED
         assert "403" in tier.member_health()[0].trouble
         Path(options.credentials_file).write_text("access_key_id=fresh\nsecret_access_key=c\n")
         await_that(lambda: blocks.save(tier, range(4, 6)) == [Outcome.OK] * 2)
-        assert blocks.load(tier, range(6)) == [Outcome.OK] * 6
+        await_that(lambda: blocks.load(tier, range(6)) == [Outcome.OK] * 6)
 
 
 def test_a_store_that_is_not_there_is_named_with_its_address(hostile):
@@ -322,12 +322,14 @@ def test_what_a_killed_server_had_acknowledged_is_there_after_its_restart(tmp_pa
         blocks, acknowledged = ChainedBlocks(300_000), []
         with closing(side.open(write_connections=2)) as tier:
             assert blocks.save(tier, [0]) == [Outcome.OK]
-            killer = threading.Timer(0.5, server.kill)
+            some = threading.Event()
+            killer = threading.Thread(target=lambda: some.wait(60) and server.kill())
             killer.start()
             for number in range(1, 4_000):
                 if blocks.save(tier, [number]) != [Outcome.OK]:
                     break
                 acknowledged.append(number)
+                some.set()
             killer.join()
         assert acknowledged
         server.restart()

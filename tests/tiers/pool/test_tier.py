@@ -312,7 +312,7 @@ def test_a_lookup_does_not_wait_for_reads_that_occupy_all_threads(fleet) -> None
     long = one.chain(3, SEGMENT_BLOCKS + 1)
     asking = threading.Thread(target=lambda: found.append(one.pool.held(NAMESPACE, long.keys, 0)))
     asking.start()
-    asking.join(15)
+    asking.join(60)
     assert found == [0]
     assert not gate.is_set()
     gate.set()

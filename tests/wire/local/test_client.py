@@ -46,7 +46,7 @@ def test_an_arena_smaller_than_announced_is_a_protocol_error(fake_node):
         os.close(fd)
 
     with pytest.raises(ProtocolError, match="an arena of 1099511627776 bytes"):
-        Client(fake_node(small), HELLO, 5)
+        Client(fake_node(small), HELLO, 60)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_descriptors_that_a_node_sends_in_the_handshake_are_closed(fake_node, an
         given.set()
 
     with contextlib.suppress(RefusedError, ProtocolError):
-        Client(fake_node(give_two), HELLO, 5).close()
-    assert given.wait(5)
+        Client(fake_node(give_two), HELLO, 60).close()
+    assert given.wait(60)
     for fd in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the one that lists the folder
             assert name not in str(fd.readlink())
@@ -96,7 +96,7 @@ def test_sending_to_a_node_that_does_not_read_times_out(fake_node, monkeypatch):
             register=waiting.register, poll=lambda ms: waited.append(ms) or waiting.poll(ms)
         )
 
-    client = Client(fake_node(stand_still), HELLO, 20)
+    client = Client(fake_node(stand_still), HELLO, 60)
     monkeypatch.setattr("holdfast.wire.local.client.select.poll", noted)
 
     def ask_on():
@@ -122,7 +122,7 @@ def test_a_client_refused_before_its_hello_gets_the_reason(tmp_path, monkeypatch
 
         monkeypatch.setattr("holdfast.wire.local.client.encode", turn_away_first)
         with pytest.raises(RefusedError, match="1024 connections"):
-            Client(address, HELLO, 5)
+            Client(address, HELLO, 60)
 
 
 def test_replies_in_any_order_reach_their_requests(fake_node):
@@ -132,9 +132,9 @@ def test_replies_in_any_order_reach_their_requests(fake_node):
         for frame in reversed(frames):
             peer.say(frame.request_id, m.Committed(frame.message.lease))
 
-    client = Client(fake_node(script), HELLO, 5)
+    client = Client(fake_node(script), HELLO, 60)
     ids = [client.send(m.Release(n)) for n in range(3)]
-    assert [client.wait(i, 5).blocks for i in ids] == [0, 1, 2]
+    assert [client.wait(i, 60).blocks for i in ids] == [0, 1, 2]
     client.close()
 
 
@@ -148,7 +148,7 @@ def test_poll_never_waits_and_finds_the_reply_once_it_came(fake_node):
         peer.say(frame.request_id, m.Done())
         peer.take()
 
-    client = Client(fake_node(script), HELLO, 5)
+    client = Client(fake_node(script), HELLO, 60)
     request_id = client.send(m.Status())
     assert client.poll(request_id) is None
     go.set()
@@ -175,12 +175,12 @@ def test_expect_waits_for_its_reply_behind_replies_to_other_requests(fake_node, 
     def a_moment(fd, seconds):
         assert 0 < seconds < 0.006
         go.set()
-        return select.select([fd], [], [], 5)[0]
+        return select.select([fd], [], [], 60)[0]
 
-    client = Client(fake_node(script), HELLO, 5)
+    client = Client(fake_node(script), HELLO, 60)
     client.forget(client.send(m.Status()))
     expected = client.send(m.Status())
-    assert select.select([client._socket], [], [], 5)[0]
+    assert select.select([client._socket], [], [], 60)[0]
     monkeypatch.setattr("holdfast.wire.local.client.readable_within", lambda *_: False)
     assert client.expect(expected, 0.005) is None
     monkeypatch.setattr("holdfast.wire.local.client.readable_within", a_moment)
@@ -189,12 +189,12 @@ def test_expect_waits_for_its_reply_behind_replies_to_other_requests(fake_node, 
 
 
 def test_many_threads_share_one_connection(fake_node):
-    client = Client(fake_node(counting), HELLO, 10)
+    client = Client(fake_node(counting), HELLO, 60)
     wrong = []
 
     def ask(base):
         numbers = range(base, base + 200)
-        wrong.extend(n for n in numbers if client.call(m.Release(n), m.Committed, 10).blocks != n)
+        wrong.extend(n for n in numbers if client.call(m.Release(n), m.Committed, 60).blocks != n)
 
     threads = [threading.Thread(target=ask, args=(1000 * i,)) for i in range(4)]
     for thread in threads:
@@ -207,7 +207,7 @@ def test_many_threads_share_one_connection(fake_node):
 
 
 def test_the_arena_is_mapped_and_outlives_the_connection(fake_node):
-    client = Client(fake_node(lambda peer: peer.welcome(ARENA_BYTES)), HELLO, 5)
+    client = Client(fake_node(lambda peer: peer.welcome(ARENA_BYTES)), HELLO, 60)
     arena = client.arena
     client.close()
     assert arena.nbytes == len(arena.view) == ARENA_BYTES
@@ -253,7 +253,7 @@ def test_a_silent_node_is_gone_within_the_deadline_and_stays_gone(fake_node, mon
 
 
 def test_every_waiting_thread_gets_an_error_when_the_connection_ends(fake_node):
-    client = Client(fake_node(silent), HELLO, 5)
+    client = Client(fake_node(silent), HELLO, 60)
     seen = []
 
     def ask(timeout_s):
@@ -275,17 +275,17 @@ def test_a_node_that_dies_mid_request_is_gone_at_once(fake_node):
         peer.welcome()
         peer.take()
 
-    client = Client(fake_node(script), HELLO, 5)
+    client = Client(fake_node(script), HELLO, 60)
     with pytest.raises(NodeGoneError, match="broke"):
         client.call(m.Status(), m.Done, 30)
 
 
 def test_a_reply_of_another_kind_is_a_protocol_error(fake_node):
     address = fake_node(counting)
-    client = Client(address, HELLO, 5)
+    client = Client(address, HELLO, 60)
     words = rf"^node {address} answered Committed\(blocks=3\), not Released$"
     with pytest.raises(ProtocolError, match=words):
-        client.call(m.Release(3), m.Released, 5)
+        client.call(m.Release(3), m.Released, 60)
     client.close()
 
 
@@ -296,12 +296,12 @@ def test_wait_gone_notices_the_death_of_an_idle_node(fake_node):
         peer.welcome()
         die.wait(30)
 
-    client = Client(fake_node(script), HELLO, 5)
+    client = Client(fake_node(script), HELLO, 60)
     watcher = threading.Thread(target=client.wait_gone)
     watcher.start()
     assert watcher.is_alive()
     die.set()
-    watcher.join(20)
+    watcher.join(60)
     assert not watcher.is_alive()
     client.close()
 
@@ -312,17 +312,17 @@ def test_a_refusal_carries_the_nodes_words_and_the_client_lives_on(fake_node):
         peer.say(peer.take().request_id, m.Refused("fewer keys, please"))
         peer.say(peer.take().request_id, m.Done())
 
-    client = Client(fake_node(script), HELLO, 5)
+    client = Client(fake_node(script), HELLO, 60)
     with pytest.raises(RefusedError, match="fewer keys, please"):
-        client.call(m.Status(), m.Done, 5)
-    assert client.call(m.Status(), m.Done, 5) == m.Done()
+        client.call(m.Status(), m.Done, 60)
+    assert client.call(m.Status(), m.Done, 60) == m.Done()
     client.close()
 
 
 def test_a_refused_hello_raises_with_the_nodes_words(fake_node):
     address = fake_node(lambda peer: peer.say(peer.take().request_id, m.Refused("not you")))
     with pytest.raises(RefusedError, match="not you"):
-        Client(address, HELLO, 5)
+        Client(address, HELLO, 60)
 
 
 def test_a_refused_connection_raises_with_the_nodes_words(fake_node):
@@ -341,7 +341,7 @@ def test_a_refused_connection_raises_with_the_nodes_words(fake_node):
 def test_a_hello_answered_wrongly_is_a_protocol_error(fake_node, answer):
     address = fake_node(lambda peer: peer.say(peer.take().request_id, answer))
     with pytest.raises(ProtocolError):
-        Client(address, HELLO, 5)
+        Client(address, HELLO, 60)
 
 
 def test_a_node_that_never_sends_a_welcome_is_gone_at_the_timeout(fake_node):
@@ -359,9 +359,9 @@ def test_garbage_from_a_node_ends_the_client(fake_node, data):
         peer.socket.sendall(data)
         peer.take()
 
-    client = Client(fake_node(script), HELLO, 5)
+    client = Client(fake_node(script), HELLO, 60)
     with pytest.raises(NodeGoneError):
-        client.call(m.Status(), m.Done, 5)
+        client.call(m.Status(), m.Done, 60)
     assert client.closed
 
 
@@ -371,14 +371,14 @@ def test_a_reply_to_an_unknown_request_closes_the_client(fake_node):
         peer.say(peer.take().request_id + 5, m.Done())
         peer.take()
 
-    client = Client(fake_node(script), HELLO, 5)
+    client = Client(fake_node(script), HELLO, 60)
     with pytest.raises(NodeGoneError, match="which was not sent"):
-        client.call(m.Status(), m.Done, 5)
+        client.call(m.Status(), m.Done, 60)
 
 
 def test_connecting_without_a_node_fails_at_once(tmp_path):
     with pytest.raises(NodeGoneError, match="No such file"):
-        Client(f"unix://{tmp_path}/none.sock", HELLO, 5)
+        Client(f"unix://{tmp_path}/none.sock", HELLO, 60)
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_connecting_without_a_node_fails_at_once(tmp_path):
 )
 def test_an_address_that_is_no_socket_path_is_a_config_error(address):
     with pytest.raises(ConfigError, match="node address"):
-        Client(address, HELLO, 5)
+        Client(address, HELLO, 60)
 
 
 def test_a_client_reads_replies_while_it_waits_to_send_requests(fake_node, monkeypatch):
@@ -398,11 +398,11 @@ def test_a_client_reads_replies_while_it_waits_to_send_requests(fake_node, monke
         while frame := peer.take():
             peer.say(frame.request_id, m.Refused("x" * 20_000))
 
-    client = Client(fake_node(script), HELLO, 20)
+    client = Client(fake_node(script), HELLO, 60)
     ids = [client.send(m.Cover(bytes(size))) for _ in range(count)]
     for request_id in ids:
         with pytest.raises(RefusedError):
-            client.wait(request_id, 20)
+            client.wait(request_id, 60)
     client.close()
 
 

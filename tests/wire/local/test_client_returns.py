@@ -31,20 +31,20 @@ def test_grants_in_a_forgotten_reply_are_returned_when_it_arrives(fake_node):
     for message in (m.Fetch(b"", 1.0), m.Reserve(b"", b"", 0)):
         client.forget(client.send(message))
     forgotten.set()
-    client.call(m.Status(), m.Done, 5)
-    client.call(m.List(), m.Done, 5)
+    client.call(m.Status(), m.Done, 60)
+    client.call(m.List(), m.Done, 60)
     assert [r for r in returned if r != m.Status()][:2] == [m.Release(11), m.Abort(12)]
     client.close()
 
 
 def test_grants_in_a_received_reply_are_returned_when_it_is_forgotten(fake_node):
     returned = []
-    client = Client(fake_node(granting(returned, lambda: None)), HELLO, 5)
+    client = Client(fake_node(granting(returned, lambda: None)), HELLO, 60)
     ids = [client.send(message) for message in (m.Fetch(b"", 1.0), m.Reserve(b"", b"", 0))]
-    client.call(m.Status(), m.Done, 5)  # by now both replies are here
+    client.call(m.Status(), m.Done, 60)  # by now both replies are here
     for request_id in ids:
         client.forget(request_id)
-    client.call(m.List(), m.Done, 5)
+    client.call(m.List(), m.Done, 60)
     assert returned == [m.Status(), m.Release(11), m.Abort(12), m.List()]
     client.close()
 
@@ -61,11 +61,11 @@ def test_locks_in_a_forgotten_reply_are_returned_when_it_arrives(fake_node):
             returned.append(frame.message)
             peer.say(frame.request_id, m.Done())
 
-    client = Client(fake_node(script), HELLO, 5)
+    client = Client(fake_node(script), HELLO, 60)
     client.forget(client.send(m.Lock([3, 5])))
     forgotten.set()
-    client.call(m.Status(), m.Done, 5)
-    client.call(m.List(), m.Done, 5)
+    client.call(m.Status(), m.Done, 60)
+    client.call(m.List(), m.Done, 60)
     assert m.Unlock([3, 5]) in returned
     client.close()
 
@@ -83,9 +83,9 @@ def test_grants_are_returned_after_the_frame_that_is_being_sent(fake_node, monke
             said.append(type(frame.message))
             peer.say(frame.request_id, m.Done())
 
-    client = Client(fake_node(script), HELLO, 20)
+    client = Client(fake_node(script), HELLO, 60)
     client.forget(client.send(m.Fetch(b"", 1.0)))
-    client.call(m.Cover(bytes(640 * 1024)), m.Done, 20)
-    client.call(m.Status(), m.Done, 20)
+    client.call(m.Cover(bytes(640 * 1024)), m.Done, 60)
+    client.call(m.Status(), m.Done, 60)
     assert said == [m.Cover, m.Release, m.Status]
     client.close()

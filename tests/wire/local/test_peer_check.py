@@ -87,7 +87,7 @@ def folder_of(user, parent, name="holdfast", mode=0o755):
 
 
 def connect(path):
-    return Client(f"unix://{path}", HELLO, 10)
+    return Client(f"unix://{path}", HELLO, 60)
 
 
 @as_root

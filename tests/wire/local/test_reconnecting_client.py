@@ -60,13 +60,13 @@ def test_a_lost_node_is_noticed_while_idle_and_found_again(fake_node):
         peer.say(peer.take().request_id, m.Done())
         peer.take()
 
-    link = ReconnectingClient(fake_node(first, second), HELLO, 5.0)
-    old = link.wait(10)
+    link = ReconnectingClient(fake_node(first, second), HELLO, 60.0)
+    old = link.wait(60)
     die.set()
     until(lambda: link.client() not in (None, old))
     new = link.client()
     assert old.closed
-    assert new.call(m.Status(), m.Done, 5) == m.Done()
+    assert new.call(m.Status(), m.Done, 60) == m.Done()
     link.close()
     assert link.client() is None
 
@@ -93,7 +93,7 @@ def test_a_refusing_node_is_logged_once_and_retried(fake_node, caplog):
         )
         until(lambda: link.refused)
         noted.set()
-        assert link.wait(10) is not None
+        assert link.wait(60) is not None
     assert not link.refused
     assert len([r for r in caplog.records if "not supported" in r.message]) == 1
     link.close()
@@ -126,11 +126,11 @@ def test_a_node_that_is_gone_for_changing_reasons_is_logged_once(fake_node, capl
 @pytest.mark.parametrize("connected", [False, True])
 def test_close_ends_the_thread(fake_node, tmp_path, connected):
     address = fake_node(lambda peer: (peer.welcome(), peer.take()))
-    link = ReconnectingClient(address if connected else f"unix://{tmp_path}/none.sock", HELLO, 5.0)
+    link = ReconnectingClient(address if connected else f"unix://{tmp_path}/none.sock", HELLO, 60.0)
     if connected:
-        link.wait(10)
+        link.wait(60)
     link.close()
-    link._thread.join(20)
+    link._thread.join(60)
     assert not link._thread.is_alive()
 
 
@@ -141,8 +141,8 @@ def test_the_arena_of_a_lost_node_is_released(fake_node):
         peer.welcome(1 << 20)
         die.wait(30)
 
-    link = ReconnectingClient(fake_node(first), HELLO, 5.0)
-    arena = weakref.ref(link.wait(10).arena)
+    link = ReconnectingClient(fake_node(first), HELLO, 60.0)
+    arena = weakref.ref(link.wait(60).arena)
     assert arena() is not None
     die.set()
     until(lambda: arena() is None)
@@ -161,7 +161,7 @@ def test_a_client_without_free_descriptors_retries_the_connection(fake_node, mon
     make = socket.socket
     monkeypatch.setattr("holdfast.wire.local.client.socket.socket", scarce)
     address = "unix:///nowhere/node.sock"
-    link = ReconnectingClient(address, HELLO, 5.0)
+    link = ReconnectingClient(address, HELLO, 60.0)
     until(lambda: "No such file" in link.failure)
     assert len(calls) >= 3
     link.close()

@@ -44,7 +44,7 @@ def test_a_put_answered_with_records_leaves_the_callers_records_unchanged():
     )
     record = memoryview(bytearray(b"r" * 256))
     with pytest.raises(ProtocolError, match="bytes are announced for"):
-        TargetConnection(stream, pool).ask(PutRecords(b""), [record], (), Deadline.within(5))
+        TargetConnection(stream, pool).ask(PutRecords(b""), [record], (), Deadline.within(60))
     assert bytes(record) == b"r" * 256
 
 
@@ -108,7 +108,7 @@ class TestBufferPool:
         buffer[:4096] = b"y" * 4096
         with ThreadPoolExecutor(1) as mover:
             read = mover.submit(agent.move, "READ", peer, [span_of(buffer[:4096])], [ours])
-            buffer_pool.progress_until(lambda _: read.done(), Deadline.within(20))
+            buffer_pool.progress_until(lambda _: read.done(), Deadline.within(60))
             read.result()
         assert bytes(ours) == b"y" * 4096
         closed = memoryview(bytearray(4096))

@@ -259,7 +259,7 @@ def test_records_are_unsent_without_a_free_connection_but_lookups_get_one(target
     node = target(busy, beside, connections_max=1)
     first = threading.Thread(target=node.get, args=(NAMESPACE, KEYS, marked(), 30))
     first.start()
-    assert asked.wait(10)
+    assert asked.wait(60)
     assert node.get(NAMESPACE, KEYS, marked(), 0.1) == (0, Outcome.UNSENT, "")
     assert node.put(RECORDS[:2], 0.1) == [Outcome.UNSENT] * 2
     assert node.exist(NAMESPACE, KEYS[:1], 10) == (b"\1", Outcome.OK)

@@ -53,7 +53,7 @@ def test_a_get_reports_progress_before_the_whole_answer_has_arrived(target):
             request_id, m.RecordsFollow(m.pack_sizes(RECORDS), "ok"), 8 * len(RECORDS[0])
         ) + b"".join(RECORDS)
         far.socket.sendall(whole[:100])
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         far.socket.sendall(whole[100:])
 
     def hear(nbytes):
@@ -71,7 +71,7 @@ def test_a_put_reports_progress_before_all_bytes_are_sent(target):
     def script(far):
         far.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         far.welcome()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         far.say(far.take()[1], m.Stored(bytes([1]) * len(records)))
 
     def hear(nbytes):

@@ -92,7 +92,7 @@ def serving():
 
 def ask(address, **options):
     with contextlib.closing(TargetClient(address, Credentials(**options))) as target:
-        return target.exist(NAMESPACE, KEYS, 10).outcome
+        return target.exist(NAMESPACE, KEYS, 60).outcome
 
 
 @pytest.mark.parametrize("host", HOSTS)
