@@ -70,8 +70,9 @@ def test_a_rule_learns_of_evictions_and_its_counters_appear_in_status():
             contexts.save(chain)
             contexts.wait_written()
         saved = [key for chain in chains for key in chain]
-        assert [name[-16:] for name in rule.given_up] == saved[: len(rule.given_up)]
-        assert len(rule.given_up) >= 12 * 16 - 128
+        given_up = [name[-16:] for name in rule.given_up]
+        assert len(set(given_up)) == len(given_up) >= 12 * 16 - 128
+        assert set(given_up) <= set(saved)
         assert store.status().admission == [AdmissionStatus("cxl", {"told": 12.0 * 16})]
 
 
