@@ -26,7 +26,7 @@ def test_nothing_that_was_acknowledged_is_lost_by_kills(budget):
 def test_a_store_that_acknowledges_before_it_writes_is_found_out(budget, monkeypatch):
     def open_with_slow_writes(folder, disk_bytes):
         disk = DiskTier(DiskConfig(path=str(folder), capacity_bytes=disk_bytes, region_bytes=MIB))
-        slow = FaultyTier(disk, 0, {InjectedFault.DELAY_WRITE: 1.0}, delay_s=0.05)
+        slow = FaultyTier(disk, 0, {InjectedFault.DELAY_WRITE: 1.0}, delay_s=600.0)
         store = Store(HOST_BYTES, [slow], {"default": SECRET})
         store.start()
         return store

@@ -16,7 +16,7 @@ from holdfast_bench.campaigns.chaos_pool import ChaosTarget
 pytest.importorskip("rich")
 
 
-def _await(truth, seconds=30.0):
+def _await(truth, seconds=120.0):
     end = time.monotonic() + seconds
     while not truth():
         assert time.monotonic() < end
