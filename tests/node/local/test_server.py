@@ -271,7 +271,9 @@ def test_too_many_connections_are_turned_away_until_one_ends(running):
     clients.pop().close()
     until(lambda: server.server.connections == 1)
     clients.append(Client(server.address, HELLO, 60))
-    assert [client.call(m.Release(1), m.Committed, 60) for client in clients] == [m.Committed(1)] * 2
+    assert [client.call(m.Release(1), m.Committed, 60) for client in clients] == [
+        m.Committed(1)
+    ] * 2
     for client in clients:
         client.close()
 
