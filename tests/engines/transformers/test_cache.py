@@ -10,6 +10,7 @@ transformers = pytest.importorskip("transformers")
 from random_models import CONFIGS, answer, model_of, own_cache, prompt_of, tail  # noqa: E402
 
 import holdfast  # noqa: E402
+from holdfast.errors import BlockError  # noqa: E402
 
 BLOCK, PROMPT, HELD = 32, 170, 160
 IDS = prompt_of(1, PROMPT)
@@ -139,6 +140,48 @@ def test_the_answer_of_a_model_with_windows_is_saved_too(store):
     assert holdfast.transformers.save(model, out, cache, store, block_tokens=BLOCK) > 0
     turn = torch.cat([out, prompt_of(2, 20)], dim=1)
     assert cache_of(model, turn, store).prefix.fetched == 192
+
+
+def generated(model, ids, cache):
+    """Return a prompt and an answer to it, of which a block is full, on a cache of the prompt."""
+    return model.generate(
+        ids, attention_mask=torch.ones_like(ids), past_key_values=cache, max_new_tokens=25,
+        do_sample=False, eos_token_id=None,
+    )  # fmt: skip
+
+
+def test_an_answer_is_not_saved_from_the_cache_of_several_sequences(store):
+    """Rows of a batch have states of their own, and nothing says which row is the answer's."""
+    model = model_of("llama")
+    cache = cache_of(model, IDS, store)
+    cache.batch_repeat_interleave(2)
+    out = generated(model, IDS.repeat(2, 1), cache)
+    with pytest.raises(BlockError, match="cache: it holds 2 sequences"):
+        holdfast.transformers.save(model, out[1:], cache, store, block_tokens=BLOCK)
+    turn = torch.cat([out[1:], prompt_of(2, 20)], dim=1)
+    assert cache_of(model, turn, store).prefix.fetched == HELD
+
+
+def test_the_states_of_one_prompt_are_not_saved_as_those_of_another(store):
+    model, other = model_of("llama"), prompt_of(3, PROMPT)
+    cache_of(model, other, store)
+    cache = cache_of(model, IDS, store)
+    out = generated(model, IDS, cache)
+    mixed = torch.cat([other, out[:, PROMPT:]], dim=1)
+    with pytest.raises(BlockError, match="ids: token 0 is not that of the prompt"):
+        holdfast.transformers.save(model, mixed, cache, store, block_tokens=BLOCK)
+    turn = torch.cat([mixed, prompt_of(2, 20)], dim=1)
+    assert cache_of(model, turn, store).prefix.fetched == HELD
+
+
+def test_the_answer_behind_a_part_of_the_prompt_is_not_saved(store):
+    """As after a second use of the cache, for a prompt that differs only at its end."""
+    model = model_of("llama")
+    cache = cache_of(model, IDS, store)
+    out = generated(model, IDS, cache)
+    out[0, PROMPT - 1] += 1
+    with pytest.raises(BlockError, match=f"ids: token {PROMPT - 1} is not that of the prompt"):
+        holdfast.transformers.save(model, out, cache, store, block_tokens=BLOCK)
 
 
 def test_a_copy_of_a_cache_goes_on_like_the_cache(store):

@@ -178,6 +178,12 @@ def groups_of(probe: Any, config: Any, block_tokens: int) -> list[CacheLayers]:
     return found
 
 
+def sequences_of(cache: Any) -> int:
+    """Return the number of sequences in a cache: more than one of a batch, or of beams."""
+    keys = (getattr(layer, "keys", None) for layer in cache.layers)
+    return max((each.shape[0] for each in keys if each is not None), default=1)
+
+
 def move(source: Any, target: Any, tokens: int) -> None:
     """Put the states of a dynamic cache of `tokens` tokens into an empty static one."""
     for place, (ours, layer) in enumerate(zip(source.layers, target.layers, strict=True)):

@@ -49,16 +49,27 @@ class Prefix(NamedTuple):
 
 
 class _OfPrompt(Cache):
-    """A cache of transformers that was made for one prompt, of which it holds a `prefix`.
+    """A cache of transformers that was made for one `prompt`, of which it holds a `prefix`.
 
-    Its first use must compute the `rest` of the prompt. `generate` computes something else, without
+    Its first use must compute the rest of the prompt. `generate` computes something else, without
     an error, if it is given another prompt or padding.
     """
 
-    def __init__(self, layers: Sequence[Any], prefix: Prefix, rest: int) -> None:
+    def __init__(self, layers: Sequence[Any], prefix: Prefix, prompt: Sequence[int]) -> None:
         Cache.__init__(self, layers=list(layers))  # theirs makes layers of its own
         self.prefix = prefix
-        self._rest = rest
+        self._prompt = prompt
+        self._rest = len(prompt) - prefix.tokens
+
+    def check_prompt(self, tokens: Sequence[int]) -> None:
+        """Raise BlockError if tokens do not begin with the prompt, or are not a part of it."""
+        pairs = zip(tokens, self._prompt, strict=False)
+        other = next((at for at, (one, ours) in enumerate(pairs) if one != ours), None)
+        if other is not None:
+            raise BlockError(
+                f"ids: token {other} is not that of the prompt that the cache was made for, so its "
+                "states are not those of these ids; pass what generate returned with this cache"
+            )
 
     def update(self, key_states: Any, *args: Any, **more: Any) -> Any:
         given, self._rest = self._rest or key_states.shape[-2], 0
@@ -103,9 +114,8 @@ def cache(
     known, tokens = known_model(model, model_digest, block_tokens), prompt_of(model, ids)
     identity.check_length(model, len(tokens))
     filled, prefix = _fill(model, tokens, store, known)
-    rest = len(tokens) - prefix.tokens
     if not max_cache_len:
-        return PromptCache(filled.layers, prefix, rest)
+        return PromptCache(filled.layers, prefix, tokens)
     if max_cache_len <= len(tokens):
         raise BlockError(
             f"max_cache_len: {max_cache_len} tokens, the prompt has {len(tokens)}; pass the "
@@ -114,7 +124,7 @@ def cache(
     static = StaticCache(config=model.config, max_cache_len=max_cache_len)
     if prefix.tokens:
         layer_states.move(filled, static, prefix.tokens)
-    return StaticPromptCache(static.layers, prefix, rest)
+    return StaticPromptCache(static.layers, prefix, tokens)
 
 
 def save(
@@ -129,13 +139,22 @@ def save(
     """Save the whole blocks of a prompt and its answer; return how many are new in the store.
 
     `ids`: what `generate` returned. `cache`: the cache that it used. If the model has layers that
-    drop tokens, the answer's blocks are computed once more. Arguments and errors as in `cache`.
+    drop tokens, the answer's blocks are computed once more. Arguments and errors as in `cache`; it
+    also raises BlockError for a cache of several sequences, and for one of another prompt.
     """
     known, tokens = known_model(model, model_digest, block_tokens), prompt_of(model, ids)
+    if isinstance(cache, _OfPrompt):
+        cache.check_prompt(tokens)
     if [each.kv_group.attention for each in known.layers] != ["full"]:
         return _fill(model, tokens, store, known)[1].saved
     stop = min(len(tokens), int(cache.get_seq_length())) // block_tokens
     first = min(cache.prefix.tokens // block_tokens if isinstance(cache, _OfPrompt) else 0, stop)
+    sequences = layer_states.sequences_of(cache)
+    if sequences != 1:
+        raise BlockError(
+            f"cache: it holds {sequences} sequences, and nothing says which of them has these ids; "
+            "generate each answer that is to be saved with a cache of its own"
+        )
     blocks = PromptBlocks(store, known, tokens)
     with closing(blocks):
         blocks.save(cache, first, stop)
