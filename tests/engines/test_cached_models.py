@@ -1,10 +1,11 @@
 """The table of cached models: one rule for its kinds, the same on every page and in all answers."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from holdfast.cli.model_caching import kind_of_shape
+from holdfast.cli.model_caching import examine_model, kind_of_shape
 from holdfast.engines.cached_models import (
     CHUNKS,
     FULL,
@@ -17,6 +18,7 @@ from holdfast.engines.cached_models import (
     WINDOWS,
     Caching,
     LayerKind,
+    engine_table,
     full_table,
     kind_of,
     short_table,
@@ -82,3 +84,24 @@ def test_the_readme_and_the_how_to_show_the_table_of_cached_models():
     assert full_table() in (ROOT / "docs" / "how-to" / "vllm.md").read_text(), full_table()
     assert {kind.caching for kind in MODEL_KINDS} == set(Caching)
     assert all(bool(kind.since) == (kind.caching != Caching.NOT_YET) for kind in MODEL_KINDS)
+
+
+def test_the_reference_shows_the_table_of_engines():
+    page = (ROOT / "docs" / "reference" / "engines.md").read_text()
+    assert engine_table() in page, engine_table()
+
+
+def test_each_feature_of_vllm_names_a_test_that_exists_or_a_reason():
+    page = (ROOT / "docs" / "reference" / "engines.md").read_text()
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", page)
+    assert len(named) > 10
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / "tests" / "engines" / "vllm" / file).read_text()
+
+
+def test_doctor_says_of_a_model_what_the_table_says():
+    said = examine_model("openai/gpt-oss-20b").why
+    assert "the vLLM connector caches this model" in said
+    assert "holdfast.transformers caches it" in said
+    assert f"SGLang: {WINDOWS.sglang}" in said
+    assert f"LMCache: {WINDOWS.lmcache}" in said

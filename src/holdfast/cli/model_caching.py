@@ -9,6 +9,7 @@ from holdfast.engines.cached_models import (
     ModelKind,
     caching_text,
     kind_of,
+    other_engines_text,
     transformers_text,
 )
 from holdfast.errors import ConfigError
@@ -50,8 +51,9 @@ def examine_model(name: str) -> Finding:
         shape = load_model(name)
     except ConfigError as error:
         return problem("model", name, f"not known whether the vLLM connector caches it: {error}")
-    line = f"{caching_line(shape)}; {transformers_text(kind_of_shape(shape))}"
-    if kind_of_shape(shape).caching is Caching.NOT_YET:
+    kind = kind_of_shape(shape)
+    line = f"{caching_text(kind)}; {transformers_text(kind)}; {other_engines_text(kind)}"
+    if kind.caching is Caching.NOT_YET:
         return problem("model", shape.name, line)
     return Finding("model", shape.name, line, ok=True)
 

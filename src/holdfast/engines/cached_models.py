@@ -28,12 +28,20 @@ class LayerKind(NamedTuple):
     size: float
 
 
+YES, NOT_RUN = "yes", "not run"
+"""Whether tests run a real engine with a kind of model, and get its contexts back."""
+
+_SGLANG_POOLS = "not run; its pools are tested with stubs"
+
+
 class ModelKind(NamedTuple):
     """A row of the table: models whose layers keep the same, and whether they are cached.
 
     `layers`: the kind in words. `models`: examples. `why`: the reason, a clause. `since`: the first
     version that caches it; empty if none does. These three are about vLLM. `not_in_transformers`:
-    why `holdfast.transformers` does not cache it; empty if it does.
+    why `holdfast.transformers` does not cache it; empty if it does. `offloading`, `sglang`,
+    `lmcache`: the same of the bindings that need to know nothing of a model's layers: `YES` if a
+    real engine was run with such a model, else what is known.
     """
 
     layers: str
@@ -42,6 +50,9 @@ class ModelKind(NamedTuple):
     why: str
     since: str = ""
     not_in_transformers: str = ""
+    offloading: str = NOT_RUN
+    sglang: str = NOT_RUN
+    lmcache: str = NOT_RUN
 
 
 FULL = ModelKind(
@@ -50,6 +61,9 @@ FULL = ModelKind(
     Caching.YES,
     "a page depends only on the tokens up to its end",
     "0.1.0",
+    offloading=YES,
+    sglang=YES,
+    lmcache=YES,
 )
 WINDOWS = ModelKind(
     "sliding windows in some layers, full attention in the others",
@@ -57,6 +71,8 @@ WINDOWS = ModelKind(
     Caching.YES,
     "layers of a kind have blocks of their own; of those with a window only the last are loaded",
     "0.1.0",
+    offloading=YES,
+    sglang="yes, if SGLang keeps windows whole (Gemma 3); else its pools are tested with stubs",
 )
 CHUNKS = ModelKind(
     "attention in chunks in some layers, full attention in the others",
@@ -86,6 +102,8 @@ RECURRENT = ModelKind(
     "a state belongs to one exact number of tokens; it is saved where vLLM keeps one itself, by "
     "default at the last page boundary of a prompt",
     "0.1.0",
+    offloading=YES,
+    sglang=_SGLANG_POOLS,
 )
 SPARSE = ModelKind(
     "sparse or compressed attention with an index",
@@ -93,6 +111,7 @@ SPARSE = ModelKind(
     Caching.NOT_YET,
     "the keys of the index are a second kind of page, and vLLM runs these models on GPUs only",
     not_in_transformers="the keys of the index are not saved",
+    sglang=_SGLANG_POOLS,
 )
 OTHER = ModelKind(
     "layers of another kind, such as cross attention of encoder-decoder models",
@@ -100,6 +119,8 @@ OTHER = ModelKind(
     Caching.NOT_YET,
     "the connector does not know these pages",
     not_in_transformers="the states of these layers are not known",
+    offloading="no: vLLM permits no connector for encoder-decoder models",
+    lmcache="no: vLLM permits no connector for encoder-decoder models",
 )
 
 MODEL_KINDS = (FULL, WINDOWS, CHUNKS, WINDOW_ONLY, SIZES, RECURRENT, SPARSE, OTHER)
@@ -146,6 +167,29 @@ def full_table() -> str:
     return "\n".join((heads, *rows))
 
 
+def engine_table() -> str:
+    """Return the table of kinds and engines in Markdown, a row for each kind."""
+    rows = [
+        f"| {kind.layers} | {', '.join(kind.models)} | {' | '.join(_in_engines(kind).values())} |"
+        for kind in MODEL_KINDS
+    ]
+    engines = _in_engines(FULL)
+    heads = f"| layers of the model | for example | {' | '.join(engines)} |"
+    return "\n".join((heads, "|---" * (2 + len(engines)) + "|", *rows))
+
+
+def _in_engines(kind: ModelKind) -> dict[str, str]:
+    """Return by engine whether a kind of model is cached, and if not, why."""
+    vllm = YES if kind.caching is Caching.YES else f"no: {kind.why}"
+    return {
+        "vLLM": vllm,
+        "vLLM's own offloading": kind.offloading,
+        "transformers": _in_transformers(kind),
+        "SGLang": kind.sglang,
+        "LMCache": kind.lmcache,
+    }
+
+
 def _in_transformers(kind: ModelKind) -> str:
     return f"no: {kind.not_in_transformers}" if kind.not_in_transformers else "yes"
 
@@ -155,6 +199,13 @@ def transformers_text(kind: ModelKind) -> str:
     if kind.not_in_transformers:
         return f"holdfast.transformers does not cache it: {kind.not_in_transformers}"
     return "holdfast.transformers caches it"
+
+
+def other_engines_text(kind: ModelKind) -> str:
+    """Return clauses: what is known of this kind of model in the other engines."""
+    found = _in_engines(kind)
+    others = ("vLLM's own offloading", "SGLang", "LMCache")
+    return "; ".join(f"{engine}: {found[engine]}" for engine in others)
 
 
 def short_table() -> str:

@@ -14,6 +14,7 @@ import pytest
 import small_models
 
 import holdfast
+from holdfast.engines import cached_models
 from holdfast.limits import BLOCK_TOKENS, MIB
 from holdfast_bench.harness import model
 from holdfast_bench.harness.node import NodeUnderTest
@@ -31,6 +32,9 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 PROMPT = [100 + 37 * i % 30_000 for i in range(1_000)]
 WHOLE = len(PROMPT) // PAGE_TOKENS * PAGE_TOKENS
 TOKENS = 8
+OTHER_KINDS = {"gemma3": cached_models.WINDOWS}
+"""Models beside one with full attention, and their kinds."""
+
 SCRIPT = Path(__file__).with_name("sglang_pools.py")
 
 
@@ -133,7 +137,12 @@ def damage(node):
             blocks.write(piece[::-1])
 
 
-@pytest.mark.parametrize("kind", ["gemma3"])
+def test_every_kind_that_the_table_calls_cached_has_a_model_here():
+    cached = {k for k in cached_models.MODEL_KINDS if k.sglang.startswith(cached_models.YES)}
+    assert cached == {cached_models.FULL, *OTHER_KINDS.values()}
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
 def test_other_kinds_of_models_get_their_contexts_back(started, tmp_path, kind):
     make_node, make_server = started
     small_models.write_models(tmp_path)

@@ -90,6 +90,11 @@ def ask(engine, name):
     return answer
 
 
+def test_every_kind_that_the_table_calls_cached_has_a_model_here():
+    cached = {k for k in cached_models.MODEL_KINDS if k.caching is cached_models.Caching.YES}
+    assert cached == set(KINDS.values())
+
+
 def test_doctor_finds_the_same_kind_in_the_config_of_a_model(harness):
     found = {name: kind_of_shape(load_model(str(harness.folder / name))) for name in READ_BY_DOCTOR}
     assert found == {name: KINDS[name] for name in READ_BY_DOCTOR}

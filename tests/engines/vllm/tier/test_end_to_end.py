@@ -12,6 +12,7 @@ pytest.importorskip("vllm")
 
 import small_models
 
+from holdfast.engines import cached_models
 from holdfast.limits import MIB
 from holdfast_bench.harness.node import NodeUnderTest
 from holdfast_bench.peers import vllm_host_tier
@@ -90,11 +91,20 @@ def bench(real, tmp_path_factory):
 
 
 SOAK = pytest.mark.soak
+KINDS = {
+    "lfm2": cached_models.RECURRENT,
+    "llama": cached_models.FULL,
+    "gemma3": cached_models.WINDOWS,
+}
+
+
+def test_every_kind_that_the_table_calls_offloaded_has_a_model_here():
+    offloaded = {k for k in cached_models.MODEL_KINDS if k.offloading == cached_models.YES}
+    assert offloaded == set(KINDS.values())
 
 
 @pytest.mark.parametrize(
-    "model",
-    ["lfm2", pytest.param("llama", marks=SOAK), pytest.param("gemma3", marks=SOAK)],
+    "model", [pytest.param(name, marks=[SOAK] * (name != "lfm2")) for name in KINDS]
 )
 def test_another_process_continues_a_context_from_the_node(bench, model):
     prompt = prompt_of(model)
