@@ -103,36 +103,22 @@ def publish_received(
     budget turned away has no slots at all; its call counts as FULL.
     """
     table, index, began_s = store.table, store.table.index, store.clock.now()
-    records = [each.record for each in receive_slots]
-    begun = b"".join(record[:HEADER_BYTES] for record in records if record is not None)
-    headers_match = begun == announced
-    outcomes: list[Outcome] = []
-    for each, record in zip(receive_slots, records, strict=True):
-        if record is None:
-            outcome = Outcome.OK if each.held else Outcome.FULL
-        elif not (headers_match or header_of_record(record) == each.header):
-            outcome = Outcome.CORRUPT
-        elif table.sealing.must_open(each.header):
-            landed = table.sealing.check_and_open(record, each.header.key, each.namespace)
-            outcome = Outcome.OK if landed is Outcome.OK else Outcome.CORRUPT
-        else:
-            outcome = Outcome.OK
-        outcomes.append(outcome)
+    opens = [table.sealing.must_open(each.header) for each in receive_slots]
+    outcomes = _check(table, receive_slots, opens, announced)
     taken: dict[Namespace, dict[int, Place]] = {}
     with table.lock:
-        generations = {
-            namespace: table.generation(namespace)
-            for namespace in {each.namespace for each in receive_slots}
-        }
+        namespaces = {each.namespace for each in receive_slots}
+        generations = {namespace: table.generation(namespace) for namespace in namespaces}
+        dropping = {namespace for namespace in namespaces if table.drops.is_running(namespace)}
         for i, each in enumerate(receive_slots):
             if each.slot is None:
                 continue
             header, namespace = each.header, each.namespace
             row, here = index.find(namespace, header.key), taken.setdefault(namespace, {})
-            if generations[namespace] != each.generation or table.drops.is_running(namespace):
+            if generations[namespace] != each.generation or namespace in dropping:
                 erased = generations[namespace].erasures != each.generation.erasures
                 outcomes[i] = Outcome.CORRUPT if erased else Outcome.FULL
-            if outcomes[i] is Outcome.OK and _replaces(table, namespace, header, row):
+            if row >= 0 and outcomes[i] is Outcome.OK and _replaces(table, namespace, header, row):
                 # This one replaces a doubted record on every tier.
                 table.remove_copies(row)
                 table.unverified_records.unmark(namespace, header.key)
@@ -143,8 +129,9 @@ def publish_received(
             else:
                 row = index.add(namespace, header.key, header.parent, header.depth)
                 here[row] = each.place
-                table.encoded.update([row] if header.codec != CODEC_NONE else ())
-                if not table.sealing.must_open(header):
+                if header.codec != CODEC_NONE:
+                    table.encoded.add(row)
+                if not opens[i]:
                     table.unverified.add(row)
         for namespace, here in taken.items():
             table.publish_here(namespace, here)
@@ -164,6 +151,28 @@ def publish_received(
     return outcomes
 
 
+def _check(
+    table: BlockTable, receive_slots: Sequence[ReceiveSlot], opens: Sequence[bool], announced: bytes
+) -> list[Outcome]:
+    """Return the outcome of each filled slot, before it is published; open those of `opens`."""
+    records = [each.record for each in receive_slots]
+    begun = b"".join(record[:HEADER_BYTES] for record in records if record is not None)
+    headers_match = begun == announced
+    outcomes: list[Outcome] = []
+    for each, record, is_opened in zip(receive_slots, records, opens, strict=True):
+        if record is None:
+            outcome = Outcome.OK if each.held else Outcome.FULL
+        elif not (headers_match or header_of_record(record) == each.header):
+            outcome = Outcome.CORRUPT
+        elif is_opened:
+            landed = table.sealing.check_and_open(record, each.header.key, each.namespace)
+            outcome = Outcome.OK if landed is Outcome.OK else Outcome.CORRUPT
+        else:
+            outcome = Outcome.OK
+        outcomes.append(outcome)
+    return outcomes
+
+
 def discard_received(store: StoreParts, receive_slots: Sequence[ReceiveSlot]) -> None:
     """Free slots that will not be published; the caller must have stopped writing to them."""
     with store.table.lock:
@@ -173,6 +182,7 @@ def discard_received(store: StoreParts, receive_slots: Sequence[ReceiveSlot]) ->
 
 
 def _replaces(table: BlockTable, namespace: Namespace, header: Header, row: int) -> bool:
-    """Return whether a new record replaces a doubted one. Call under the lock."""
-    held = row >= 0 and row not in table.copies.fillings(HOST)
-    return held and table.unverified_records.is_replaced_by(namespace, header)
+    """Return whether a new record replaces the doubted one of a row. Call under the lock."""
+    return row not in table.copies.fillings(HOST) and table.unverified_records.is_replaced_by(
+        namespace, header
+    )
