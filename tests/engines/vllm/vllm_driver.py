@@ -98,6 +98,7 @@ class Driver:
             "logprobs": steps,
             "cached": output.num_cached_tokens,
             "finish": choice.finish_reason,
+            "transferred": output.kv_transfer_params,
         }
 
     def ask_sound(self, prompt, seed, tokens, name=None):
@@ -281,6 +282,12 @@ class Driver:
             raise NodeGoneError("planted by a test")
 
         loader.Loader._fetch = fail
+
+    def durable_blocks(self):
+        """Return the blocks of durable requests by outcome: `kept`, `late`."""
+        name = "vllm:holdfast_durable_blocks"
+        metrics = [metric for metric in self.llm.get_metrics() if metric.name == name]
+        return {metric.labels["outcome"]: metric.value for metric in metrics}
 
     def metrics(self):
         """Return vLLM's counters by name, summed over labels, and cached tokens by source."""

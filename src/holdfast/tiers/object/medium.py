@@ -395,7 +395,7 @@ def failure_words(error: Exception) -> str:
         verb, url, answer = request.groups()
         status = answer.partition("<")[0].removeprefix(_STATUS).rstrip(" :")
         answer = ": ".join(said) or (_NO_CONNECTION if _UNSENT in answer else status)
-        line = f"{answer}; {verb} {url}{f', {status}' if said else ''}"
+        line = f"{answer}{f', {status}' if said else ''}; {verb} {url}"
     return printable(_SECRET.sub(r"\1\2...", _QUERY.sub("?...", line)))
 
 
