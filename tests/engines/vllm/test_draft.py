@@ -90,6 +90,16 @@ def test_blocks_of_the_target_do_not_depend_on_its_draft():
         assert target == alone
 
 
+def test_a_draft_has_the_same_blocks_from_another_folder():
+    found = []
+    for folder in ("/models/one", "/models/two"):
+        config = drafting()
+        # As vLLM wraps the configuration of an EAGLE head.
+        config.speculative_config.draft_model_config.hf_config.model = {"_name_or_path": folder}
+        found.append(digests_of(config, EAGLE))
+    assert found[0] == found[1]
+
+
 def test_two_drafts_share_no_block():
     other_target = drafting()
     other_target.model_config.dtype = torch.float16

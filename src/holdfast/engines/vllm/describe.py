@@ -42,6 +42,7 @@ A process takes longer than this until its first read of weights.
 """
 
 _LONG_ROPE = "long_factor"
+_SOURCE_FIELDS = ("_name_or_path", "transformers_version")
 
 _OWN_KEY_ORDER = ("llama4", "llama4_text")
 """Types of models whose weights vLLM permutes while it loads them (`permute_qk_weight_for_rotary`),
@@ -272,7 +273,9 @@ def resolved_digest(vllm_config: Any, setting: ConnectorSettings) -> str:
 def _resolved(model: Any, load: Any, setting: ConnectorSettings) -> str:
     """Return the same for a model and its loading, as vLLM's configurations describe them."""
     settings = {
-        key: value for key, value in model.hf_config.to_dict().items() if key not in VOLATILE_FIELDS
+        key: _without_source(value)
+        for key, value in model.hf_config.to_dict().items()
+        if key not in VOLATILE_FIELDS
     }
     parts = (
         _weights(model, load, setting),
@@ -285,6 +288,16 @@ def _resolved(model: Any, load: Any, setting: ConnectorSettings) -> str:
         str(getattr(model, "code_revision", None)),
     )
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def _without_source(value: Any) -> Any:
+    """Return a setting without the folders and versions that a configuration inside it notes.
+
+    vLLM puts the whole configuration of an EAGLE head, its folder included, into a new one.
+    """
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_source(each) for key, each in value.items() if key not in _SOURCE_FIELDS}
 
 
 def _model_source(vllm_config: Any, setting: ConnectorSettings) -> ModelSource:
