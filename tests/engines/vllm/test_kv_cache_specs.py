@@ -99,6 +99,7 @@ def test_the_bytes_of_latent_attention_match_a_vllm_row(name, ours, theirs):
         sliding_window=None,
         indexer=None,
         non_causal_multi_token_decode=False,
+        topk_buffer_width=None,  # vLLM 0.33 reads it
     )
     spec = MLAAttention.get_kv_cache_spec(layer, vllm_config(theirs))
     assert part(name, "full").entry_bytes(ours) == token_bytes(spec)

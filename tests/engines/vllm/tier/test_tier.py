@@ -248,6 +248,8 @@ def test_after_a_reset_an_engine_shares_no_block_because_its_weights_may_have_ch
     engine, before, after = opened(), blocks_of(2), blocks_of(2)
     engine.save(before)
     engine.manager.reset_cache()
+    # vLLM 0.33 loads nothing before its workers have ended what they were doing.
+    getattr(engine.manager, "on_reset_flushed", lambda: None)()
     assert not engine.load(list(before))
     engine.save(after)
     assert not opened().load(list(after))
