@@ -160,10 +160,19 @@ class NamedSession:
         try:
             access = self._backend.access()
             keys = self._keys(access, names)
-            outcomes = _looked_up(access.find(keys, LOOKUP_SHARE * deadline_s))
-            left = [i for i, outcome in enumerate(outcomes) if outcome is Outcome.OK]
-            for i in left:
-                outcomes[i] = Outcome.LATE
+            # Engines ask for what they have looked up: most batches are held whole.
+            whole = access.load(keys, memory, deadline_s)
+            outcomes[: whole.blocks] = [Outcome.OK] * whole.blocks
+            left = list(range(whole.blocks, len(names)))
+            if left and whole.outcome in (Outcome.CORRUPT, Outcome.UNREADABLE):
+                outcomes[left.pop(0)] = whole.outcome
+            if left:
+                left_s = max(0.0, until_s - time.monotonic())
+                asked = access.find([keys[i] for i in left], LOOKUP_SHARE * left_s)
+                found = dict(zip(left, _looked_up(asked), strict=True))
+                left = [i for i, outcome in found.items() if outcome is Outcome.OK]
+                for i, outcome in found.items():
+                    outcomes[i] = Outcome.LATE if outcome is Outcome.OK else outcome
             while left and (left_s := until_s - time.monotonic()) > 0:
                 loaded = access.load([keys[i] for i in left], [memory[i] for i in left], left_s)
                 for i in left[: loaded.blocks]:
