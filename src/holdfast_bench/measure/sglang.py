@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -49,34 +49,39 @@ class SglangTimes(NamedTuple):
 
 
 class SglangRace(NamedTuple):
-    """What is measured: model, tokens of a context, rounds, folder for logs and stores."""
+    """What is measured: model, lengths of contexts, rounds, folder for logs and stores."""
 
     model: Path
     vocabulary: int
-    tokens: int
+    lengths: tuple[int, ...]
     rounds: int
     folder: Path
 
 
-def measure(race: SglangRace, tell: Callable[[str], None]) -> dict[str, SglangTimes]:
-    """Measure every storage. Raises HoldfastError if a context is not stored."""
+def measure(
+    race: SglangRace, tell: Callable[[str], None]
+) -> Iterator[tuple[int, dict[str, SglangTimes]]]:
+    """Yield the times of every storage by length. Raises HoldfastError if a context is not stored.
+
+    The servers end with the iteration.
+    """
     drawn = random.Random(SEED)  # noqa: S311  # prompts, not secrets
-    times = {storage: SglangTimes([], []) for storage in STORAGES}
     with ExitStack() as stack:
         tell("the servers start")
         servers = _servers(stack, race)
         for server in servers.values():
             server.wait_ready()
             server.ask([7] * 300, 1)  # the first request pays for what is set up on demand
-        for number in range(race.rounds):
-            count = race.tokens + TAIL_TOKENS
-            prompt = [drawn.randrange(10, race.vocabulary) for _ in range(count)]
-            for storage, server in servers.items():
-                tell(f"storage {storage}: round {number + 1} of {race.rounds}")
-                stored = race.tokens // PAGE_TOKENS * PAGE_TOKENS
-                times[storage].cold.append(server.ask(prompt, 1).answer.ttft_s)
-                times[storage].warm.append(_warm_s(server, prompt, stored))
-    return times
+        for tokens in race.lengths:
+            times = {storage: SglangTimes([], []) for storage in STORAGES}
+            stored = tokens // PAGE_TOKENS * PAGE_TOKENS
+            for number in range(race.rounds):
+                prompt = [drawn.randrange(10, race.vocabulary) for _ in range(tokens + TAIL_TOKENS)]
+                for storage, server in servers.items():
+                    tell(f"{tokens} tokens, storage {storage}: round {number + 1} of {race.rounds}")
+                    times[storage].cold.append(server.ask(prompt, 1).answer.ttft_s)
+                    times[storage].warm.append(_warm_s(server, prompt, stored))
+            yield tokens, times
 
 
 def _servers(stack: ExitStack, race: SglangRace) -> dict[str, SglangServer]:
@@ -89,7 +94,7 @@ def _servers(stack: ExitStack, race: SglangRace) -> dict[str, SglangServer]:
     servers = {}
     for storage, (backend, extra) in storages.items():
         options = SglangServerOptions(
-            race.model, backend, extra, tokens_max=2 * (race.tokens + PAGE_TOKENS)
+            race.model, backend, extra, tokens_max=2 * (max(race.lengths) + PAGE_TOKENS)
         )
         servers[storage] = SglangServer(storage, options, race.folder / f"{storage}.log")
         stack.enter_context(servers[storage].process)

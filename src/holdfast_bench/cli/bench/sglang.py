@@ -23,6 +23,7 @@ GOAL = 1.1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
+    measuring.add_duration(parser, "7 minutes on two cores")
     measuring.add_rounds_argument(parser, 7, "contexts per length")
     measuring.add_model_argument(parser, "small")
     measuring.add_folder_argument(parser, "logs and stores")
@@ -37,13 +38,9 @@ def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
         yield report.not_measured("sglang.warm", why)
         return
     made, shape = model.make(args.model), model.SHAPES[args.model]
-    steps.plan(len(lengths))
-    with measuring.scratch(args.folder) as scratch:
-        for length in lengths:
-            folder = scratch / str(length)
-            race = sglang.SglangRace(made, shape.vocabulary, length, args.rounds, folder)
-            steps.begin(f"{length} tokens")
-            times = sglang.measure(race, steps.update)
+    with measuring.scratch(args.folder) as folder:
+        race = sglang.SglangRace(made, shape.vocabulary, lengths, args.rounds, folder)
+        for length, times in sglang.measure(race, steps.update):
             yield from measuring.print_rows(_rows(length, times), steps)
 
 

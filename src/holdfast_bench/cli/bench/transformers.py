@@ -22,6 +22,7 @@ GOAL = 5.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
+    measuring.add_duration(parser, "6 minutes on two cores")
     measuring.add_rounds_argument(parser, 7, "contexts per model")
     measuring.add_quick_argument(parser, f"contexts of {QUICK_TOKENS} tokens, without goals")
 
