@@ -242,6 +242,15 @@ def test_a_thread_is_used_for_two_calls_at_least():
     assert threads == [threading.main_thread()] * 2
 
 
+def test_threads_that_may_not_help_make_no_call():
+    spans = [ByteSpan(8192 * n, memoryview(bytearray(4096)), n) for n in range(16)]
+    threads = list[threading.Thread]()
+    with ThreadPoolExecutor(3) as pool:
+        call = lambda *_: threads.append(threading.current_thread())  # noqa: E731
+        assert transfer(pool, 4, spans, call, helps=lambda: False) == {}
+    assert threads == [threading.main_thread()] * 16
+
+
 def test_an_unexpected_error_waits_for_threads_that_use_the_buffers():
     begun, under_way = threading.Barrier(2), []
 

@@ -63,6 +63,38 @@ def test_reads_for_moves_and_checks_are_short_calls_one_after_another():
     assert max(nbytes for _, nbytes in calls) == 2 * MIB
 
 
+def test_beside_a_read_of_a_request_a_write_is_one_call_at_a_time():
+    blocks, writers = Blocks(3 * MIB - 144), set[threading.Thread]()
+    reading, go_on = threading.Event(), threading.Event()
+
+    def hold_reads(what, _offset, _nbytes):
+        if what == "read":
+            reading.set()
+            assert go_on.wait(120)
+        else:
+            writers.add(threading.current_thread())
+        return False
+
+    medium = MemoryExtents.formatted(16 * MIB, 4)
+    tier = tier_on(medium)
+    places = blocks.save(tier, range(1))
+    medium.fails = hold_reads
+    outcomes = []
+    reader = threading.Thread(
+        target=lambda: outcomes.extend(tier.read(blocks.gets(range(1), places)))
+    )
+    reader.start()
+    try:
+        assert reading.wait(60)
+        blocks.save(tier, range(1, 9))
+    finally:
+        go_on.set()
+        reader.join()
+    assert outcomes == [Outcome.OK]
+    assert writers == {threading.main_thread()}
+    tier.close()
+
+
 @pytest.fixture
 def medium():
     return MemoryExtents.formatted(REGION_BYTES, 4)

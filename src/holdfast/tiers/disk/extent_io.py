@@ -149,12 +149,14 @@ def pieces(spans: Sequence[ByteSpan], call_bytes: int) -> list[list[ByteSpan]]:
 def transfer(
     pool: ThreadPoolExecutor, threads: int, spans: Sequence[ByteSpan],
     call: Callable[[int, Sequence[memoryview]], None], call_bytes: int = 0,
+    helps: Callable[[], bool] = lambda: True,
 ) -> dict[int, OSError]:  # fmt: skip
     """Read or write all spans with this thread and `threads - 1` of the pool; return the errors.
 
     A thread makes two calls at least, if there are as many. `call_bytes`: the most bytes of one
-    call; by default as `call_bytes_for` says. Errors are by owner. A joined piece that fails is
-    repeated span by span, so that one bad sector fails only one record.
+    call; by default as `call_bytes_for` says. `helps`: whether threads of the pool go on; each asks
+    before a call. Errors are by owner. A joined piece that fails is repeated span by span, so that
+    one bad sector fails only one record.
     """
     total = sum(len(span.view) for span in spans)
     work = pieces(spans, call_bytes or call_bytes_for(total, threads))
@@ -168,9 +170,13 @@ def transfer(
         for piece in queue:
             _transfer_piece(piece, call, failed)
 
+    def help_drain() -> None:
+        while helps() and (piece := next(queue, None)) is not None:
+            _transfer_piece(piece, call, failed)
+
     try:
         with contextlib.suppress(RuntimeError):  # at interpreter exit pools accept no more work
-            workers += (pool.submit(drain) for _ in range(threads - 1))
+            workers += (pool.submit(help_drain) for _ in range(threads - 1))
         drain()
     finally:
         # Do not wait for workers that are still busy with other batches: no work is left for them.

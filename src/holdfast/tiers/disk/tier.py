@@ -310,7 +310,10 @@ class DiskTier:
                 spans.append(ByteSpan(claim.offset, put.record, i))
             missing = self._missing_headers(set(lives.values()))
             spans += self._header_spans(missing)
-            failed = transfer(self._writers, threads, spans, self._extents.write)
+            # Beside a read that a request waits for, only the calling thread goes on.
+            failed = transfer(
+                self._writers, threads, spans, self._extents.write, helps=lambda: not self._reading
+            )
             broken = self._headers_ended(missing, failed)
             self._count_failed_writes(
                 *(error for i, error in failed.items() if i < 0 or lives[i] not in broken)
