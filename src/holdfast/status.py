@@ -108,68 +108,6 @@ class SharedTierStatus(StatusFields, frozen=True):
         return "; ".join(troubles) or "no member answers"
 
 
-class MemberReport(StatusFields, frozen=True):
-    """One member of a shared tier, as a check found it: it asked the member.
-
-    `share`: part of the keys that belong to the member. `condition`: how it answered, in `answer_s`
-    seconds, and `why` not well; None if the tier checks no members. `tiers`: its own.
-    """
-
-    id: str = ""
-    address: str = ""
-    state: str = ""
-    share: float = 0.0
-    phase: str = "closed"
-    ejected: bool = False
-    latency_s: float | None = None
-    first_byte_s: float | None = None
-    condition: str | None = None
-    why: str = ""
-    answer_s: float = 0.0
-    tiers: list[TierStatus] = []
-
-
-class SegmentMediumReport(StatusFields, frozen=True):
-    """A bucket or shared folder, and what this node knows of the segments in it, of all nodes.
-
-    `reads` and `writes`: "active", or why they fail.
-    """
-
-    address: str = ""
-    reads: str = "active"
-    writes: str = "active"
-    segments: int = 0
-    stored_bytes: int = 0
-    blocks: int = 0
-
-
-@prepared
-class SharedTierReport(StatusFields, frozen=True):
-    """What a shared tier tells of its remote side; `trouble`: why it cannot tell more.
-
-    `limits`: what this node's credentials do not permit there. `lanes`: members of a stripe.
-    `medium`: None if the tier has members instead.
-    """
-
-    tier: str
-    epoch: int = 0
-    trouble: str = ""
-    members: list[MemberReport] = []
-    limits: str = ""
-    lanes: int = 1
-    rebuilt: int = 0
-    parity_records: int = 0
-    parity_refused: int = 0
-    medium: SegmentMediumReport | None = None
-
-
-@prepared
-class SharedReport(StatusFields, frozen=True):
-    """A node's answer about all of its shared tiers."""
-
-    shared: list[SharedTierReport] = []
-
-
 class AdmissionStatus(StatusFields, frozen=True):
     """Figures of the rule that admits blocks to a tier, by name."""
 
@@ -599,25 +537,21 @@ class NodeStatus(StatusFields, frozen=True):
 
 def read_status(data: object) -> NodeStatus:
     """Return the status in a node's answer. Raises ProtocolError for anything else."""
-    return _read(data, NodeStatus)
+    return read_as(data, NodeStatus)
 
 
 def read_curve(data: object) -> CurveStatus:
     """Return the curve in a node's answer. Raises ProtocolError for anything else."""
-    return _read(data, CurveStatus)
+    return read_as(data, CurveStatus)
 
 
 def read_plans(data: object) -> PlansStatus:
     """Return the plans in a node's answer. Raises ProtocolError for anything else."""
-    return _read(data, PlansStatus)
+    return read_as(data, PlansStatus)
 
 
-def read_shared(data: object) -> SharedReport:
-    """Return the shared tiers in a node's answer. Raises ProtocolError for anything else."""
-    return _read(data, SharedReport)
-
-
-def _read(data: object, kind: type[T]) -> T:
+def read_as(data: object, kind: type[T]) -> T:
+    """Return a part of a node's answer as a struct. Raises ProtocolError for anything else."""
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from holdfast.cli.inspect import _pools_text, _status_lines, plans_text
+from holdfast.shared_report import SegmentMediumReport, SharedTierReport
 from holdfast.status import (
     AdmissionStatus,
     CodecStatus,
@@ -15,8 +16,6 @@ from holdfast.status import (
     MemberStatus,
     NodeStatus,
     PageLockStatus,
-    SegmentMediumReport,
-    SharedTierReport,
     SharedTierStatus,
     TierStatus,
     read_plans,

@@ -30,13 +30,11 @@ from holdfast.cli.stats import (
 from holdfast.config import Size
 from holdfast.errors import ConfigError, NotFollowed
 from holdfast.keys.audit import check
+from holdfast.shared_report import SegmentMediumReport, SharedTierReport, read_shared
 from holdfast.status import (
     NodeStatus,
     PlansStatus,
-    SegmentMediumReport,
-    SharedTierReport,
     read_plans,
-    read_shared,
     read_status,
 )
 from holdfast.tier_totals import tier_totals

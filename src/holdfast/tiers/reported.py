@@ -16,7 +16,8 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from holdfast.errors import printable
-from holdfast.status import MemberStatus, SharedTierReport, SharedTierStatus, TierStatus
+from holdfast.shared_report import SharedTierReport
+from holdfast.status import MemberStatus, SharedTierStatus, TierStatus
 from holdfast.tiers.base import HealthReporting, Permitted, SharedTier, TierUsage, is_away
 
 PlainValue: TypeAlias = Any
