@@ -39,10 +39,10 @@ def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
         steps.begin("reads of a disk beside moves from it")
         yield movement.beside_row(folder / "beside", rounds)
         steps.begin("a disk and a second one")
-        second = DiskTier(DiskConfig(path=str(folder / "second"), capacity_bytes=4 << 30))
+        second = DiskTier(DiskConfig(path=str(folder / "disks" / "far"), capacity_bytes=4 << 30))
         yield from movement.move_rows(folder / "disks", second, "disk", rounds)
         steps.begin("a disk and a shared folder")
-        shared = movement.open_shared_folder(folder / "shared")
+        shared = movement.open_shared_folder(folder / "files" / "far")
         yield from movement.move_rows(folder / "files", shared, "files", rounds)
         steps.begin("a disk and a bucket")
         if args.quick:
