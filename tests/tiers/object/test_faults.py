@@ -18,6 +18,9 @@ from holdfast.tiers.object.kind import ObjectOptions, examine_object, open_objec
 from holdfast_bench.peers.seaweed_server import SeaweedServer, create_bucket, delete_bucket
 
 FAILED = {Outcome.GONE, Outcome.LATE}
+PATIENT = {"deadline_s": 60.0, "write_s": 60.0, "ask_s": 60.0}
+"""Limits that a busy machine keeps."""
+
 LISTING = b"""<?xml version="1.0" encoding="UTF-8"?><ListBucketResult>
 <Name>b</Name><Prefix></Prefix><KeyCount>0</KeyCount><MaxKeys>1000</MaxKeys>
 <IsTruncated>false</IsTruncated></ListBucketResult>"""
@@ -236,7 +239,7 @@ def test_an_absent_object_is_a_miss_and_no_outage(side):
 
 def test_a_bucket_that_is_emptied_while_it_is_open_promises_nothing_more(side):
     blocks = ChainedBlocks(65_000)
-    with closing(side.open(poll_s=1.0)) as tier:
+    with closing(side.open(poll_s=1.0, **PATIENT)) as tier:
         assert blocks.save(tier, range(4)) == [Outcome.OK] * 4
         for name in side.names():
             obstore.delete(side.store(), f"{side.prefix}/{name}")
@@ -253,7 +256,7 @@ def test_a_bucket_that_is_deleted_while_it_is_open_is_an_outage_until_it_is_ther
     side, bucket = sides(seaweed), "deleted-while-open"
     create_bucket(seaweed.endpoint, bucket)
     blocks = ChainedBlocks(65_000)
-    with closing(side.open(url=f"s3://{bucket}/cache", poll_s=1.0)) as tier:
+    with closing(side.open(url=f"s3://{bucket}/cache", poll_s=1.0, **PATIENT)) as tier:
         assert blocks.save(tier, range(4)) == [Outcome.OK] * 4
         store = seaweed.store(bucket)
         for path in [each["path"] for chunk in obstore.list(store) for each in chunk]:
