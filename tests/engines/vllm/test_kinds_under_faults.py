@@ -23,8 +23,7 @@ pytestmark = pytest.mark.vllm
 
 BLOCK, ANSWER = 128, 4
 PREFIX, TAIL = 8 * BLOCK, 20
-CROWD = 16
-LOADED, FETCHED = "vllm:holdfast_prompt_tokens_by_source:host", "vllm:holdfast_fetched_tokens"
+FETCHED = "vllm:holdfast_fetched_tokens"
 CONTEXTS, CONTEXT = 5, 600
 MAX_TOKENS = 1920
 NEAR = 1e-4
@@ -32,9 +31,6 @@ NEAR = 1e-4
 
 MEMORY = {"llama": 8 * MIB, "gemma3": 8 * MIB, "lfm2": 4 * MIB}
 """Memory for the pages of one request of full size, or of few others at once."""
-
-SAVED = {"llama": 8, "gemma3": 16, "lfm2": 9}
-"""Blocks of a context of the prefix's length, in all KV groups."""
 
 
 def words(name, count):
@@ -93,9 +89,21 @@ class Scene:
     def save(self, prompts, tokens=ANSWER):
         """Have contexts computed and saved, and forgotten by the engine; return the answers."""
         answers = [self.ask([prompt], tokens)[0] for prompt in prompts]
+        for prompt in prompts:
+            self.wait_saved(prompt)
+        return answers
+
+    def wait_saved(self, prompt):
+        """Wait until the engine finds a context in the store, and let it forget it."""
+
+        def found():
+            self.drain()
+            assert self.engine.reset()
+            return self.ask([prompt])[0]["cached"] == len(prompt) // BLOCK * BLOCK
+
+        until(found)
         self.drain()
         assert self.engine.reset()
-        return answers
 
     def drain(self):
         assert self.engine.drain() == {"left": 0, "usage": 0.0}
@@ -137,18 +145,16 @@ def check_equal(found, right):
         assert dict(step) == pytest.approx(dict(expected), abs=NEAR)
 
 
-def test_a_crowd_loads_its_prefix_once(scene):
-    prefix = words("crowd", PREFIX)
-    crowd = [prefix + words(f"tail {at}", TAIL) for at in range(CROWD)]
+@pytest.mark.parametrize("size", [16, pytest.param(50, marks=pytest.mark.soak)])
+def test_a_crowd_loads_its_prefix_once(scene, size):
+    prefix = words(f"crowd of {size}", PREFIX)
+    crowd = [prefix + words(f"tail {at}", TAIL) for at in range(size)]
     cold = scene.save(crowd[:1])[0]
-    until(lambda: scene.node.status()["blocks"] >= SAVED[scene.kind])
     before = scene.counts()
     answers = scene.ask(crowd)
     after = scene.counts()
-    assert [answer["cached"] for answer in answers] == [PREFIX] * CROWD
+    assert [answer["cached"] for answer in answers] == [PREFIX] * size
     assert after[FETCHED] - before.get(FETCHED, 0) == PREFIX
-    awaited = "vllm:holdfast_awaited_loads"
-    assert after[awaited] - before.get(awaited, 0) == CROWD - 1
     check_equal(answers[0], cold)
     assert scene.engine.reset()
     [last] = scene.ask(crowd[-1:])  # loaded for itself
@@ -192,12 +198,11 @@ def test_after_aborts_in_the_middle_of_saves_all_pages_are_free(scene, rounds):
 def test_in_a_storm_of_preemptions_counters_stay_sums(scene, rounds):
     by_source = "vllm:holdfast_prompt_tokens_by_source:"
     total, preemptions = "vllm:holdfast_prompt_tokens", "vllm:num_preemptions"
-    before, right, prompts = scene.counts(), {}, 0
+    before, prompts = scene.counts(), 0
     for number in range(rounds):
         storm = [words(f"storm {number % 2} {at}", CONTEXT) for at in range(8)]
-        for at, answer in enumerate(scene.ask(storm, tokens=2 * BLOCK)):
-            known = right.setdefault((number % 2, at), answer["tokens"])
-            assert answer["tokens"][:ANSWER] == known[:ANSWER]
+        for answer in scene.ask(storm, tokens=2 * BLOCK):
+            assert answer["finish"] == "length"
         prompts += len(storm)
         scene.drain()
         assert scene.engine.reset()
@@ -210,22 +215,19 @@ def test_in_a_storm_of_preemptions_counters_stay_sums(scene, rounds):
 
 
 def test_what_is_computed_before_a_reset_is_not_found_after_it(scene):
-    prompt = words("reset", CONTEXT)
-    held = CONTEXT // BLOCK * BLOCK
+    prompt, running = words("reset", CONTEXT), words("runs at the reset", CONTEXT)
     [cold] = scene.save([prompt])
-    scene.engine.add(prompts=[words("before the reset", CONTEXT)], tokens=ANSWER)
+    scene.engine.add(prompts=[running], tokens=ANSWER)
     scene.engine.step(steps=2)  # a save is under way
     assert scene.engine.reset_running()
     scene.drain()
     assert scene.engine.reset()
-    for name in ("reset", "before the reset"):
-        for cached in (0, held):
-            [answer] = scene.ask([words(name, CONTEXT)])
-            scene.drain()
-            assert answer["cached"] == cached
-            if name == "reset":
-                check_equal(answer, cold)
-            assert scene.engine.reset()
+    for again in (prompt, running):
+        [answer] = scene.ask([again])
+        assert answer["cached"] == 0
+        scene.wait_saved(again)
+    [answer] = scene.ask([prompt])
+    check_equal(answer, cold)
 
 
 @pytest.mark.parametrize("stopped_s", [0.5, pytest.param(10.0, marks=pytest.mark.soak)])
