@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from holdfast.limits import BLOCK_TOKENS, GIB
 from holdfast.report import Row, at_least, at_most, not_measured
-from holdfast_bench.harness.completion import ask, fetched_tokens, wait_fetching
+from holdfast_bench.harness.completion import ask, fetched_tokens
 from holdfast_bench.harness.hardware_limits import SEED
 from holdfast_bench.harness.model import SmallModelShape
 from holdfast_bench.harness.node import NodeUnderTest
@@ -191,10 +191,10 @@ def _warm_row(servers: Servers, settings: ServeSettings, tokens: int) -> Row:
     `missed`: rounds in which a server had not kept the context whole, by name.
     """
     prompt = settings.prompts(tokens).tokens(tokens + TAIL_TOKENS)
-    for name, engine in servers.in_turn(0):
-        ask(engine, prompt, 1)
-        if name != ALONE:
-            wait_fetching(engine, prompt)
+    for number in range(2):  # the first load of a server is slower, and some save a step later
+        for _, engine in servers.in_turn(number):
+            engine.reset_prefix_cache()
+            ask(engine, prompt, 1)
     times: dict[str, list[float]] = {name: [] for name in servers.by_name}
     missed: Counter[str] = Counter()
     for number in range(settings.rounds):

@@ -70,7 +70,6 @@ def measured(monkeypatch, tmp_path):
             return MeasuredCompletion(answer, TokenSources(len(prompt), 0, fetched))
 
         monkeypatch.setattr(serving_comparison, "ask", ask)
-        monkeypatch.setattr(serving_comparison, "wait_fetching", lambda *_: None)
         monkeypatch.setattr(serving_comparison, "fetched_tokens", lambda _: 512)
         monkeypatch.setattr(serving_loads, "complete", lambda engine, *asked: engine.answer(*asked))
         monkeypatch.setattr(
