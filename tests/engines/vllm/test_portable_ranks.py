@@ -1,6 +1,9 @@
-"""Real vLLM with two tensor-parallel ranks and with one: each reads what the other wrote."""
+"""Real vLLM with two ranks or pipeline stages and with one: each reads what the other wrote."""
 
 import random
+import shutil
+import subprocess
+import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -21,14 +24,17 @@ from holdfast_bench.harness.server import (
     wait_all_ready,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.soak]  # two ranks start within a minute or two
+pytestmark = [pytest.mark.vllm, pytest.mark.soak]  # engines start within a minute or two
 
 BLOCK, TOKENS, ANSWER = 128, 700, 8
 HELD = TOKENS // BLOCK * BLOCK
-CORES = {1: "nobind", 2: "0|1"}
-"""What vLLM binds threads to: with two ranks it needs a core for each."""
-
-
+WRITE = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from small_models import write_models
+write_models(Path(sys.argv[1]))
+"""
 SHARED = Path("/dev/shm")  # where vLLM has it
 CLOSE = 1e-4
 """Log-probabilities differ by less between one rank and two, because sums have another order."""
@@ -54,34 +60,72 @@ def memory():
         left.unlink(missing_ok=True)
 
 
-@pytest.mark.timeout(600)
-def test_engines_of_one_rank_and_of_two_read_what_the_other_wrote(memory, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
+class Engines:
+    """vLLM servers that share portable contexts of one node, by the number of ranks or stages."""
+
+    def __init__(self, folder, stack):
+        self.node = NodeUnderTest(folder / "node", 128 * MIB, 256 * MIB, settings={"plan": "held"})
+        stack.enter_context(self.node)
+        self.servers, self._folder, self._stack = {}, folder, stack
+
+    def start(self, name, model=None, **options):
+        cores = "0|1" if options.get("ranks", 1) > 1 else "nobind"
+        settings = VllmServerOptions(
+            model or make("tiny"),
+            holdfast_kv_transfer(self.node.address, 5000, layout="portable"),
+            model_tokens_max=2048,
+            dtype="float32",
+            environment={"VLLM_CPU_OMP_THREADS_BIND": cores, "OMP_NUM_THREADS": "1"},
+            **options,
+        )
+        self.servers[name] = VllmServer(name, settings, self._folder / f"{name}.log")
+        self._stack.enter_context(self.servers[name].process)
+
+    def check(self, writer, reader, held_by_group):
+        """One computes a prompt, the other continues it; `held_by_group`: new blocks of each."""
+        words = random.Random(f"{writer} writes").choices(range(300, 2_000), k=TOKENS)
+        before = self.node.status()["blocks"]
+        writing, reading = self.servers[writer], self.servers[reader]
+        cold = ask(writing, words, ANSWER)
+        written = before + sum(held_by_group)  # one copy of a block, of all heads and layers
+        wait_until(writing.process, partial(holds, self.node, written), 60)
+        warm = ask(reading, words, ANSWER)
+        assert cold.tokens.fetched == {}
+        assert warm.tokens.fetched == {"host": HELD}
+        assert warm.answer.tokens == cold.answer.tokens
+        assert largest_difference(warm.answer, cold.answer) < CLOSE
+        assert holds(self.node, written)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("divided", [{"ranks": 2}, {"stages": 2}], ids=["ranks", "stages"])
+def test_engines_of_one_rank_and_of_two_read_what_the_other_wrote(
+    memory, tmp_path_factory, divided
+):
     with ExitStack() as stack:
-        node = NodeUnderTest(folder / "node", 128 * MIB, 256 * MIB, settings={"plan": "held"})
-        stack.enter_context(node)
-        engines = {}
-        for ranks, cores in CORES.items():
-            options = VllmServerOptions(
-                make("tiny"),
-                holdfast_kv_transfer(node.address, 5000, layout="portable"),
-                model_tokens_max=2048,
-                dtype="float32",
-                ranks=ranks,
-                environment={"VLLM_CPU_OMP_THREADS_BIND": cores, "OMP_NUM_THREADS": "1"},
-            )
-            name = f"ranks{ranks}"
-            engines[ranks] = VllmServer(name, options, folder / f"{name}.log")
-            stack.enter_context(engines[ranks].process)
-        wait_all_ready(list(engines.values()))
-        for turn, (writer, reader) in enumerate(((2, 1), (1, 2)), 1):
-            prompt = random.Random(f"{writer} writes").choices(range(300, 30_000), k=TOKENS)
-            cold = ask(engines[writer], prompt, ANSWER)
-            written = turn * (HELD // BLOCK)  # one copy of a block, of all heads
-            wait_until(engines[writer].process, partial(holds, node, written), 60)
-            warm = ask(engines[reader], prompt, ANSWER)
-            assert cold.tokens.fetched == {}
-            assert warm.tokens.fetched == {"host": HELD}
-            assert warm.answer.tokens == cold.answer.tokens
-            assert largest_difference(warm.answer, cold.answer) < CLOSE
-        assert node.status()["blocks"] == written
+        engines = Engines(tmp_path_factory.mktemp("ranks"), stack)
+        engines.start("one")
+        engines.start("two", **divided)
+        wait_all_ready(list(engines.servers.values()), within_s=600)
+        for writer, reader in (("two", "one"), ("one", "two")):
+            engines.check(writer, reader, [HELD // BLOCK])
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["gemma3", "mla"])
+def test_ranks_of_a_model_with_windows_or_latents_fill_one_block_of_each_kind(
+    memory, tmp_path_factory, kind
+):
+    """Latents are written once, by the first rank, and read by both."""
+    folder = tmp_path_factory.mktemp("kinds")
+    subprocess.run([sys.executable, "-c", WRITE, str(folder)], check=True)
+    for file in make("tiny").glob("tokenizer*"):
+        shutil.copy(file, folder / kind)
+    with ExitStack() as stack:
+        engines = Engines(folder, stack)
+        engines.start("one", folder / kind)
+        engines.start("two", folder / kind, ranks=2)
+        wait_all_ready(list(engines.servers.values()), within_s=600)
+        groups = 1 if kind == "mla" else 2
+        for writer, reader in (("two", "one"), ("one", "two")):
+            engines.check(writer, reader, [HELD // BLOCK] * groups)
