@@ -22,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from holdfast.blocks.fingerprint import Fingerprint
+from holdfast.client.engine_opening import SEVERAL_GROUPS
 from holdfast.client.private_node import PrivateNode
 from holdfast.client.prompt_ledger import ledger_of
 from holdfast.client.rank_transfers import RankTransfers, TransferOptions
@@ -370,6 +371,8 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         welcome = client.welcome
         if welcome.exact_because:
             _log.warning("Holdfast at %s: %s", node.address, welcome.exact_because)
+        if welcome.codec and len(forms) > 1:
+            _log.warning("Holdfast at %s: %s", node.address, SEVERAL_GROUPS)
         if not welcome.codec or len(forms) > 1:
             return node, handshake
         node.close()

@@ -48,6 +48,7 @@ class StageGroups(NamedTuple):
 class PortableGroup(NamedTuple):
     """The layers of a kind in the whole model, in the model's order: portable blocks have all.
 
+    `group`: those layers; the order says nothing of their memory, as it does of exact blocks.
     `lists`: for each of the group's page lists, the layers of this stage whose pages it names. How
     vLLM divides layers into lists depends on the whole model, and is no part of a portable block.
     """
