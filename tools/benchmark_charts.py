@@ -52,6 +52,10 @@ ANSWERS = {
     "between_alone": ("between the two engines alone", "#9aa5b1"),
     "apart": ("behind the other engine's context", "#1f6feb"),
 }
+KINDS = {
+    "cold_s": ("computed", "#9aa5b1"),
+    "warm_s": ("fetched from memory", "#1f6feb"),
+}
 LAYOUTS = {
     "exact": ("exact blocks", "#9aa5b1"),
     "portable": ("portable blocks", "#1f6feb"),
@@ -245,6 +249,16 @@ def engines_chart(report: dict[str, Any]) -> Chart:
     }
     title = "largest difference of log-probabilities (less is better)"
     return Chart(title, ANSWERS, groups)
+
+
+def kinds_chart(report: dict[str, Any]) -> Chart:
+    """Return seconds to the first token, computed and fetched, by the kind of a model's layers."""
+    groups: Groups = {
+        f"like {row['like']}": {name: row[name] for name in KINDS}
+        for row in report["rows"]
+        if ".warm." in row["what"]
+    }
+    return Chart(SECONDS, KINDS, groups)
 
 
 def layouts_chart(report: dict[str, Any]) -> Chart:

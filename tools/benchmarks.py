@@ -22,6 +22,7 @@ from benchmark_charts import (
     gpu_first_token_chart,
     host_tiers_chart,
     judged_chart,
+    kinds_chart,
     layouts_chart,
     limits_chart,
     offload_chart,
@@ -100,6 +101,12 @@ QUESTIONS = (
     Question(HOST_TIERS, "bench serve", "host_tiers.svg", host_tiers_chart),
     Question(HOST_TIERS, "bench vllm", "host_tiers.svg", host_tiers_chart),
     Question("How does it compare under load?", "bench serve", "serving.svg", serving_chart),
+    Question(
+        "How much sooner is it for models with windows or recurrent layers?",
+        "bench kinds",
+        "kinds.svg",
+        kinds_chart,
+    ),
     Question("What do portable blocks cost an engine?", "bench vllm", "layouts.svg", layouts_chart),
     Question(
         "Do engines answer alike behind each other's contexts?",

@@ -11,13 +11,12 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from small_models import MAMBA2, VOCABULARY, write_models
+from small_engines import SmallEngines, check_equal, is_equal
+from small_models import MAMBA2, VOCABULARY
 
 from holdfast.cli.model_caching import kind_of_shape
 from holdfast.engines import cached_models
-from holdfast.limits import MIB
 from holdfast.sim.model.catalogue import load_model
-from holdfast_bench.harness.node import NodeUnderTest
 
 pytestmark = pytest.mark.vllm
 
@@ -41,46 +40,15 @@ READ_BY_DOCTOR = KINDS.keys() - {"lfm2", "qwen3_next", "falcon_h1", "nemotron_h"
 """Those whose config.json has all fields that a published one has."""
 
 MLA_PAGE = 16  # vLLM's on a CPU without AMX
-NEAR = 1e-4
-"""Largest difference of log-probabilities; chunks of other lengths change the last bits."""
 
 
 def words(name):
     return random.Random(name).choices(range(10, VOCABULARY), k=TOKENS)
 
 
-class Harness:
-    def __init__(self, real, folder):
-        self.real, self.folder = real, folder
-        self.node = NodeUnderTest(folder / "node", 128 * MIB, 256 * MIB, settings={"plan": "held"})
-        self.count = 0
-        # In another process: vLLM refuses weights that are younger than its own process.
-        writing = real.forks().Process(target=write_models, args=(folder,))
-        writing.start()
-        writing.join()
-        assert writing.exitcode == 0
-
-    def start(self, name, layout="exact", **options):
-        self.count += 1
-        transfer = {
-            "kv_connector": "HoldfastConnector",
-            "kv_connector_module_path": "holdfast.engines.vllm",
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {
-                "holdfast": self.node.address, "cover_deadline_ms": 5000, "layout": layout,
-            },
-        }  # fmt: skip
-        return self.real.Engine(
-            self.folder / f"{self.count}-{name}.log", model=str(self.folder / name),
-            kv_transfer=transfer, max_model_len=2048, kv_cache_memory_bytes=32 * MIB,
-            skip_tokenizer_init=True, **({"dtype": "float32"} | options),
-        )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def harness(real, tmp_path_factory):
-    harness = Harness(real, tmp_path_factory.mktemp("m"))
+    harness = SmallEngines(real, tmp_path_factory.mktemp("m"))
     yield harness
     harness.node.process.stop()
 
@@ -96,22 +64,8 @@ def test_every_kind_that_the_table_calls_cached_has_a_model_here():
 
 
 def test_doctor_finds_the_same_kind_in_the_config_of_a_model(harness):
-    found = {name: kind_of_shape(load_model(str(harness.folder / name))) for name in READ_BY_DOCTOR}
+    found = {name: kind_of_shape(load_model(str(harness.model(name)))) for name in READ_BY_DOCTOR}
     assert found == {name: KINDS[name] for name in READ_BY_DOCTOR}
-
-
-def check_equal(found, right):
-    assert found["tokens"] == right["tokens"]
-    for step, expected in zip(found["logprobs"], right["logprobs"], strict=True):
-        assert dict(step) == pytest.approx(dict(expected), abs=NEAR)
-
-
-def is_equal(found, right):
-    try:
-        check_equal(found, right)
-    except AssertionError:
-        return False
-    return True
 
 
 QUICK = ("gemma3", "lfm2")

@@ -217,12 +217,12 @@ class Driver:
     def reset(self, connector=False):
         return self.llm.reset_prefix_cache(reset_connector=connector)
 
-    def digests(self, count):
-        """Return a digest of the first pages of the request that ended last, in their order."""
+    def digests(self, count, group=0):
+        """Return a digest of a KV group's first pages of the last request, in their order."""
         import torch
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        layers = get_kv_transfer_group()._worker._devices[0]._keep
+        layers = get_kv_transfer_group()._worker._devices[group]._keep
         return [
             hashlib.sha256(
                 b"".join(layer[page].view(torch.uint8).numpy().tobytes() for layer in layers)

@@ -29,6 +29,7 @@ SUBJECTS = {
     "plan": "a real engine: plans against recomputing, and against every other cut",
     "calibrate": "this machine's engine and tiers, as a ladder for `holdfast sim`",
     "vllm": "a real engine: time to first token cold and warm, and the cost without reuse",
+    "kinds": "a real engine with models of each kind of layers: first token and bytes stored",
     "offload": "vLLM's own offloading with Holdfast as its second tier, beside vLLM's tier `fs`",
     "sglang": "SGLang on the CPU: first token with Holdfast as its storage, and with its own",
     "serve": "a real engine under load: sessions and crowds, beside vLLM's host tier and LMCache",
