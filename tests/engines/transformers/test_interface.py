@@ -1,6 +1,7 @@
 """The binding against the caches of the transformers that is installed."""
 
 import importlib.metadata
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from transformers import cache_utils  # noqa: E402
 from holdfast.engines import interface as shared  # noqa: E402
 from holdfast.engines.interface import InterfaceError, differences_of  # noqa: E402
 from holdfast.engines.transformers.interface import INTERFACE, check_interface  # noqa: E402
+from holdfast.engines.transformers.known_model import cache_argument  # noqa: E402
 
 
 @pytest.fixture
@@ -38,7 +40,16 @@ def test_another_version_with_other_caches_is_refused_in_one_sentence(newer, mon
     with pytest.raises(InterfaceError) as refused:
         check_interface()
     assert str(refused.value) == (
-        "transformers 6.1.0 has another interface than the versions tested (5.19): "
+        "transformers 6.1.0 has another interface than the versions tested (5.19, 5.20): "
         "DynamicSlidingWindowLayer has no activate_past_recording; install a tested version, or a "
         "newer Holdfast"
     )
+
+
+def test_a_cache_is_passed_by_the_name_that_the_model_gives_it():
+    def newer(input_ids, cache=None): ...
+
+    def older(input_ids, past_key_values=None): ...
+
+    assert cache_argument(SimpleNamespace(forward=newer)) == "cache"
+    assert cache_argument(SimpleNamespace(forward=older)) == "past_key_values"

@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 from holdfast.engines.interface import ExpectedClass, check_version, differences_of
 
-TESTED = ("5.19",)
+TESTED = ("5.19", "5.20")
 """Versions of transformers, up to their second number."""
 
 _KEYS = ("key_states", "value_states")

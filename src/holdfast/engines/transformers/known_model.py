@@ -5,7 +5,9 @@ They are found again if the model's tensors or settings have changed since.
 
 from __future__ import annotations
 
+import inspect
 import weakref
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -58,11 +60,21 @@ def known_model(model: Any, name: str, block_tokens: int) -> KnownModel:
     return found
 
 
+def parameters_of(model: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a model's forward pass."""
+    return inspect.signature(model.forward).parameters
+
+
+def cache_argument(model: Any) -> str:
+    """Return the parameter of the forward pass that takes a cache: transformers 5.24 renamed it."""
+    return "cache" if "cache" in parameters_of(model) else "past_key_values"
+
+
 def _examine(model: Any, name: str, block_tokens: int) -> KnownModel:
     probe = DynamicCache(config=model.config)
     with torch.no_grad():
         first = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-        model(input_ids=first, past_key_values=probe, use_cache=True)
+        model(input_ids=first, use_cache=True, **{cache_argument(model): probe})
     layers = groups_of(probe, model.config, block_tokens)
     source = source_of(model, layers[0].layout.dtype, name)
     fingerprints = [

@@ -8,7 +8,6 @@ whether the blocks were held or not.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -19,7 +18,12 @@ from transformers.cache_utils import Cache
 
 from holdfast.client.session import NodeStore
 from holdfast.engines.transformers import identity, layer_states
-from holdfast.engines.transformers.known_model import KnownModel, known_model
+from holdfast.engines.transformers.known_model import (
+    KnownModel,
+    cache_argument,
+    known_model,
+    parameters_of,
+)
 from holdfast.engines.transformers.prompt_blocks import PromptBlocks
 from holdfast.errors import BlockError
 from holdfast.limits import BLOCK_TOKENS
@@ -216,11 +220,7 @@ def _stops(fetched: int, held: int, known: KnownModel) -> list[int]:
 def _compute(model: Any, tokens: Sequence[int], filled: DynamicCache) -> None:
     """Let the model compute tokens."""
     # The logits of the last token are as many as the model can be told to compute.
-    last = {"logits_to_keep": 1} if "logits_to_keep" in _parameters(model) else {}
+    last = {"logits_to_keep": 1} if "logits_to_keep" in parameters_of(model) else {}
     with torch.no_grad():
         ids = torch.tensor([tokens], device=model.device)
-        model(input_ids=ids, past_key_values=filled, use_cache=True, **last)
-
-
-def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(model.forward).parameters
+        model(input_ids=ids, use_cache=True, **last, **{cache_argument(model): filled})
