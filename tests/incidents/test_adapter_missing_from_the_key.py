@@ -44,6 +44,7 @@ def test_blocks_computed_with_another_adapter_or_model_are_in_another_namespace(
 def test_the_connector_names_the_content_of_an_adapter(tmp_path):
     identity = pytest.importorskip("holdfast.engines.vllm.request_identity")
     adapters = identity.AdapterDigests(since_ns=1 << 62)
+    media = identity.MediaDigests()
     found = []
     for number, content in enumerate((b"one", b"two", b"one"), 1):
         folder = tmp_path / str(number)
@@ -51,10 +52,10 @@ def test_the_connector_names_the_content_of_an_adapter(tmp_path):
         (folder / "adapter_model.safetensors").write_bytes(content)
         adapter = SimpleNamespace(lora_name="same", lora_int_id=number, lora_path=str(folder))
         asked = SimpleNamespace(cache_salt=None, lora_request=adapter, mm_features=[])
-        found.append(identity.extras_of(identity.identity_of(asked, b"", adapters), 16)[0])
+        found.append(identity.extras_of(identity.identity_of(asked, b"", adapters, media), 16)[0])
     assert found[0] == found[2] != found[1]
     plain = SimpleNamespace(cache_salt=None, lora_request=None, mm_features=[])
-    assert identity.extras_of(identity.identity_of(plain, b"", adapters), 16) == {}
+    assert identity.extras_of(identity.identity_of(plain, b"", adapters, media), 16) == {}
 
 
 @pytest.mark.parametrize("adapter", [None, ""])

@@ -38,7 +38,8 @@ def test_the_connector_passes_the_cache_salt_on():
     identity = pytest.importorskip("holdfast.engines.vllm.request_identity")
     asked = SimpleNamespace(cache_salt="one", lora_request=None, mm_features=[])
     adapters = identity.AdapterDigests()
-    plain, reset = (identity.identity_of(asked, epoch, adapters) for epoch in (b"", b"e"))
+    media = identity.MediaDigests()
+    plain, reset = (identity.identity_of(asked, epoch, adapters, media) for epoch in (b"", b"e"))
     assert identity.extras_of(plain, 16) == {0: [b"salt:one"]}
     assert identity.extras_of(reset, 16) == {0: [b"salt:one", b"epoch:e"]}
     assert identity.extras_of(reset, 16, salted=False) == {0: [b"epoch:e"]}

@@ -7,9 +7,12 @@ import pytest
 
 pytest.importorskip("vllm")
 
+import torch
+
 from holdfast.blocks.key import Chain
 from holdfast.engines.vllm.request_identity import (
     AdapterDigests,
+    MediaDigests,
     UnnamedInputError,
     adapter_settings,
     extras_of,
@@ -22,9 +25,17 @@ LATER = 1 << 62
 HASHES = ("a" * 64, "b" * 64)
 
 
-def image(identifier=HASHES[0], offset=20, length=8, modality="image"):
+def item(**fields):
+    """An image as vLLM gives it to the model."""
+    return {name: SimpleNamespace(data=data) for name, data in fields.items()}
+
+
+PIXELS = item(pixel_values=torch.arange(12.0).reshape(3, 4), patches=[torch.tensor(3), 7])
+
+
+def image(identifier=HASHES[0], offset=20, length=8, modality="image", data=PIXELS):
     place = SimpleNamespace(offset=offset, length=length)
-    return SimpleNamespace(identifier=identifier, mm_position=place, modality=modality)
+    return SimpleNamespace(identifier=identifier, mm_position=place, modality=modality, data=data)
 
 
 def request(**fields):
@@ -32,8 +43,8 @@ def request(**fields):
     return SimpleNamespace(**(plain | fields))
 
 
-def keys(asked, adapters=None, *, salted=True, lookahead=0):
-    identity = identity_of(asked, b"", adapters or AdapterDigests())
+def keys(asked, adapters=None, media=None, *, salted=True, lookahead=0):
+    identity = identity_of(asked, b"", adapters or AdapterDigests(), media or MediaDigests())
     extras = extras_of(identity, BLOCK, salted=salted, lookahead=lookahead)
     chain = Chain(bytes(32), b"f" * 16, BLOCK, extras, lookahead=lookahead)
     chain.extend(range(TOKENS))
@@ -72,13 +83,45 @@ def test_an_image_right_after_a_block_counts_in_it_if_its_content_depends_on_the
         image(offset=21),
         image(length=9),
         image(modality="audio"),
+        image(data=item(pixel_values=torch.ones(3, 4), patches=[torch.tensor(3), 7])),
+        image(data=item(pixel_values=torch.arange(12.0).reshape(4, 3), patches=[3, 7])),
+        image(data=item(pixel_values=torch.arange(12.0).reshape(3, 4), patches=[torch.tensor(4)])),
     ],
-    ids=["content", "position", "length", "kind"],
+    ids=["content", "position", "length", "kind", "data", "shape", "nested"],
 )
 def test_images_that_differ_share_no_block_from_there_on(other):
     first, second = (keys(request(mm_features=[each])) for each in (image(), other))
     assert first[0] == second[0]
     assert set(first[1:]).isdisjoint(second)
+
+
+def test_the_content_of_an_image_is_in_its_name_whatever_name_vllm_has_for_it():
+    """A client may give one name to two images; vLLM hashes it with the processor's options."""
+    equal = item(pixel_values=torch.arange(12.0).reshape(3, 4), patches=[torch.tensor(3), 7])
+    first, same, other = (
+        keys(request(mm_features=[image(data=data)]))
+        for data in (PIXELS, equal, item(pixel_values=torch.zeros(3, 4)))
+    )
+    assert first == same
+    assert set(other[1:]).isdisjoint(first)
+
+
+def test_a_name_that_has_had_two_contents_in_an_engine_is_declined_from_then_on():
+    """The engine uses what it has computed for a name again."""
+    media = MediaDigests()
+    one, other = (image(data=item(pixel_values=torch.full((2,), n))) for n in (1.0, 2.0))
+    assert keys(request(mm_features=[one]), media=media)
+    for each in (other, one):
+        with pytest.raises(UnnamedInputError, match="has had another content in this engine"):
+            keys(request(mm_features=[each]), media=media)
+    assert keys(request(mm_features=[image(HASHES[1])]), media=media)
+
+
+@pytest.mark.parametrize("data", [None, {"pixel_values": SimpleNamespace(data=None)}])
+def test_an_image_whose_content_is_in_another_process_is_declined(data):
+    with pytest.raises(UnnamedInputError, match="--mm-processor-cache-type lru") as raised:
+        keys(request(mm_features=[image(data=data)]))
+    assert raised.value.reason == "multimodal"
 
 
 def test_a_second_image_leaves_the_keys_before_it():

@@ -57,7 +57,7 @@ REQUEST = ExpectedClass(
         "get_num_encoder_embeds",
     )
 )
-FEATURE = ExpectedClass(fields=("identifier", "mm_position", "modality"))
+FEATURE = ExpectedClass(fields=("data", "identifier", "mm_position", "modality"))
 STEP = ExpectedClass(
     fields=(
         *("num_scheduled_tokens", "total_num_scheduled_tokens", "kv_connector_block_state"),

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import xxhash
 
 from holdfast.client.weights_digest import (
     NoDigestError,
@@ -25,6 +28,9 @@ ADAPTER_FILES = (".json", ".safetensors", ".bin", ".pt")
 
 _CONTENT_HASH = re.compile(r"[0-9a-f]{64}|[0-9a-f]{128}")
 """vLLM's hash of an image or sound: BLAKE3, SHA-256 or SHA-512 as hexadecimal digits."""
+
+MEDIA_MAX = 65_536
+"""Images and sounds whose content is remembered; those used longest ago are forgotten."""
 
 _log = logging.getLogger("vllm.holdfast")
 
@@ -117,6 +123,42 @@ class AdapterDigests:
         return f"{digest} {self._settings}"
 
 
+class MediaDigests:
+    """Digests of images and sounds as their encoder gets them.
+
+    vLLM takes names of items from clients (`uuid`), and hashes those together with the options of
+    the processor, so its names alone do not say what the content is. An engine uses what it has
+    computed for a name again, so a name that has had two contents in this process has no digest.
+    """
+
+    def __init__(self) -> None:
+        self._by_name: OrderedDict[str, bytes] = OrderedDict()
+
+    def digest(self, feature: Any) -> bytes:
+        """Return 16 bytes; raise UnnamedInputError if nothing says what the content is."""
+        item, named = feature.data, feature.identifier
+        if item is None or any(element.data is None for element in item.values()):
+            raise UnnamedInputError(
+                "multimodal",
+                f"the content of {feature.modality} {named!r} is not in this process; start vLLM "
+                "with --mm-processor-cache-type lru",
+            )
+        whole = xxhash.xxh3_128()
+        for field, element in sorted(item.items()):
+            whole.update(f"{field}=".encode())
+            _add_content(whole, element.data)
+        found = whole.digest()
+        if self._by_name.setdefault(named, found) != found:
+            self._by_name[named] = b""
+            raise UnnamedInputError(
+                "multimodal", f"{feature.modality} {named!r} has had another content in this engine"
+            )
+        self._by_name.move_to_end(named)
+        if len(self._by_name) > MEDIA_MAX:
+            self._by_name.popitem(last=False)
+        return found
+
+
 def adapter_settings(lora_config: Any) -> str:
     """Return what vLLM's options change in adapters; empty if it serves none."""
     if lora_config is None:
@@ -145,7 +187,9 @@ def why_not_read(request: Any) -> str | None:
     return "prompt_logprobs" if asks_logprobs else "skip_reading_prefix_cache"
 
 
-def identity_of(request: Any, epoch: bytes, adapters: AdapterDigests) -> RequestIdentity:
+def identity_of(
+    request: Any, epoch: bytes, adapters: AdapterDigests, media: MediaDigests
+) -> RequestIdentity:
     """Return what separates a request's keys from others of the same tokens.
 
     `epoch`: changes when the engine's weights do. Raises UnnamedInputError for an input without a
@@ -158,7 +202,7 @@ def identity_of(request: Any, epoch: bytes, adapters: AdapterDigests) -> Request
     return RequestIdentity(
         salt=b"salt:" + salt.encode("utf-8", "surrogatepass") if salt else b"",
         inputs=tuple(inputs),
-        media=tuple(_media(request)),
+        media=tuple(_media(request, media)),
     )
 
 
@@ -181,12 +225,15 @@ def extras_of(
 
 
 def has_content_hash(feature: Any) -> bool:
-    """Return whether vLLM names an image or sound by its content, and not as a client chose."""
+    """Return whether vLLM's name of an image or sound has the form of a hash of its content.
+
+    The name may still be one that a client chose, or be made from it.
+    """
     named = feature.identifier
     return isinstance(named, str) and _CONTENT_HASH.fullmatch(named) is not None
 
 
-def _media(request: Any) -> Iterator[tuple[int, bytes]]:
+def _media(request: Any, digests: MediaDigests) -> Iterator[tuple[int, bytes]]:
     """Yield the first token of each image or sound of a request, and what names it there."""
     for feature in request.mm_features or ():
         named, place = feature.identifier, feature.mm_position
@@ -195,7 +242,24 @@ def _media(request: Any) -> Iterator[tuple[int, bytes]]:
             raise UnnamedInputError(
                 "multimodal", f"{feature.modality} {str(named)[:80]!r} has no hash of its content"
             )
-        yield place.offset, f"{feature.modality}:{place.offset}+{place.length}:{named}".encode()
+        name = f"{feature.modality}:{place.offset}+{place.length}:{named}".encode()
+        yield place.offset, name + b":" + digests.digest(feature)
+
+
+def _add_content(whole: Any, content: Any) -> None:
+    """Add tensors, nested as vLLM nests them, or a plain value to a hash."""
+    if isinstance(content, list | tuple):
+        whole.update(f"[{len(content)}]".encode())
+        for part in content:
+            _add_content(whole, part)
+    elif hasattr(content, "detach"):
+        import torch  # not before vLLM has it
+
+        tensor = content.detach().cpu().contiguous()
+        whole.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        whole.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    else:
+        whole.update(repr(content).encode())
 
 
 def _adapter_files(folder: Path) -> list[Path]:

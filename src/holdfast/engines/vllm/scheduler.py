@@ -35,6 +35,7 @@ from holdfast.engines.vllm.options import ConnectorSettings
 from holdfast.engines.vllm.request_identity import (
     NO_IDENTITY,
     AdapterDigests,
+    MediaDigests,
     UnnamedInputError,
     extras_of,
     identity_of,
@@ -81,6 +82,7 @@ class SchedulerSide:
         self._shapes, self._unit = self._tasks.shapes, self._tasks.unit_tokens
         self._setting = setting
         self._adapters = AdapterDigests(setting.adapter_settings)
+        self._media = MediaDigests()
         self._reporter = reporter
         self._queued = QueuedRequests()
         self._durable = DurableRequests()
@@ -115,7 +117,7 @@ class SchedulerSide:
         identity = NO_IDENTITY
         if not declined:
             try:
-                identity = identity_of(request, self._epoch, self._adapters)
+                identity = identity_of(request, self._epoch, self._adapters, self._media)
             except UnnamedInputError as error:
                 declined = error.reason
         reason = declined or why_not_read(request)
