@@ -117,7 +117,7 @@ def test_a_name_that_has_had_two_contents_in_an_engine_is_declined_from_then_on(
     assert keys(request(mm_features=[image(HASHES[1])]), media=media)
 
 
-@pytest.mark.parametrize("data", [None, {"pixel_values": SimpleNamespace(data=None)}])
+@pytest.mark.parametrize("data", [None, item(pixel_values=None), item(address=0, monotonic_id=1)])
 def test_an_image_whose_content_is_in_another_process_is_declined(data):
     with pytest.raises(UnnamedInputError, match="--mm-processor-cache-type lru") as raised:
         keys(request(mm_features=[image(data=data)]))

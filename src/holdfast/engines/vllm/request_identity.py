@@ -137,7 +137,9 @@ class MediaDigests:
     def digest(self, feature: Any) -> bytes:
         """Return 16 bytes; raise UnnamedInputError if nothing says what the content is."""
         item, named = feature.data, feature.identifier
-        if item is None or any(element.data is None for element in item.values()):
+        # In vLLM's cache in shared memory an item says where its content is, and not what it is.
+        is_elsewhere = item is None or "address" in item
+        if is_elsewhere or any(element.data is None for element in item.values()):
             raise UnnamedInputError(
                 "multimodal",
                 f"the content of {feature.modality} {named!r} is not in this process; start vLLM "
