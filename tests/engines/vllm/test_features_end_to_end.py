@@ -182,8 +182,8 @@ def test_a_context_with_an_image_is_loaded_for_the_same_image_only(scene):
     prompt = prompt_of("image", words=range(10, 900))
     whole = (len(prompt) + IMAGE_TOKENS - 1) // BLOCK * BLOCK
 
-    def asked(of, seed, name=None):
-        return of.ask_picture(prompt=prompt, seed=seed, tokens=ANSWER, name=name)
+    def asked(of, seed):
+        return of.ask_picture(prompt=prompt, seed=seed, tokens=ANSWER)
 
     cold = scene.saved(engine, lambda: asked(engine, 1), whole // BLOCK)
     loaded = asked(engine, 1)
@@ -194,14 +194,6 @@ def test_a_context_with_an_image_is_loaded_for_the_same_image_only(scene):
     check_equal(loaded, first)
     check_equal(other, second)
     assert first["logprobs"] != second["logprobs"]
-    # A client calls both pictures by one name, in the form of a hash.
-    name = "5e" * 32
-    named = scene.saved(engine, lambda: asked(engine, 1, name), whole // BLOCK)
-    assert engine.reset()
-    loaded = asked(engine, 1, name)
-    assert engine.reset()
-    other = asked(engine, 2, name)
-    assert [each["cached"] for each in (named, loaded, other)] == [0, whole, 0]
 
 
 @pytest.mark.soak  # the image above goes the same way

@@ -67,17 +67,14 @@ class Driver:
         (output,) = self.llm.generate(inputs, params, use_tqdm=False, lora_request=request)
         return self.answer(output)
 
-    def ask_picture(self, prompt, seed, tokens, name=None):
-        """Ask about a picture of noise; `name` is what a client calls it."""
+    def ask_picture(self, prompt, seed, tokens):
+        """Ask about a picture of noise."""
         import numpy as np
         from PIL import Image
 
         noise = np.random.default_rng(seed).integers(0, 256, (56, 56, 3), np.uint8)
         picture = {"image": Image.fromarray(noise)}
         inputs = {"prompt_token_ids": prompt, "multi_modal_data": picture}
-        if name:
-            inputs["multi_modal_uuids"] = {"image": [name]}
-            self.llm.reset_mm_cache()  # vLLM takes a name that it knows for the same picture
         (output,) = self.llm.generate([inputs], greedy(tokens, logprobs=5), use_tqdm=False)
         return self.answer(output)
 

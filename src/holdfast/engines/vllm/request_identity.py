@@ -146,7 +146,7 @@ class MediaDigests:
                 "with --mm-processor-cache-type lru",
             )
         whole = xxhash.xxh3_128()
-        for field, element in sorted(item.items()):
+        for field, element in sorted(item.items(), key=lambda each: each[0]):
             whole.update(f"{field}=".encode())
             _add_content(whole, element.data)
         found = whole.digest()
