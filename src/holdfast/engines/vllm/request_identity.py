@@ -137,6 +137,11 @@ class MediaDigests:
     def digest(self, feature: Any) -> bytes:
         """Return 16 bytes; raise UnnamedInputError if nothing says what the content is."""
         item, named = feature.data, feature.identifier
+        if not _has_content_hash(feature):
+            # A name that a client chose: it may give the same name to something else.
+            raise UnnamedInputError(
+                "multimodal", f"{feature.modality} {str(named)[:80]!r} has no hash of its content"
+            )
         # In vLLM's cache in shared memory an item says where its content is, and not what it is.
         is_elsewhere = item is None or "address" in item
         if is_elsewhere or any(element.data is None for element in item.values()):
@@ -226,7 +231,7 @@ def extras_of(
     return found
 
 
-def has_content_hash(feature: Any) -> bool:
+def _has_content_hash(feature: Any) -> bool:
     """Return whether vLLM's name of an image or sound has the form of a hash of its content.
 
     The name may still be one that a client chose, or be made from it.
@@ -239,13 +244,9 @@ def _media(request: Any, digests: MediaDigests) -> Iterator[tuple[int, bytes]]:
     """Yield the first token of each image or sound of a request, and what names it there."""
     for feature in request.mm_features or ():
         named, place = feature.identifier, feature.mm_position
-        if not has_content_hash(feature):
-            # A name that a client chose: it may give the same name to something else.
-            raise UnnamedInputError(
-                "multimodal", f"{feature.modality} {str(named)[:80]!r} has no hash of its content"
-            )
+        digest = digests.digest(feature)
         name = f"{feature.modality}:{place.offset}+{place.length}:{named}".encode()
-        yield place.offset, name + b":" + digests.digest(feature)
+        yield place.offset, name + b":" + digest
 
 
 def _add_content(whole: Any, content: Any) -> None:

@@ -77,12 +77,17 @@ def engine(place):
     return place.start()
 
 
-def test_another_engine_gets_the_output_of_an_encoder_from_the_node(place, engine):
+@pytest.fixture(scope="module")
+def other_engine(place, engine):
+    return place.start()
+
+
+def test_another_engine_gets_the_output_of_an_encoder_from_the_node(place, engine, other_engine):
     before = place.blocks()
     answer, encoded = place.encode(engine, 1)
     assert encoded == 1
     until(lambda: place.blocks() > before)
-    other, encoded = place.encode(place.start(), 1)
+    other, encoded = place.encode(other_engine, 1)
     assert encoded == 0
     assert (other["tokens"], other["logprobs"]) == (answer["tokens"], answer["logprobs"])
 
@@ -99,6 +104,17 @@ def test_a_sound_that_a_client_has_named_is_encoded_again_and_not_saved(place, e
         _, encoded = place.encode(engine, seed, name="mine")
         assert encoded == 1
     assert place.blocks() == before
+
+
+def test_a_name_that_looks_like_a_hash_gives_no_engine_the_output_of_another_sound(
+    place, engine, other_engine
+):
+    before = place.blocks()
+    first, _ = place.encode(engine, 6, name="a" * 64)
+    until(lambda: place.blocks() > before)
+    other, encoded = place.encode(other_engine, 7, name="a" * 64)
+    assert encoded == 1
+    assert other["logprobs"] != first["logprobs"]
 
 
 def test_without_its_node_an_engine_encodes(place, engine):

@@ -20,7 +20,7 @@ from holdfast.engines.vllm.encoder.items import (
 )
 from holdfast.named_blocks import memory_of
 
-NAME = hashlib.sha256(b"an image").hexdigest()
+NAME = hashlib.sha256(b"an image").digest()
 
 
 @pytest.fixture
@@ -55,16 +55,15 @@ def test_an_item_comes_back_as_it_was(session, rows, dtype):
 
 def test_an_item_that_was_not_saved_is_not_found(session):
     save_item(session, NAME, item(3))
-    assert load_item(session, hashlib.sha256(b"another").hexdigest(), 5.0) is None
+    assert load_item(session, hashlib.sha256(b"another").digest(), 5.0) is None
 
 
 def test_an_item_of_which_a_block_is_missing_is_not_found(session):
     save_item(session, NAME, item(4096))
     first = np.empty(BLOCK_BYTES, np.uint8)
-    name = NAME.encode() + bytes(4)
-    assert session.get([name], [memory_of(first)]) == [Outcome.OK]
-    alone = hashlib.sha256(b"alone").hexdigest()
-    assert session.put([alone.encode() + bytes(4)], [memory_of(first)]) == [Outcome.OK]
+    assert session.get([NAME + bytes(4)], [memory_of(first)]) == [Outcome.OK]
+    alone = hashlib.sha256(b"alone").digest()
+    assert session.put([alone + bytes(4)], [memory_of(first)]) == [Outcome.OK]
     assert load_item(session, alone, 5.0) is None
 
 
@@ -86,5 +85,5 @@ def test_an_item_with_a_wrong_header_is_not_found(session, header):
             "<8sQII16s24x", magic.encode(), nbytes, rows & 0xFFFFFFFF, width, dtype.encode()
         )
     block[: len(header)] = np.frombuffer(header, np.uint8)
-    session.put([NAME.encode() + bytes(4)], [memory_of(block)])
+    session.put([NAME + bytes(4)], [memory_of(block)])
     assert load_item(session, NAME, 5.0) is None

@@ -56,6 +56,7 @@ def model_of(**changes):
         "disable_sliding_window": False,
         "max_model_len": 4096,
         "get_total_num_hidden_layers": lambda: 2,
+        "multimodal_config": None,
     }
     return SimpleNamespace(**(fields | changes))
 
@@ -64,6 +65,12 @@ def drafting(**changes):
     """What vLLM's configuration says of an engine with an EAGLE head."""
     speculative = SimpleNamespace(method="eagle", draft_model_config=model_of(**changes))
     return engine_of(speculative_config=speculative)
+
+
+def with_images(**changes):
+    """What vLLM's configuration says of an engine whose model takes images."""
+    options = {"language_model_only": False, "enable_mm_embeds": False}
+    return engine_of(model_of(multimodal_config=SimpleNamespace(**(options | changes))))
 
 
 def engine_of(model=None, **changes):
@@ -316,6 +323,8 @@ def test_a_node_that_is_gone_is_a_miss_and_ends_every_job(tmp_path):
     [
         (engine_of(cache={"prefix_caching_hash_algo": "xxhash"}), "xxhash may collide"),
         (engine_of(lora_config="some"), "set fixed_adapters to true"),
+        (with_images(), "set fixed_uuids to true"),
+        (with_images(language_model_only=True, enable_mm_embeds=True), "fixed_uuids"),
         (engine_of(speculative_config=SimpleNamespace(method="dflash")), "'dflash' keeps KV"),
         (engine_of(cache={"calculate_kv_scales": True}), "differ between runs"),
     ],
@@ -341,13 +350,30 @@ def test_adapters_whose_files_never_change_are_allowed(opened):
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "language_model_only"),
+    [({"fixed_uuids": True}, False), ({}, True)],
+    ids=["names that never change", "no images"],
+)
+def test_an_engine_whose_images_have_one_content_each_is_allowed(
+    opened, options, language_model_only
+):
+    saved = blocks_of(1)
+    for _ in range(2):
+        engine = opened(with_images(language_model_only=language_model_only), options=options)
+        if not engine.load(list(saved)):
+            engine.save(saved)
+    assert engine.load(list(saved)).keys() == saved.keys()
+
+
 def test_an_unknown_option_is_refused_by_its_name(opened):
     with pytest.raises(ConfigError, match=r"secondary_tiers: disk is unknown; known are holdfast"):
         opened(options={"disk": "1 GiB"})
     with pytest.raises(ConfigError, match=r"secondary_tiers.domain is empty"):
         opened(options={"domain": ""})
-    with pytest.raises(ConfigError, match="fixed_adapters is 'yes'; write true or false"):
-        opened(options={"fixed_adapters": "yes"})
+    for name in ("fixed_adapters", "fixed_uuids"):
+        with pytest.raises(ConfigError, match=f"{name} is 'yes'; write true or false"):
+            opened(options={name: "yes"})
 
 
 def test_the_tier_reports_its_hits_as_those_of_a_disk():

@@ -23,11 +23,10 @@ from holdfast.client.private_node import PrivateNode
 from holdfast.client.weights_digest import NoDigestError
 from holdfast.engines.vllm.describe import ENGINE
 from holdfast.engines.vllm.encoder.fetches import ItemFetches
-from holdfast.engines.vllm.encoder.identity import encoder_fingerprint
+from holdfast.engines.vllm.encoder.identity import ItemNames, encoder_fingerprint
 from holdfast.engines.vllm.encoder.items import DTYPES, ITEM_BYTES_MAX, EncoderItem
 from holdfast.engines.vllm.encoder.options import read_encoder_options
 from holdfast.engines.vllm.encoder.saves import ItemSaves
-from holdfast.engines.vllm.request_identity import has_content_hash
 from holdfast.engines.vllm.unsupported import UnsupportedError
 from holdfast.named_blocks import NamedSession
 
@@ -39,9 +38,10 @@ _log = logging.getLogger("vllm.holdfast")
 
 @dataclass
 class EncoderWork(ECConnectorMetadata):
-    """One step: items to put into the encoder cache, by identifier."""
+    """One step, by identifier: items to put into the encoder cache, and names of its new items."""
 
     loads: dict[str, EncoderItem] = field(default_factory=dict)
+    names: dict[str, bytes] = field(default_factory=dict)
 
 
 class HoldfastEncoderConnector(ECConnectorBase):
@@ -61,9 +61,12 @@ class HoldfastEncoderConnector(ECConnectorBase):
             self._saves = ItemSaves(self._session)  # every rank has the same output
         self._in_engine: set[str] = set()
         """Items that vLLM's own encoder cache holds."""
-        self._promised: dict[str, EncoderItem] = {}
-        """Items of which this step's schedule was told that they exist."""
-        self._loads: dict[str, EncoderItem] = {}
+        self._names = ItemNames()
+        self._asked: dict[str, bytes] = {}
+        """By identifier: the name of the item of the request that was asked about last."""
+        self._promised: dict[bytes, EncoderItem] = {}
+        """Items by name of which this step's schedule was told that they exist."""
+        self._work = EncoderWork()
 
     # The scheduler side
 
@@ -73,59 +76,81 @@ class HoldfastEncoderConnector(ECConnectorBase):
         known = True
         for index, feature in enumerate(request.mm_features):
             place, identifier = feature.mm_position, feature.identifier
-            is_needed = place.offset + place.length > num_computed_tokens
-            if is_needed and identifier not in self._in_engine and has_content_hash(feature):
+            if place.offset + place.length <= num_computed_tokens:
+                continue
+            name = self._names.name(request, index)
+            if name is None:
+                # Another request may have had another content of this identifier.
+                self._asked.pop(identifier, None)
+                continue
+            self._asked[identifier] = name
+            if identifier not in self._in_engine:
                 # Every item is asked for, so that all are fetched at once.
-                known &= self._fetches.ask(identifier, request.get_num_encoder_embeds(index))
+                known &= self._fetches.ask(name, request.get_num_encoder_embeds(index))
         return known
 
     def has_cache_item(self, identifier: str) -> bool:
         if self._fetches is None:
             return False
-        if identifier not in self._promised:
-            item = self._fetches.take(identifier)
+        # vLLM asks about a request's items right after `ensure_cache_available` of this request.
+        name = self._asked.get(identifier)
+        if name is None:
+            return False
+        if name not in self._promised:
+            item = self._fetches.take(name)
             if item is not None:
-                self._promised[identifier] = item
-        return identifier in self._promised
+                self._promised[name] = item
+        return name in self._promised
 
     def update_state_after_alloc(self, request: Any, index: int) -> None:
-        if self._fetches is None:
+        if self._session is None:
             return
         identifier = request.mm_features[index].identifier
         self._in_engine.add(identifier)
-        if identifier in self._promised:
-            self._loads[identifier] = self._promised.pop(identifier)
+        name = self._names.name(request, index)
+        if name is None:
+            return
+        self._work.names[identifier] = name
+        if name in self._promised:
+            self._work.loads[identifier] = self._promised.pop(name)
 
     def build_connector_meta(self, scheduler_output: Any) -> EncoderWork:
-        if self._fetches is None:
+        if self._session is None:
             return EncoderWork()
         self._in_engine.difference_update(scheduler_output.free_encoder_mm_hashes)
-        # What was promised and not used, because its request got no pages, is promised again later.
-        self._fetches.keep(self._promised)
+        self._asked.clear()
+        if self._fetches is not None:
+            # What was promised and not used, because its request got no pages, is kept for later.
+            self._fetches.keep(self._promised)
         self._promised.clear()
-        loads, self._loads = self._loads, {}
-        return EncoderWork(loads)
+        work, self._work = self._work, EncoderWork()
+        return work
 
     # The worker side
 
     def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
         del kwargs
-        work = self._get_connector_metadata()
-        for identifier, item in work.loads.items() if isinstance(work, EncoderWork) else ():
+        work = self._step_work()
+        for identifier, item in work.loads.items():
             if identifier not in encoder_cache:
                 encoder_cache[identifier] = _tensor(item)
             if self._saves is not None:
-                self._saves.note_saved(identifier)
+                self._saves.note_saved(work.names[identifier])
 
     def save_caches(
         self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any
     ) -> None:
         del kwargs
-        if self._saves is None or self._saves.is_saved(mm_hash):
+        name = self._step_work().names.get(mm_hash)
+        if self._saves is None or name is None or self._saves.is_saved(name):
             return
         item = _item(encoder_cache[mm_hash])
         if item is not None:
-            self._saves.put(mm_hash, item)
+            self._saves.put(name, item)
+
+    def _step_work(self) -> EncoderWork:
+        work = self._get_connector_metadata()
+        return work if isinstance(work, EncoderWork) else EncoderWork()
 
     # Both sides
 

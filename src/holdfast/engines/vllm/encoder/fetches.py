@@ -30,7 +30,7 @@ _log = logging.getLogger("vllm.holdfast")
 
 
 class ItemFetches:
-    """Items by identifier: being fetched, ready, or not found lately. Thread-safe."""
+    """Items by name: being fetched, ready, or not found lately. Thread-safe."""
 
     def __init__(
         self,
@@ -44,31 +44,31 @@ class ItemFetches:
         self._now = now
         self._lock = threading.Lock()
         self._threads = workers(FETCH_THREADS, "holdfast-encoder-load")
-        self._began_s: dict[str, float] = {}
-        self._ready: OrderedDict[str, EncoderItem] = OrderedDict()
-        self._missed_s: OrderedDict[str, float] = OrderedDict()
+        self._began_s: dict[bytes, float] = {}
+        self._ready: OrderedDict[bytes, EncoderItem] = OrderedDict()
+        self._missed_s: OrderedDict[bytes, float] = OrderedDict()
 
-    def ask(self, identifier: str, rows: int) -> bool:
+    def ask(self, name: bytes, rows: int) -> bool:
         """Return whether it is known if an item of `rows` vectors is here; else begin to fetch it.
 
         True also if a fetch takes too long: then the item is computed.
         """
         with self._lock:
-            if identifier in self._ready or self._is_missed(identifier):
+            if name in self._ready or self._is_missed(name):
                 return True
-            began_s = self._began_s.get(identifier)
+            began_s = self._began_s.get(name)
             if began_s is not None:
                 return self._now() - began_s > self._deadline_s
-            self._began_s[identifier] = self._now()
-        self._threads.submit(self._fetch, identifier, rows)
+            self._began_s[name] = self._now()
+        self._threads.submit(self._fetch, name, rows)
         return False
 
-    def take(self, identifier: str) -> EncoderItem | None:
+    def take(self, name: bytes) -> EncoderItem | None:
         """Return an item that is here, and forget it."""
         with self._lock:
-            return self._ready.pop(identifier, None)
+            return self._ready.pop(name, None)
 
-    def keep(self, items: Mapping[str, EncoderItem]) -> None:
+    def keep(self, items: Mapping[bytes, EncoderItem]) -> None:
         """Take back items that were not used."""
         with self._lock:
             self._ready.update(items)
@@ -78,19 +78,19 @@ class ItemFetches:
         """End after the fetches in progress."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _fetch(self, identifier: str, rows: int) -> None:
+    def _fetch(self, name: bytes, rows: int) -> None:
         item = None
         try:
-            item = load_item(self._session, identifier, self._deadline_s)
+            item = load_item(self._session, name, self._deadline_s)
         except Exception:  # noqa: BLE001  # the encoder computes it
             _log.exception("an encoder output was not fetched; it is computed")
         with self._lock:
-            del self._began_s[identifier]
+            del self._began_s[name]
             if item is not None and item.rows == rows:
-                self._ready[identifier] = item
+                self._ready[name] = item
                 self._bound_ready()
                 return
-            self._missed_s[identifier] = self._now()
+            self._missed_s[name] = self._now()
             while len(self._missed_s) > MISSED_MAX:
                 self._missed_s.popitem(last=False)
 
@@ -101,11 +101,11 @@ class ItemFetches:
             _, dropped = self._ready.popitem(last=False)
             total -= len(dropped.data)
 
-    def _is_missed(self, identifier: str) -> bool:
-        missed_s = self._missed_s.get(identifier)
+    def _is_missed(self, name: bytes) -> bool:
+        missed_s = self._missed_s.get(name)
         if missed_s is None:
             return False
         if self._now() - missed_s <= MISSED_S:
             return True
-        del self._missed_s[identifier]
+        del self._missed_s[name]
         return False

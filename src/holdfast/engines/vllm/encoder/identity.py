@@ -1,8 +1,10 @@
-"""The fingerprint of encoder outputs, and the items whose content a name says."""
+"""The fingerprint of encoder outputs, and the names of items, which say their content."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from holdfast.blocks.fingerprint import Fingerprint, KvGroup, Meaning
 from holdfast.blocks.layout import OpaqueLayout
@@ -10,13 +12,47 @@ from holdfast.client.model_meaning import canonical_json
 from holdfast.engines.vllm.describe import ENGINE, resolved_digest
 from holdfast.engines.vllm.encoder.items import BLOCK_BYTES, DTYPES
 from holdfast.engines.vllm.options import ConnectorSettings
+from holdfast.engines.vllm.request_identity import MediaDigests, UnnamedInputError
 from holdfast.engines.vllm.unsupported import UnsupportedError
+
+_log = logging.getLogger("vllm.holdfast")
+
+
+class ItemNames:
+    """Names of the items of requests: vLLM's identifier, and a digest of what the encoder gets.
+
+    vLLM's identifier alone may be what a client chose, and the encoder-cache interface tells the
+    workers nothing else. So the scheduler names items, and tells the workers the names.
+    """
+
+    def __init__(self) -> None:
+        self._media = MediaDigests()
+        self._known: WeakKeyDictionary[Any, dict[int, bytes | None]] = WeakKeyDictionary()
+        """By request and index of the item: vLLM asks for it in each step while it waits."""
+        self._has_logged = False
+
+    def name(self, request: Any, index: int) -> bytes | None:
+        """Return the name of an item of a request; None if nothing says what its content is."""
+        known = self._known.setdefault(request, {})
+        if index not in known:
+            known[index] = self._name(request.mm_features[index])
+        return known[index]
+
+    def _name(self, feature: Any) -> bytes | None:
+        try:
+            digest = self._media.digest(feature)
+        except UnnamedInputError as error:
+            if not self._has_logged:
+                self._has_logged = True
+                _log.warning("outputs of encoders are computed and not kept: %s", error)
+            return None
+        return f"{feature.modality}:{feature.identifier}:".encode() + digest
 
 
 def encoder_fingerprint(vllm_config: Any, setting: ConnectorSettings) -> Fingerprint:
     """Return the fingerprint of the outputs of a model's encoders.
 
-    vLLM's hash of an item covers its content and the options of the processor that a request gives;
+    The name of an item covers its content and the options of the processor that a request gives;
     the model, its weights and everything else that changes an output are in the fingerprint. Raises
     NoDigestError if the weights are unknown, UnsupportedError for a model without encoders, or
     whose weights change.

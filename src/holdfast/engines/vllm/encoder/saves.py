@@ -16,7 +16,7 @@ QUEUED_BYTES_MAX = 256 * MIB
 """Memory for items that wait to be saved; others are not saved."""
 
 SAVED_MAX = 65_536
-"""Identifiers of items that are remembered as saved."""
+"""Names of items that are remembered as saved."""
 
 _log = logging.getLogger("vllm.holdfast")
 
@@ -26,31 +26,31 @@ class ItemSaves:
 
     def __init__(self, session: NamedSession) -> None:
         self._session = session
-        self._queue: SimpleQueue[tuple[str, EncoderItem] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[bytes, EncoderItem] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._queued_bytes = 0
-        self._saved: OrderedDict[str, None] = OrderedDict()
+        self._saved: OrderedDict[bytes, None] = OrderedDict()
         self._thread = threading.Thread(target=self._run, name="holdfast-encoder-save", daemon=True)
         self._thread.start()
 
-    def is_saved(self, identifier: str) -> bool:
+    def is_saved(self, name: bytes) -> bool:
         """Return whether an item was saved, is about to be, or was fetched from the store."""
-        return identifier in self._saved
+        return name in self._saved
 
-    def note_saved(self, identifier: str) -> None:
+    def note_saved(self, name: bytes) -> None:
         """Remember that the store holds an item."""
-        self._saved[identifier] = None
+        self._saved[name] = None
         if len(self._saved) > SAVED_MAX:
             self._saved.popitem(last=False)
 
-    def put(self, identifier: str, item: EncoderItem) -> None:
+    def put(self, name: bytes, item: EncoderItem) -> None:
         """Queue an item, unless too many wait."""
         with self._lock:
             if self._queued_bytes + len(item.data) > QUEUED_BYTES_MAX:
                 return
             self._queued_bytes += len(item.data)
-        self.note_saved(identifier)
-        self._queue.put((identifier, item))
+        self.note_saved(name)
+        self._queue.put((name, item))
 
     def close(self) -> None:
         """Save what is queued, and end."""
@@ -59,9 +59,9 @@ class ItemSaves:
 
     def _run(self) -> None:
         while (queued := self._queue.get()) is not None:
-            identifier, item = queued
+            name, item = queued
             try:
-                outcome = save_item(self._session, identifier, item)
+                outcome = save_item(self._session, name, item)
                 if outcome is not Outcome.OK:
                     _log.info("an encoder output was not saved: %s", outcome)
             except Exception:  # noqa: BLE001  # it is computed again

@@ -16,6 +16,7 @@ from holdfast.client.model_meaning import canonical_json
 from holdfast.engines.vllm.describe import ENGINE, digest_with_draft, resolved_positions
 from holdfast.engines.vllm.draft import draft_of
 from holdfast.engines.vllm.options import ConnectorSettings
+from holdfast.engines.vllm.tier.options import TierSettings
 from holdfast.engines.vllm.unsupported import UnsupportedError
 
 SAFE_HASHES = ("sha256", "sha256_cbor")
@@ -47,17 +48,23 @@ def running_config() -> Any:
     return None
 
 
-def check_settings(vllm_config: Any, *, fixed_adapters: bool) -> None:
+def check_settings(vllm_config: Any, setting: TierSettings) -> None:
     """Raise UnsupportedError for a setting under which vLLM's hashes do not name a content."""
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
     if algorithm not in SAFE_HASHES:
         raise UnsupportedError(
             f"--prefix-caching-hash-algo {algorithm} may collide; use {' or '.join(SAFE_HASHES)}"
         )
-    if vllm_config.lora_config is not None and not fixed_adapters:
+    if vllm_config.lora_config is not None and not setting.fixed_adapters:
         raise UnsupportedError(
             "vLLM's hashes name a LoRA adapter by its name and path, not by its content; if the "
             "files at a path never change, set fixed_adapters to true"
+        )
+    if _takes_media(vllm_config.model_config) and not setting.fixed_uuids:
+        raise UnsupportedError(
+            "vLLM's hashes name an image or sound by the uuid that a client gives it, and the tier "
+            "does not see its content; start vLLM with --language-model-only, or, if no client "
+            "gives one uuid to two contents, set fixed_uuids to true"
         )
     draft_of(vllm_config)
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
@@ -104,6 +111,12 @@ def fingerprint_of_rows(
         engine_version=vllm.__version__,
     )
     return Fingerprint(meaning, layout)
+
+
+def _takes_media(model_config: Any) -> bool:
+    """Return whether requests of an engine may have images or sounds, or embeddings of them."""
+    options = model_config.multimodal_config
+    return options is not None and (not options.language_model_only or options.enable_mm_embeds)
 
 
 def _arrangement(offloading: Any, vllm_config: Any) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class HoldfastTier(SecondaryTierManager):
             vllm_config = running_config()
             if vllm_config is None:
                 raise UnsupportedError("this version of vLLM does not say which model it runs")
-            check_settings(vllm_config, fixed_adapters=setting.fixed_adapters)
+            check_settings(vllm_config, setting)
             fingerprint = fingerprint_of_rows(
                 self._config, vllm_config, self.block_size_bytes, setting.node
             )
