@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.layout import PortableLayout
-from holdfast.client.model_meaning import ModelSource, model_digest, positions_of
+from holdfast.client.model_meaning import ANY, ModelSource, model_digest, positions_of
 from holdfast.client.weights_digest import REMEDY, NoDigestError, files_digest
 
 CONFIG = "config.json"
@@ -28,15 +28,19 @@ def portable_fingerprint(
     *,
     name: str = "",
     overrides: Mapping[str, Any] = _NO_OVERRIDES,
+    computed_by: str = ANY,
 ) -> Fingerprint:
     """Return the fingerprint of portable contexts of a Hugging Face model folder.
 
     `layout`: that of the whole model; its data type is also that of the computation. `name`: the
     engines' `model_digest`; empty: the safetensors files are read and hashed, once for each change
-    of a file. `overrides`: fields of `config.json` that the program changes. Raises NoDigestError
-    if the folder has no such files, OSError if one cannot be read.
+    of a file. `overrides`: fields of `config.json` that the program changes. `computed_by`: the
+    engine whose contexts are meant, for types of models that engines do not share. Raises
+    NoDigestError if the folder has no such files, OSError if one cannot be read.
     """
-    source = local_source(folder, layout.dtype, name=name, overrides=overrides)
+    source = local_source(
+        folder, layout.dtype, name=name, overrides=overrides, computed_by=computed_by
+    )
     return Fingerprint.portable(
         layout,
         model=model_digest(source),
@@ -53,6 +57,7 @@ def local_source(
     *,
     name: str = "",
     overrides: Mapping[str, Any] = _NO_OVERRIDES,
+    computed_by: str = ANY,
 ) -> ModelSource:
     """Return the model of a folder, computed in `dtype`; arguments and errors as above."""
     place = Path(folder)
@@ -69,6 +74,7 @@ def local_source(
         dtype=dtype,
         quantised_on_load="none",
         code="none",
+        computed_by=computed_by,
     )
 
 

@@ -19,6 +19,10 @@ POSITION_WORDS = ("rope", "rotary", "position", "sliding", "window", "alibi", "y
 """Words in the names of fields that say how positions enter keys, or which tokens are attended."""
 
 
+ANY = "any"
+"""`ModelSource.computed_by` of models that several engines were seen to compute alike."""
+
+
 class ModelSource(NamedTuple):
     """A model as an engine was told to serve it.
 
@@ -26,7 +30,8 @@ class ModelSource(NamedTuple):
     content of `config.json`. `overrides`: what the user changed in it. `dtype`: data type of the
     computation, such as `bfloat16`. `quantised_on_load`: scheme with which the engine quantises the
     weights while it loads them, or `none`. `code`: revision of code that the model brings, or
-    `none`.
+    `none`. `computed_by`: `ANY`, or the engine whose keys and values may differ from those of
+    others.
     """
 
     weights: str
@@ -35,6 +40,7 @@ class ModelSource(NamedTuple):
     dtype: str
     quantised_on_load: str
     code: str
+    computed_by: str
 
 
 def model_digest(source: ModelSource) -> str:

@@ -20,6 +20,7 @@ from described_engine import (
     tensors_of,
 )
 
+import holdfast
 from holdfast.blocks.layout import Layout
 from holdfast.client import weights_digest
 from holdfast.client.weights_digest import NoDigestError
@@ -189,7 +190,6 @@ def test_an_upgrade_of_the_engine_keeps_a_portable_fingerprint(portable, group, 
         "default that a new version adds": portable(model={"hf": {"new_default": 1}}),
         "tensor parallel": portable(parallel_config=SimpleNamespace(tensor_parallel_size=4)),
         "GPU": portable(**gpu("FLASHINFER", runner=True)),
-        "implementation": portable(model={"model_impl": "transformers"}),
     }
     assert {name: each.digest() for name, each in upgraded.items()} == dict.fromkeys(
         upgraded, before.digest()
@@ -216,11 +216,15 @@ def test_whatever_changes_the_meaning_changes_a_portable_fingerprint(portable):
     assert len({each.digest() for each in several}) == len(several)
 
 
-def test_keys_that_vllm_keeps_in_an_order_of_its_own_are_not_those_of_other_programs(portable):
-    """vLLM permutes the weights of Llama 4 while it loads them; transformers does not."""
-    plain = {"hf": {"model_type": "llama4_text"}}
-    other = portable(model=plain | {"model_impl": "transformers"})
-    assert portable(model=plain).digest() != other.digest() == portable().digest()
+def test_programs_share_models_that_were_compared_and_no_others(portable, tmp_path):
+    def shared(kind, **model):
+        own = portable({"model_type": kind, "hidden_size": 64}, model=model)
+        of_all = holdfast.portable_fingerprint(tmp_path, PORTABLE, name=SETTING.model_digest)
+        return own.meaning.model == of_all.meaning.model
+
+    assert shared("llama")
+    assert not shared("llama4")
+    assert not shared("llama", model_impl="transformers")
 
 
 def test_a_model_whose_files_do_not_say_its_meaning_has_no_portable_fingerprint(

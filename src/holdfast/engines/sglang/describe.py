@@ -28,6 +28,7 @@ from holdfast.client.weights_digest import (
     files_digest,
     process_start_ns,
 )
+from holdfast.engines.compared_models import computed_by
 from holdfast.engines.sglang.options import EXTRA_CONFIG, StorageOptions
 from holdfast.errors import ConfigError
 
@@ -221,14 +222,18 @@ def portable_fingerprint_of(
     overrides = json.loads(arguments.json_model_override_args or "{}")
     if folder is None:
         raise NoDigestError(_no_files(arguments.model_path))
-    if _LONG_ROPE in (folder / CONFIG).read_text(encoding="utf-8") + canonical_json(overrides):
+    config = json.loads((folder / CONFIG).read_bytes())
+    if _LONG_ROPE in canonical_json([config, overrides]):
         raise ConfigError(
             f"{EXTRA_CONFIG}: layout is portable, and the model has LongRoPE, whose keys depend on "
             "the length that each engine is started for; omit layout"
         )
     if not setting.model_digest:
         _check_unchanged(folder)
-    return portable_fingerprint(folder, layout, name=setting.model_digest, overrides=overrides)
+    by = computed_by(ENGINE, config, overrides)
+    return portable_fingerprint(
+        folder, layout, name=setting.model_digest, overrides=overrides, computed_by=by
+    )
 
 
 def _tree_core() -> str:
@@ -299,6 +304,7 @@ def _source(
     if not name:
         _check_unchanged(folder)
     return source._replace(
+        computed_by=ENGINE,
         quantised_on_load=str(arguments.quantization or "none"),
         code=str(revision) if arguments.trust_remote_code else "none",
     )

@@ -17,6 +17,7 @@ import torch
 from holdfast.client.local_model import CONFIG, local_source, weight_files
 from holdfast.client.model_meaning import VOLATILE_FIELDS, ModelSource, canonical_json
 from holdfast.client.weights_digest import NoDigestError
+from holdfast.engines.compared_models import computed_by
 from holdfast.errors import BlockError
 
 NAME_REMEDY = "pass model_digest=, a name that changes whenever the KV state would"
@@ -27,8 +28,7 @@ SAMPLES = 16
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 """Kinds of rope whose rotations depend on the length of the prompt, beyond a limit."""
 
-ROPE_OF_ALL_ENGINES = ("default", "linear", "llama3", "yarn")
-"""Kinds of rope for which engines compute the same rotations; `dynamic` differs in vLLM."""
+ENGINE = "transformers"
 
 _NOT_MEANING = (*VOLATILE_FIELDS, "architectures", "use_cache")
 
@@ -38,13 +38,15 @@ def source_of(model: Any, dtype: str, name: str) -> ModelSource:
 
     `name`: the caller's name of weights and adapters; empty: they are compared or hashed.
     """
-    folder, own = _folder_of(model), {}
-    if any(kind not in ROPE_OF_ALL_ENGINES for _, kind in _ropes(model)):
-        own = {"rope_computed_by": "transformers"}
+    folder = _folder_of(model)
     if folder is not None and (name or _has_weights_of(model, folder)):
-        return local_source(folder, dtype, name=name, overrides=_overrides(model, folder) | own)
+        source = local_source(folder, dtype, name=name, overrides=_overrides(model, folder))
+        by = computed_by(ENGINE, source.config, source.overrides)
+        return source._replace(computed_by=by)
     weights = f"pinned:{name}" if name else f"tensors:{_tensors_digest(model.state_dict())}"
-    return ModelSource(weights, _meaning_of(model.config.to_dict()), {}, dtype, "none", "none")
+    config = _meaning_of(model.config.to_dict())
+    by = computed_by(ENGINE, config, {})
+    return ModelSource(weights, config, {}, dtype, "none", "none", by)
 
 
 def weights_state(model: Any) -> object:

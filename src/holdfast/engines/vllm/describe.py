@@ -23,6 +23,7 @@ from holdfast.client.model_meaning import (
     positions_of,
 )
 from holdfast.client.weights_digest import check_unchanged, files_digest, process_start_ns
+from holdfast.engines.compared_models import computed_by
 from holdfast.engines.vllm.checkpoint import CONFIG, checkpoint_of
 from holdfast.engines.vllm.draft import Draft, draft_of
 from holdfast.engines.vllm.kv_groups import CacheGeometry, PagedGroup
@@ -43,10 +44,6 @@ A process takes longer than this until its first read of weights.
 
 _LONG_ROPE = "long_factor"
 _SOURCE_FIELDS = ("_name_or_path", "transformers_version")
-
-_OWN_KEY_ORDER = ("llama4", "llama4_text")
-"""Types of models whose weights vLLM permutes while it loads them (`permute_qk_weight_for_rotary`),
-so that their keys have another order of elements than in transformers."""
 
 
 def block_tokens_of(setting: ConnectorSettings, group: PagedGroup) -> int:
@@ -319,10 +316,9 @@ def _model_source(vllm_config: Any, setting: ConnectorSettings) -> ModelSource:
         raise UnsupportedError(f"{model.model!r} has no {CONFIG}; portable contexts need it")
     if _LONG_ROPE in canonical_json([config, overrides]):  # as in `fingerprint_of`
         overrides = {**overrides, "max_model_len": model.max_model_len}
-    kind = getattr(model.hf_text_config, "model_type", "")
-    if kind in _OWN_KEY_ORDER and getattr(model, "model_impl", "auto") != "transformers":
-        overrides = {**overrides, "key_order": "halves"}
     on_load = model.quantization if "quantization_config" not in config else None
+    own = getattr(model, "model_impl", "auto") != "transformers"
+    engine = ENGINE if own else "vllm with transformers"
     return ModelSource(
         weights=_weights(model, vllm_config.load_config, setting),
         config=config,
@@ -330,4 +326,5 @@ def _model_source(vllm_config: Any, setting: ConnectorSettings) -> ModelSource:
         dtype=str(model.dtype).removeprefix("torch."),
         quantised_on_load=str(on_load or "none"),
         code=str(model.code_revision or "none"),
+        computed_by=computed_by(engine, config, overrides),
     )
