@@ -388,6 +388,20 @@ def test_doctor_warns_if_the_durable_tier_deletes_contexts_before_their_time(
     assert f"stay on {tier} for" in checks["durable"]["found"]
 
 
+@pytest.mark.parametrize("is_there", [False, True], ids=["absent", "empty"])
+def test_doctor_leaves_a_shared_folder_as_it_was(examined_here, config, tmp_path, is_there):
+    file, shared = config(), tmp_path / "mount" / "shared"
+    shared.parent.mkdir()
+    if is_there:
+        shared.mkdir()
+    text = f"{file.read_text()}  - {{kind: files, path: {shared}, capacity: 1 GiB}}\n"
+    file.write_text(f"{text}domains:\n  default: {{key_file: {key(tmp_path)}}}\n")
+    before = sorted(shared.parent.rglob("*"))
+    _, checks = examined_here("--config", file)
+    assert checks["tiers.2"]["why"] == "can be read and written"
+    assert sorted(shared.parent.rglob("*")) == before
+
+
 def test_certificates_for_other_stores_and_for_etcd_are_examined_too(
     examined_here, config, tmp_path, monkeypatch
 ):

@@ -1,9 +1,10 @@
 """What `holdfast doctor` says about a shared folder."""
 
 import msgspec
+import pytest
 
 from holdfast.tiers.files.findings import probe_findings, refusal
-from holdfast.tiers.files.folder_probe import KEPT, probe_folder
+from holdfast.tiers.files.folder_probe import KEPT, examine_folder, probe_folder
 from holdfast.tiers.files.requests import FolderReport
 from holdfast.tiers.files.shared_folder import SharedFolder
 
@@ -61,10 +62,20 @@ def test_a_local_folder_and_a_shared_host_name_are_warnings():
     assert "is also that of 2 other machines" in findings(same_host_name=2)[-1].found
 
 
-def test_a_probe_of_a_local_folder_finds_every_promise_kept(tmp_path):
-    report = probe_folder(SharedFolder(str(tmp_path / "shared"), "", "ab12"), "ab12")
+@pytest.mark.parametrize("probe", [probe_folder, examine_folder])
+def test_a_probe_of_a_local_folder_finds_every_promise_kept(tmp_path, probe):
+    report = probe(SharedFolder(str(tmp_path / "shared"), "", "ab12"), "ab12")
     kept = (report.rename_over, report.exclusive_create, report.lock)
     assert kept == (KEPT,) * 3
     assert report.not_published == 0
     assert report.total_bytes >= report.free_bytes > 0
-    assert not list((tmp_path / "shared").glob(".probe-*"))
+    assert not list(tmp_path.rglob(".probe-*"))
+
+
+def test_a_folder_that_a_tier_cannot_make_is_not_examined(tmp_path):
+    (tmp_path / "file").touch()
+    for path in ("absent/shared", "file"):
+        with pytest.raises(OSError, match="no such folder: is it mounted"):
+            examine_folder(SharedFolder(str(tmp_path / path), "", "ab12"), "ab12")
+    with pytest.raises(OSError, match="not nfs4: is it mounted"):
+        examine_folder(SharedFolder(str(tmp_path), "nfs4", "ab12"), "ab12")

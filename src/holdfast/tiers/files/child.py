@@ -15,10 +15,11 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.tiers.child_serving import Answerer, serve_lanes
-from holdfast.tiers.files.folder_probe import probe_folder
+from holdfast.tiers.files.folder_probe import examine_folder, probe_folder
 from holdfast.tiers.files.requests import (
     REQUESTS,
     DeleteNames,
+    ExamineFolder,
     FolderAnswer,
     FolderRequest,
     FolderSettings,
@@ -77,6 +78,8 @@ class FolderLane:
                 for name in names:
                     self._folder.delete(name)
                 return FolderAnswer(0)
+            case ExamineFolder():
+                return FolderAnswer(0, report=examine_folder(self._folder, self._process))
             case ProbeFolder():
                 return FolderAnswer(0, report=probe_folder(self._folder, self._process))
 

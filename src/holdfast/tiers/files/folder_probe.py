@@ -1,7 +1,8 @@
 """Probe a shared folder: what its file system does, and how it is mounted.
 
-The files of a probe lie in a folder of their own, which is deleted at the end. One mount shows only
-a part: what a writer on another host changes may be seen later than the probe shows.
+The files of a probe lie in a folder of their own, which is used as a tier uses its root, and is
+deleted at the end. One mount shows only a part: what a writer on another host changes may be seen
+later than the probe shows.
 """
 
 from __future__ import annotations
@@ -46,14 +47,32 @@ _MULTICAST = 1 << 40
 
 
 def probe_folder(folder: SharedFolder, process: str) -> FolderReport:
-    """Return what the folder's file system does; raise OSError if it cannot be used at all."""
+    """Make the folder a tier's, and return what its file system does.
+
+    Raises OSError if the folder cannot be used at all.
+    """
     folder.check_root()
-    mount = find_mount(os.path.abspath(folder.path))  # noqa: PTH100  # resolves no link
-    space = os.statvfs(folder.path)
-    scratch = f"{folder.path}/.probe-{process}"
+    _register_host(folder.path)
+    return _probe(folder.path, folder.path, process)
+
+
+def examine_folder(folder: SharedFolder, process: str) -> FolderReport:
+    """Return what the folder's file system does, and leave everything as it was.
+
+    If the folder does not exist, its parent is probed, where a tier makes it. Raises OSError if the
+    folder cannot be used at all.
+    """
+    return _probe(folder.path, folder.existing_root(), process)
+
+
+def _probe(path: str, root: str, process: str) -> FolderReport:
+    """Probe the file system of `root`, in a folder there; `path` is the tier's folder."""
+    mount = find_mount(os.path.abspath(root))  # noqa: PTH100  # resolves no link
+    space = os.statvfs(root)
+    scratch = f"{root}/.probe-{process}"
     os.mkdir(scratch)  # noqa: PTH102
     try:
-        not_published = _count_not_published(folder, process)
+        not_published = _count_not_published(scratch, process)
         rename_over = _words(lambda: _replace_open_file(scratch))
         exclusive_create = _words(lambda: _create_exclusively(scratch))
         lock = _words(lambda: _lock_twice(scratch))
@@ -75,12 +94,13 @@ def probe_folder(folder: SharedFolder, process: str) -> FolderReport:
         lock=lock,
         attributes=attributes,
         host_name=socket.gethostname(),
-        same_host_name=_others_of_this_name(folder.path),
+        same_host_name=_others_of_this_name(path),
     )
 
 
-def _count_not_published(folder: SharedFolder, process: str) -> int:
+def _count_not_published(scratch: str, process: str) -> int:
     """Publish files as a tier does; return how many were not whole when read right afterwards."""
+    folder = SharedFolder(scratch, "", process)
     draft, reader, bad = FolderDraft(folder), FolderReader(folder), 0
     for number in range(_PUBLISHED):
         name = f"probe/{process}-{number}"
@@ -177,22 +197,34 @@ def _set_attribute(scratch: str) -> str:
     return KEPT if os.getxattr(path, "user.holdfast") == b"1" else "lost"
 
 
-def _others_of_this_name(root: str) -> int:
-    """Register this machine; return how many others were registered under its host name.
-
-    A machine is known by a hash of a hardware address; without one it is not registered.
-    """
-    node = uuid.getnode()
-    if node & _MULTICAST:
-        return 0
-    host, machine = _hash(socket.gethostname()), _hash(f"{node:012x}")
+def _register_host(root: str) -> None:
+    """Register this machine under its host name, if it has a hardware address."""
+    name = _host_and_machine()
+    if not name:
+        return
     folder = f"{root}/{_HOSTS}"
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)  # noqa: PTH102
-    names = os.listdir(folder)  # noqa: PTH208
-    if f"{host}-{machine}" not in names:
-        write_whole(f"{folder}/{host}-{machine}", b"")
-    return sum(name.startswith(f"{host}-") and name != f"{host}-{machine}" for name in names)
+    if name not in os.listdir(folder):  # noqa: PTH208
+        write_whole(f"{folder}/{name}", b"")
+
+
+def _others_of_this_name(root: str) -> int:
+    """Return how many other machines were registered under the host name of this one."""
+    own = _host_and_machine()
+    host = own.partition("-")[0]
+    names = []
+    with contextlib.suppress(FileNotFoundError):
+        names = os.listdir(f"{root}/{_HOSTS}")  # noqa: PTH208
+    return sum(bool(own) and name.startswith(f"{host}-") and name != own for name in names)
+
+
+def _host_and_machine() -> str:
+    """Return hashes of the host name and of a hardware address; empty without an address."""
+    node = uuid.getnode()
+    if node & _MULTICAST:
+        return ""
+    return f"{_hash(socket.gethostname())}-{_hash(f'{node:012x}')}"
 
 
 def _hash(text: str) -> str:

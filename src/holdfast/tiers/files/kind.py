@@ -55,14 +55,14 @@ def open_files(options: FilesOptions, context: TierContext) -> SegmentTier:
 
 
 def examine_files(options: FilesOptions, context: TierContext) -> Iterator[Finding]:
-    """Probe the folder: how it is mounted, and what its file system does."""
+    """Yield how the folder is mounted, and what its file system does."""
     from holdfast.tiers.files.medium import FilesMedium
     from holdfast.wire.remote.stream import Deadline
 
     where = f"files in {options.path}"
     medium = FilesMedium(options.path, options.filesystem)
     try:
-        probe = medium.probe(Deadline.within(EXAMINE_S))
+        probe = medium.examine(Deadline.within(EXAMINE_S))
     finally:
         medium.close()
     remedy = "mount it, or correct path or filesystem"

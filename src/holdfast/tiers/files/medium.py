@@ -32,6 +32,7 @@ from holdfast.tiers.files.findings import probe_findings, refusal
 from holdfast.tiers.files.requests import (
     ANSWERS,
     DeleteNames,
+    ExamineFolder,
     FolderAnswer,
     FolderRequest,
     FolderSettings,
@@ -156,10 +157,17 @@ class FilesMedium:
 
     def probe(self, deadline: Deadline) -> MediumProbe:
         """Try what the rules of a shared folder need, and what they do without."""
+        return self._probe(ProbeFolder(), deadline)
+
+    def examine(self, deadline: Deadline) -> MediumProbe:
+        """Try the same, and leave the folder as it was, or absent."""
+        return self._probe(ExamineFolder(), deadline)
+
+    def _probe(self, request: ProbeFolder | ExamineFolder, deadline: Deadline) -> MediumProbe:
         reports = []
 
         def work(lane: ChildLane) -> FolderAnswer:
-            answer = _ask(lane, ProbeFolder(), deadline)
+            answer = _ask(lane, request, deadline)
             reports.append(answer.report)
             return answer
 

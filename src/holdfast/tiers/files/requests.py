@@ -73,7 +73,14 @@ class DeleteNames(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class ProbeFolder(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Find out how the file system behaves; the answer has a `FolderReport`."""
+    """Find out how the file system behaves; the answer has a `FolderReport`.
+
+    Makes the folder if its parent exists, and registers this machine there.
+    """
+
+
+class ExamineFolder(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """Find out the same, and leave everything as it was."""
 
 
 class MoreNames(msgspec.Struct, frozen=True, array_like=True, tag=7):
@@ -85,7 +92,14 @@ class MoreNames(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 FolderRequest: TypeAlias = (
-    ReadPiece | WritePiece | Publish | ListNames | DeleteNames | ProbeFolder | MoreNames
+    ReadPiece
+    | WritePiece
+    | Publish
+    | ListNames
+    | DeleteNames
+    | ProbeFolder
+    | ExamineFolder
+    | MoreNames
 )
 
 

@@ -87,6 +87,19 @@ class SharedFolder:
         self._root = identity
         self._folders.clear()
 
+    def existing_root(self) -> str:
+        """Return the root; before it was made the folder in which `check_root` makes it.
+
+        Changes nothing. Raises OSError if neither exists, or on another type of file system.
+        """
+        self._check_filesystem()
+        if os.path.isdir(self.path):  # noqa: PTH112
+            return self.path
+        parent = os.path.dirname(self.path.rstrip("/"))  # noqa: PTH120
+        if os.path.lexists(self.path) or not os.path.isdir(parent):  # noqa: PTH112
+            raise OSError(errno.ENODEV, "no such folder: is it mounted?", self.path)
+        return parent
+
     def list_names(self, prefix: str) -> list[str]:
         """Return the names of all files below a folder, sorted; an absent folder is empty.
 
