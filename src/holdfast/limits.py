@@ -108,6 +108,9 @@ PARTIAL_S = 30.0
 RECLAIM_S = 10.0
 """Slots that a lost engine may still write to are not reused for this long."""
 
+FILL_S = RECLAIM_S / 2
+"""Slots that were requested longer ago are not filled any more, but reserved again."""
+
 LOCK_RECALL_S = 5.0
 """Time in which an engine gives page-locked memory back when asked; longer than a step."""
 

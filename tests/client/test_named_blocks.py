@@ -151,6 +151,16 @@ def test_memory_that_is_not_mapped_is_an_outcome(store):
     named.close()
 
 
+def test_nothing_is_copied_into_slots_that_may_be_those_of_other_blocks(node, monkeypatch):
+    monkeypatch.setattr("holdfast.client.fresh_slots.FILL_S", -1.0)  # every slot is too old
+    named = open_named_session(node.address, fingerprint(), peer="test")
+    assert named.put(names(2), memory(rows(2))) == 2 * [Outcome.GONE]
+    monkeypatch.undo()
+    assert named.exists(names(2)) == 2 * MISSED
+    assert named.put(names(2), memory(rows(2))) == 2 * OK
+    named.close()
+
+
 def test_a_fingerprint_whose_blocks_are_named_by_tokens_is_refused(store):
     with pytest.raises(BlockError, match="named by tokens"):
         store.named_session(FINGERPRINT)

@@ -341,6 +341,17 @@ def test_a_node_that_is_killed_is_gone_and_a_new_one_is_found(node):
         serves(session, 3)
 
 
+def test_a_save_fills_no_slots_that_may_be_those_of_other_blocks(node, monkeypatch):
+    monkeypatch.setattr("holdfast.client.fresh_slots.FILL_S", -1.0)  # every slot is too old
+    with holdfast.open(node.address, domain="default") as store:
+        session = store.session(FINGERPRINT)
+        with pytest.raises(NodeGoneError, match="before they could be filled"):
+            session.save(tokens_for(1), blocks_for(1))
+        monkeypatch.undo()
+        assert session.cover(tokens_for(1)) == 0
+        serves(session, 1)
+
+
 def test_a_node_that_is_stopped_is_gone_and_serves_again_when_it_goes_on(node):
     with holdfast.open(node.address, domain="default") as store:
         session = store.session(FINGERPRINT)

@@ -20,7 +20,7 @@ from holdfast.client.tasks import SaveTask
 from holdfast.client.timeouts import Backoff
 from holdfast.devices.base import DirectDevice, LockedRanges, Move, Transfer
 from holdfast.errors import NodeGoneError, ProtocolError, RefusedError
-from holdfast.limits import RECLAIM_S
+from holdfast.limits import FILL_S
 from holdfast.wire.local.messages import Commit, Reserved
 
 _log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class DirectSaves:
     def _slots(self, pending: PendingReserve, until_s: float) -> Reserved | None:
         """Return the reserved slots; None if they are late or refused."""
         requests = self._requests
-        if requests.now() - pending.at_s > RECLAIM_S / 2:
+        if requests.now() - pending.at_s > FILL_S:
             # After a very long step, reserve again. If the domain was erased since, the node
             # reuses the slots after RECLAIM_S, perhaps during this worker's copy.
             pending = requests.again(pending)

@@ -9,6 +9,7 @@ import msgspec
 from holdfast.blocks.envelope import HEADER_BYTES
 from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.buffers import SharedMapping
+from holdfast.client.fresh_slots import reserve_slots
 from holdfast.devices.host import copier
 from holdfast.errors import NodeGoneError, Outcome, ProtocolError
 from holdfast.named_blocks import (
@@ -127,7 +128,7 @@ class _NodeAccess:
     ) -> list[Outcome]:
         client, arena = self._client, self._arena.address + HEADER_BYTES
         reserve = m.Reserve(b"".join(run.keys), run.parent, run.depth)
-        reserved = client.call(reserve, m.Reserved, deadline_s)
+        reserved = reserve_slots(client, reserve, deadline_s)
         whole = _COPY(
             row
             for place, block in zip(reserved.places, memory, strict=True)

@@ -23,6 +23,7 @@ from holdfast.blocks.layout import LayoutSlice
 from holdfast.blocks.namespace import Namespace, domain_id
 from holdfast.blocks.payload_part import SliceCopy
 from holdfast.buffers import SharedMapping
+from holdfast.client.fresh_slots import reserve_slots
 from holdfast.client.named_blocks import open_named_session
 from holdfast.codec.pack import payload
 from holdfast.config import DEADLINE_S_MAX
@@ -187,7 +188,7 @@ class RemoteSession:
             keys = chain.packed(first, first + len(part))
             reserve = m.Reserve(keys, chain.parent(first), first, chain.segment(first))
             with self._connection.held(ANSWER_S) as client:
-                reserved = client.call(reserve, m.Reserved, ANSWER_S)
+                reserved = reserve_slots(client, reserve, ANSWER_S)
                 arena = _arena(client)
                 for place, row in zip(reserved.places, part, strict=True):
                     if place >= 0:

@@ -29,6 +29,7 @@ from holdfast.client.engine import (
     Saved,
     Ticket,
 )
+from holdfast.client.fresh_slots import reserve_slots
 from holdfast.client.loader import GroupLoad, Loader, LoadJob, LoadResult, RunningLoad
 from holdfast.client.prompt_ledger import by_tier
 from holdfast.devices.base import DirectDevice, Move
@@ -470,7 +471,7 @@ def _save_runs(group: int, chain: Chain, blocks: range, given: GroupPages) -> It
 
 def _save_run(client: StoreClient, run: _SaveRun, retention: Retention) -> tuple[int, Outcome]:
     """Reserve slots, copy blocks into them, and commit; return new blocks, and OK or FULL."""
-    reserved = client.call(run.reserve, m.Reserved, ANSWER_S)
+    reserved = reserve_slots(client, run.reserve, ANSWER_S)
     per_block = run.device.pages.pages_per_block
     moves = [
         Move(place + HEADER_BYTES, run.pages[at * per_block : (at + 1) * per_block])
