@@ -32,6 +32,7 @@ class FlushableMedium(MemoryTier):
         super().__init__(64 * MIB, name="medium")
         self.writes, self.flushes, self.flushed = True, True, 0
         self.failing, self.failed = False, 0
+        self.during_flush = lambda: None
 
     def accepts_writes(self):
         return self.writes
@@ -45,6 +46,7 @@ class FlushableMedium(MemoryTier):
 
     def flush(self):
         self.flushed += 1
+        self.during_flush()
         return self.flushes
 
 
@@ -145,6 +147,22 @@ def test_the_status_tells_how_many_syncs_wait_and_when_the_first_gives_up(store,
 def test_a_flush_that_fails_acknowledges_nothing(store, medium):
     medium.flushes = False
     assert save(store).sync(tokens_for(1)) == 0
+
+
+def test_blocks_that_the_medium_evicts_during_a_flush_are_written_and_flushed_again(store, medium):
+    def evict_once():
+        medium.during_flush = lambda: None
+        leave_all(store, 1)
+
+    medium.during_flush = evict_once
+    assert save(store).sync(tokens_for(1)) == TOKENS
+    assert medium.flushed == 2
+    assert len(StoreView(store).copies(1)) == BLOCKS
+
+
+def test_a_sync_whose_blocks_are_evicted_during_every_flush_ends_at_its_deadline(store, medium):
+    medium.during_flush = lambda: leave_all(store, 1)
+    assert save(store).sync(tokens_for(1), deadline_s=0.1) == 0
 
 
 def test_a_durable_block_that_is_dropped_before_it_is_written_counts_as_lost(store, medium):

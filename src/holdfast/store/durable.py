@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,8 +28,11 @@ from holdfast.tiers.base import AnsweringTier, Flushable, SharedTier
 
 _LOOK_AGAIN_S = 0.05
 
+_NOT_FLUSHED = -1
+
 _QUEUE_AGAIN_S = 1.0
-"""Interval in seconds at which a block whose write has failed is queued again during a `sync`."""
+"""Interval in seconds at which a block is queued again during a `sync`: its write has failed, or
+the tier has evicted it before it was flushed."""
 
 
 def sync(
@@ -45,7 +49,9 @@ def sync(
     admission rule says; the domain's write budget still applies. Shared tiers are asked about
     blocks that are not held here. `saving`: instead, blocks that are not held are waited for,
     because an engine is saving the chain as durable, and those that were held before are durable
-    from now on. Returns when all are written and flushed, or at the deadline.
+    from now on. Returns when all are written and flushed, or at the deadline; at once if a flush
+    fails, because no later one says whether those records are on the medium. Blocks that the tier
+    evicts during the flush are written again, and the next flush is awaited.
 
     Raises BlockError if the store has no tier that can flush.
     """
@@ -71,10 +77,30 @@ def _sync(
 ) -> int:
     """Return how many leading blocks the durable tier keeps, once all are there or time is over."""
     table = store.table
-    tier = table.lower[table.durable_tier - 1]
     if not saving:
         left_s = max(0.0, until_s - store.clock.now())
         ask_in_time(store, namespace, keys, left_s, Priority.PREFETCH)
+    while True:
+        flushed = _flush_copies(store, namespace, keys, until_s, saving=saving)
+        with table.lock:  # the tier may have evicted some during the flush
+            found = _leading(table, namespace, keys)
+            expected = _expected(store, found, len(keys), saving=saving)
+        kept = min(flushed, found.kept)
+        left_s = until_s - store.clock.now()
+        if flushed == _NOT_FLUSHED or kept == expected or left_s <= 0:
+            return max(kept, 0)
+        time.sleep(min(left_s, _QUEUE_AGAIN_S))
+
+
+def _flush_copies(
+    store: StoreParts, namespace: Namespace, keys: Sequence[bytes], until_s: float, *, saving: bool
+) -> int:
+    """Wait for copies on the durable tier and flush them; return how many leading blocks it kept.
+
+    `_NOT_FLUSHED` if the flush failed.
+    """
+    table = store.table
+    tier = table.lower[table.durable_tier - 1]
     kept = _await_copies(store, namespace, keys, until_s, saving=saving)
     if saving:
         with table.lock:
@@ -87,12 +113,11 @@ def _sync(
     ):
         kept = _await_copies(store, namespace, keys, until_s, saving=saving)
     if kept and not (isinstance(tier, Flushable) and tier.flush()):
-        kept = 0
+        kept = _NOT_FLUSHED
     save_marks(store)
-    if kept and isinstance(tier, SharedTier):  # another node may have deleted what this one knows
+    if kept > 0 and isinstance(tier, SharedTier):  # another node may have deleted some
         kept = tier.held(namespace, keys[:kept], 0, max(0.0, until_s - store.clock.now()))
-    with table.lock:  # the tier may have evicted some during the flush
-        return min(kept, _leading(table, namespace, keys).kept)
+    return kept
 
 
 def load_marks(store: StoreParts) -> None:
@@ -156,7 +181,7 @@ def _await_copies(
                     again_s = now_s + _QUEUE_AGAIN_S
             if found.kept < len(found.held):
                 store.mover.hurry()
-            expected = len(keys) if saving or store.recovery.is_running else len(found.held)
+            expected = _expected(store, found, len(keys), saving=saving)
             left_s = until_s - now_s
             if found.kept == expected or left_s <= 0:
                 return found.kept
@@ -190,6 +215,11 @@ class _Leading(NamedTuple):
     held: list[int]
     kept: int
     missing: list[int]
+
+
+def _expected(store: StoreParts, found: _Leading, blocks: int, *, saving: bool) -> int:
+    """Return how many of `blocks` leading blocks the durable tier may come to keep."""
+    return blocks if saving or store.recovery.is_running else len(found.held)
 
 
 def _leading(table: BlockTable, namespace: Namespace, keys: Sequence[bytes]) -> _Leading:
