@@ -358,34 +358,45 @@ def test_doctor_says_how_much_memory_engines_may_lock(examined_here, config, loc
 
 
 @pytest.mark.parametrize(
-    ("keep", "setting", "words"),
+    ("settings", "stay", "warns"),
     [
-        (
-            "7d",
-            "durable_days=30",
-            "written 7 days before; set tiers.2.keep to 30d",
-        ),
-        ("30d", "durable_days=30", ""),
-        ("7d", "durable_days=7", ""),
-        ("7d", "durable=disk", ""),
+        (["durable_days=10"], "files1 for 7 days", True),
+        (["durable=files1"], "files1 for 7 days", True),
+        (["durable_days=7"], "files1 for 7 days", False),
+        (["durable=disk"], "disk for 30 days", False),
+        (["durable=files1", "tiers.2.keep=30d"], "files1 for 30 days", False),
     ],
 )
 def test_doctor_warns_if_the_durable_tier_deletes_contexts_before_their_time(
-    examined_here, config, tmp_path, keep, setting, words
+    examined_here, config, tmp_path, settings, stay, warns
 ):
     file, shared = config(), tmp_path / "shared"
     shared.mkdir()
     file.write_text(
         f"{file.read_text()}"
-        f"  - {{kind: files, path: {shared}/holdfast, capacity: 1 GiB, keep: {keep}}}\n"
+        f"  - {{kind: files, path: {shared}/holdfast, capacity: 1 GiB}}\n"
         f"domains:\n  default: {{key_file: {key(tmp_path)}}}\n"
     )
-    code, checks = examined_here("--config", file, "--set", setting)
+    options = [word for setting in settings for word in ("--set", setting)]
+    code, checks = examined_here("--config", file, *options)
     assert code == 0
-    assert checks["durable"]["warning"] is bool(words)
-    assert words in checks["durable"]["why"]
-    tier = "disk" if setting == "durable=disk" else "files1"
-    assert f"stay on {tier} for" in checks["durable"]["found"]
+    assert checks["durable"]["warning"] is warns
+    assert ("written 7 days before" in checks["durable"]["why"]) is warns
+    assert ("set tiers.2.keep to 30d" in checks["durable"]["why"]) is warns
+    assert f"stay on {stay}" in checks["durable"]["found"]
+
+
+def test_doctor_does_not_warn_of_defaults_that_fit_if_nothing_is_saved_as_durable(
+    examined_here, config, tmp_path
+):
+    file = config()
+    text = f"{file.read_text()}  - {{kind: files, path: {tmp_path}/shared, capacity: 1 GiB}}\n"
+    file.write_text(f"{text}domains:\n  default: {{key_file: {key(tmp_path)}}}\n")
+    _, checks = examined_here("--config", file)
+    assert not checks["durable"]["warning"]
+    assert checks["durable"]["found"] == "contexts saved as durable stay on files1 for 7 days"
+    assert "set tiers.2.keep to 30d" in checks["durable"]["why"]
+    assert "if you save contexts as durable" in checks["durable"]["why"]
 
 
 @pytest.mark.parametrize("is_there", [False, True], ids=["absent", "empty"])

@@ -44,7 +44,7 @@ from holdfast.config.schema import config_schema
 from holdfast.devices.host import batched_copy_works
 from holdfast.errors import ConfigError, HoldfastError, NodeGoneError
 from holdfast.finding import Finding, problem
-from holdfast.limits import DAY_S
+from holdfast.limits import DAY_S, DURABLE_S
 from holdfast.node.daemon import http_token
 from holdfast.node.local.users import group_of, users_of
 from holdfast.node.traces import open_traces
@@ -207,21 +207,27 @@ def _configuration(args: argparse.Namespace, config: Config) -> Iterator[Finding
 
 
 def _durable(config: Config) -> Iterator[Finding]:
-    """Say which tier keeps durable contexts; warn if it deletes them before their time is over."""
+    """Say which tier keeps durable contexts, and for how long.
+
+    Warn if that is too short for a setting that was made; by default few save durable contexts.
+    """
     for number in reversed(range(1, len(config.tiers))):
         name, kind = config.tier_names[number], configured_tier(config, number)[0]
         if kind.keep_s is None or config.durable not in ("", name):
             continue
         days, kept_days = config.durable_days, kind.keep_s(config.tiers[number]) / DAY_S
-        found = f"contexts saved as durable stay on {name} for {days:g} days"
+        found = f"contexts saved as durable stay on {name} for {min(days, kept_days):g} days"
         if kept_days >= days:
             yield Finding("durable", found, ok=True)
         else:
+            is_chosen = bool(config.durable) or days != DURABLE_S / DAY_S
             why = (
-                f"but it deletes what was written {kept_days:g} days before; set tiers.{number}."
-                f"keep to 30d, lower durable_days, or name a disk in durable"
+                f"it deletes what was written {kept_days:g} days before, and durable_days is "
+                f"{days:g}; set tiers.{number}.keep to 30d, lower durable_days, or name a disk in "
+                "durable"
             )
-            yield Finding("durable", found, why, ok=True, warning=True)
+            why = why if is_chosen else f"{why}, if you save contexts as durable"
+            yield Finding("durable", found, why, ok=True, warning=is_chosen)
         return
 
 
