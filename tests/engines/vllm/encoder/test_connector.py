@@ -103,8 +103,9 @@ def config_of(address, role):
 
 
 @pytest.fixture
-def engine(tmp_path):
-    """Open engines of one node, one after the other."""
+def engine(tmp_path, monkeypatch):
+    """Open engines of one node, one after the other; on a busy machine they wait for its answer."""
+    monkeypatch.setattr("holdfast.engines.vllm.encoder.connector.WAIT_S", 60.0)
     engines = []
     with NodeUnderTest(tmp_path / "n", 64 * MIB, 64 * MIB) as node:
 
