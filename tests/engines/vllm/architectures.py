@@ -25,3 +25,19 @@ CONFIGS = {
     "hunyuan_v1_dense": ("HunYuanDenseV1Config", {}),
 }
 """Configuration classes of transformers and their arguments, by type of model."""
+
+
+def write_models(folder):
+    """Write a model of each type into a folder of its name, with weights from a fixed seed."""
+    import torch
+    import transformers
+
+    for name, (kind, arguments) in CONFIGS.items():
+        config = getattr(transformers, kind)(**SIZES | arguments)
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0.0, 0.1)
+        model.save_pretrained(folder / name)

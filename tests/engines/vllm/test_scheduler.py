@@ -387,7 +387,7 @@ def test_a_finished_request_is_forgotten(harness):
         ("prompt_token_ids", None, "embeds"),
         (
             "mm_features",
-            [SimpleNamespace(identifier="chosen", modality="image", mm_position=None)],
+            [SimpleNamespace(identifier="chosen", modality="image", mm_position=None, data=None)],
             "multimodal",
         ),
         ("lora_request", SimpleNamespace(lora_int_id=1, lora_path="/nowhere"), "lora"),

@@ -18,6 +18,7 @@ from holdfast_bench.scenarios.model_kinds import KindTimes
 ALSO = ("like", "cold_s", "warm_s", "missed", "bytes_per_token")
 
 TOKENS = 4096
+QUICK_KIND = "window"
 TAIL_TOKENS = 16
 """Tokens behind the last whole block, which are computed in each case."""
 
@@ -35,18 +36,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="measure this kind only; may be repeated (default: all)",
     )
+    measuring.add_quick_argument(
+        parser, f"only the kind {QUICK_KIND}, {measuring.ROUNDS_MIN} rounds"
+    )
 
 
 def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Yield the figures."""
-    kinds = args.kind or tuple(kind_models.KINDS)
+    every = (QUICK_KIND,) if args.quick else tuple(kind_models.KINDS)
+    kinds, rounds = args.kind or every, measuring.ROUNDS_MIN if args.quick else args.rounds
     steps.plan(len(kinds))
     with measuring.engines(args.keep) as folder:
         for kind in kinds:
             steps.begin(f"a model with {kind} layers")
             made = kind_models.make(kind)
             prompt = _prompt(made)
-            times = model_kinds.measure(folder / kind, made, prompt, args.rounds, steps.update)
+            times = model_kinds.measure(folder / kind, made, prompt, rounds, steps.update)
             yield from measuring.print_rows(_rows(kind, times), steps)
 
 

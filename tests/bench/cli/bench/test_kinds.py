@@ -49,3 +49,8 @@ def test_a_small_gain_misses_the_goal_and_a_missed_context_has_no_verdict(measur
 def test_a_model_of_an_unknown_kind_cannot_be_made():
     with pytest.raises(ConfigError, match=r"'sparse' is not one.*full, window"):
         kind_models.make("sparse")
+
+
+def test_a_quick_run_measures_one_kind(measured):
+    _, rows = measured(KindTimes([3.0], [0.1], 0, FULL, FULL), "--quick")
+    assert {row["what"].split(".")[1] for row in rows} == {kinds.QUICK_KIND}
