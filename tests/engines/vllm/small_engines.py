@@ -1,5 +1,7 @@
 """Engines of small models before one node, for tests that compare what they answer."""
 
+import time
+
 import pytest
 from small_models import write_model
 
@@ -17,6 +19,13 @@ class SmallEngines:
         self.real, self.folder = real, folder
         self.node = NodeUnderTest(folder / "node", 128 * MIB, 256 * MIB, settings={"plan": "held"})
         self.count = 0
+
+    def wait_holding(self, blocks, within_s=120.0):
+        """Wait until the node holds so many blocks: saves end after the answer."""
+        end_s = time.monotonic() + within_s
+        while self.node.status()["blocks"] < blocks:
+            assert time.monotonic() < end_s
+            time.sleep(0.02)
 
     def write(self, write, *arguments):
         """Call what writes a model, in another process.

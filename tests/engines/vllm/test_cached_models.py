@@ -114,7 +114,9 @@ def test_latent_pages_are_loaded_as_they_were_computed(harness, layout):
     # prefill than in decode, without a connector, too.
     engine = harness.start("mla", layout).wait_ready()
     assert f"{layout} blocks of {BLOCK} tokens" in engine.log.read_text()
+    before = harness.node.status()["blocks"]
     cold, computed = ask(engine, "mla"), engine.digests(count=HELD // MLA_PAGE)
+    harness.wait_holding(before + HELD // BLOCK)
     loaded, found = ask(engine, "mla"), engine.digests(count=HELD // MLA_PAGE)
     assert (cold["cached"], loaded["cached"]) == (0, HELD)
     assert found == computed
