@@ -354,8 +354,9 @@ def slot(harness, place):
     return bytes(harness.client.arena.view[start : start + PAYLOAD])
 
 
-def test_saved_pages_lie_in_their_slots_when_the_step_ends(harness):
-    work = harness.saving([9, 3, 30, 1], KEYS[:2])
+@pytest.mark.parametrize("tokens", [64, 0], ids=["with a forward", "without one"])
+def test_saved_pages_lie_in_their_slots_when_the_step_ends(harness, tokens):
+    work = harness.saving([9, 3, 30, 1], KEYS[:2], tokens=tokens)
     (reserve,) = harness.client.of(Reserve)
     assert (reserve.parent, reserve.depth, reserve.segment) == (b"p" * 16, 2, b"s" * 8)
     fill(harness, [9, 3, 30, 1])

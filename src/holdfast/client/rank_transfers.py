@@ -162,11 +162,14 @@ class RankTransfers:
             self._loading.append((load, self._loader.put(job)))
 
     def save(self, work: StepTasks) -> None:
-        """After the forward: copy full blocks out of their pages."""
-        if work.tokens and not self._passive:
+        """After the forward, or in its place: copy this step's blocks out of their pages.
+
+        A step without a forward may have blocks, too: their pages are used again from the next on.
+        """
+        if not self._passive and (work.tokens or work.saves):
             self._saves.copy()
         # Nothing was computed: the engine waits for loads or answers, and would poll without pause.
-        elif not self._loader.rest(REST_S):
+        if not work.tokens and not self._loader.rest(REST_S):
             time.sleep(POLL_S)
         if not self._passive:
             self._saves.poll()
