@@ -178,7 +178,7 @@ class TrackedRequest:
         """Compute the keys of all blocks that the known tokens fill; return the first group's."""
         request = self.request
         if any(
-            request.num_tokens >= (len(group[0]) + 1) * group[0].block_tokens
+            request.num_tokens >= (len(group[0]) + 1) * group[0].block_tokens + group[0].lookahead
             for group in self.groups
         ):
             tokens = request.all_token_ids[:]

@@ -365,8 +365,8 @@ def check_portable(pages: Pages, portable: PortablePages) -> None:
             f"pages of {len(pages.groups)} groups in {pages.lists} lists; portable blocks need a "
             f"group for each of the {len(lists)} lists"
         )
-    per_list = pages.pages_per_block // pages.lists
-    if form.page_tokens * per_list != part.layout.block_tokens or pages.pages_per_block % per_list:
+    per_list, rest = divmod(pages.pages_per_block, pages.lists)
+    if rest or form.page_tokens * per_list != part.layout.block_tokens:
         raise BlockError(
             f"{per_list} pages of {form.page_tokens} tokens are no block of "
             f"{part.layout.block_tokens}"

@@ -3,6 +3,7 @@
 import os
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("vllm")
@@ -122,6 +123,12 @@ def test_an_image_whose_content_is_in_another_process_is_declined(data):
     with pytest.raises(UnnamedInputError, match="--mm-processor-cache-type lru") as raised:
         keys(request(mm_features=[image(data=data)]))
     assert raised.value.reason == "multimodal"
+
+
+def test_an_image_with_content_that_has_no_digest_is_declined():
+    """The text of a large array leaves elements out."""
+    with pytest.raises(UnnamedInputError, match="type ndarray has no digest"):
+        keys(request(mm_features=[image(data=item(sizes=np.arange(2_000)))]))
 
 
 def test_a_second_image_leaves_the_keys_before_it():

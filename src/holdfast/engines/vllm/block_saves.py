@@ -52,7 +52,7 @@ class BlockSaves:
         """Note where a prompt's tokens came from; with `auto`, choose when to save."""
         before = self._choice.defers
         self._choice.counted(prompt)
-        if self._save == "auto" and self._choice.defers != before:
+        if self._save == "auto" and self._deferred is not None and self._choice.defers != before:
             _log.info(
                 "blocks are saved %s from now on: %.0f %% of the tokens that prompts reuse come "
                 "from the store, the others from vLLM's own cache",

@@ -44,7 +44,7 @@ class ConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     default: a small share of the time to compute the prompt. `prestage`: have the contexts of
     requests that wait for their turn read into the node's memory. `publish_file`: the secret that
     permits writes, for an engine whose `domain` is public. `fixed_weights`: the weights never
-    change while the engine runs, so contexts outlive vLLM's sleep and other resets.
+    change while the engine runs, so saved contexts outlive vLLM's sleep and other resets.
     """
 
     holdfast: str = ""

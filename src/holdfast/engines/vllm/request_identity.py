@@ -6,14 +6,13 @@ with an input that no digest names is declined: it is computed, and nothing of i
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import xxhash
 
 from holdfast.client.weights_digest import (
     NoDigestError,
@@ -150,7 +149,8 @@ class MediaDigests:
                 f"the content of {feature.modality} {named!r} is not in this process; start vLLM "
                 "with --mm-processor-cache-type lru",
             )
-        whole = xxhash.xxh3_128()
+        # A client may choose a name like a hash: no other content must be made to fit the digest.
+        whole = hashlib.blake2b(digest_size=16, person=b"holdfast-media")
         for field, element in sorted(item.items(), key=lambda each: each[0]):
             whole.update(f"{field}=".encode())
             _add_content(whole, element.data)
@@ -250,7 +250,10 @@ def _media(request: Any, digests: MediaDigests) -> Iterator[tuple[int, bytes]]:
 
 
 def _add_content(whole: Any, content: Any) -> None:
-    """Add tensors, nested as vLLM nests them, or a plain value to a hash."""
+    """Add tensors, nested as vLLM nests them, or a plain value to a hash.
+
+    Raises UnnamedInputError for anything else: its text may leave out what makes it different.
+    """
     if isinstance(content, list | tuple):
         whole.update(f"[{len(content)}]".encode())
         for part in content:
@@ -261,8 +264,12 @@ def _add_content(whole: Any, content: Any) -> None:
         tensor = content.detach().cpu().contiguous()
         whole.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         whole.update(tensor.reshape(-1).view(torch.uint8).numpy())
-    else:
+    elif content is None or isinstance(content, int | float | str | bytes):
         whole.update(repr(content).encode())
+    else:
+        raise UnnamedInputError(
+            "multimodal", f"content of the type {type(content).__name__} has no digest"
+        )
 
 
 def _adapter_files(folder: Path) -> list[Path]:

@@ -67,6 +67,13 @@ def test_a_model_without_an_encoder_is_refused():
         encoder_fingerprint(engine, read_encoder_options({"model_digest": "weights"}))
 
 
+def test_an_encoder_decoder_model_is_refused():
+    engine = config()
+    engine.model_config.is_encoder_decoder = True
+    with pytest.raises(UnsupportedError, match="encoder-decoder"):
+        encoder_fingerprint(engine, read_encoder_options({"model_digest": "weights"}))
+
+
 def test_an_engine_whose_weights_are_replaced_is_refused():
     engine = config()
     engine.weight_transfer_config = SimpleNamespace(backend="nccl")

@@ -141,8 +141,10 @@ class HoldfastEncoderConnector(ECConnectorBase):
         self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any
     ) -> None:
         del kwargs
+        if self._saves is None:
+            return
         name = self._step_work().names.get(mm_hash)
-        if self._saves is None or name is None or self._saves.is_saved(name):
+        if name is None or self._saves.is_saved(name):
             return
         item = _item(encoder_cache[mm_hash])
         if item is not None:

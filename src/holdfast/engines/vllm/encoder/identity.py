@@ -69,6 +69,8 @@ def encoder_fingerprint(vllm_config: Any, setting: ConnectorSettings) -> Fingerp
     options = getattr(model, "multimodal_config", None)
     if options is None:
         raise UnsupportedError("the model has no encoder of images or audio")
+    if getattr(model, "is_encoder_decoder", False):
+        raise UnsupportedError("vLLM does not ask this connector about encoder-decoder models")
     dtype = str(model.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise UnsupportedError(
