@@ -132,6 +132,7 @@ class SimulatedDriver:
 
     def bounce(self, copies: Copies, stream: int) -> None:
         with self._call("bounce"):
+            self._check_whole(copies)
             ended = _Event()
             self._queue_copies(copies, stream, locked=False)
             self._record(ended, stream)
@@ -257,6 +258,15 @@ class SimulatedDriver:
                     self.faults.append(f"a copy {when} whose memory is not locked")
                     return
                 at = ends[0]
+
+    def _check_whole(self, copies: Copies) -> None:
+        """Raise DriverError for memory that is partly locked, as the calls of CUDA do."""
+        host = copies.source if self._is_gpu(copies.to[0]) else copies.to
+        for address, nbytes in zip(host, copies.nbytes, strict=True):
+            for start, length in self.locked.items():
+                inside = min(address + nbytes, start + length) - max(address, start)
+                if 0 < inside < nbytes:
+                    raise DriverError("bounce: a part of the memory is locked, another is not")
 
     def _copied(self, work: PageCopy) -> Iterator[None]:
         """Copy one page of one layer at each step, in any order."""

@@ -49,12 +49,15 @@ class ArenaUse:
         self._bounced = [each for each, is_locked in marked if not is_locked]
 
     def to_gpu(self, copies: Sequence[ArenaCopy]) -> Copies:
-        """Return copies from locked memory; none crosses a border of two locks."""
+        """Return copies to the GPU; none crosses a border of two locks.
+
+        Also where memory is not locked: a driver refuses a copy of which a part only is locked.
+        """
         cut = [part for copy in copies for part in self.cut(copy)]
         return _copies([each.gpu for each in cut], [self._start + each.offset for each in cut], cut)
 
     def from_gpu(self, copies: Sequence[ArenaCopy]) -> Copies:
-        """Return copies to locked memory; none crosses a border of two locks."""
+        """Return copies from the GPU; none crosses a border of two locks."""
         cut = [part for copy in copies for part in self.cut(copy)]
         return _copies([self._start + each.offset for each in cut], [each.gpu for each in cut], cut)
 

@@ -89,6 +89,8 @@ class Piece(NamedTuple):
     offset: int
     nbytes: int
     """Bytes of each block in the stage, from `offset` in the block's stage."""
+    ends_block: bool = True
+    """False: parts of its block follow."""
 
     def runs(self, runs: Sequence[StageRun]) -> Iterator[StageRun]:
         """Yield what the piece has of some runs, from its own beginning."""
@@ -114,7 +116,8 @@ def pieces(block: BlockStage, blocks: int, piece_bytes: int) -> Iterator[Piece]:
                 layers = range(first, min(first + per_part, group.layers))
                 offset = group.offset + first * group.layer_bytes
                 nbytes = len(layers) * group.layer_bytes
-                yield Piece(number, 1, LayerRange(at, layers), offset, nbytes)
+                is_last = offset + nbytes == block.nbytes
+                yield Piece(number, 1, LayerRange(at, layers), offset, nbytes, is_last)
 
 
 def opaque_stage(driver: Driver, pages: Pages) -> BlockStage:

@@ -259,7 +259,7 @@ class CudaDevice:
             self._last_load.result()  # its page numbers are in the memory that this load writes
         use = ArenaUse(arena, locks, [move.payload for move in moves], self._raw_bytes)
         try:
-            complete = self._queue_load(arena, moves, after, use, proceed)
+            complete = self._queue_load(moves, after, use, proceed)
             load = self._recorded(self._unpack_stream, use, complete=complete)
         except BaseException:
             self.rest()  # the pages are used for other work after an error
@@ -333,14 +333,18 @@ class CudaDevice:
         self._check_alive()
         use = ArenaUse(arena, locks, [payload for _, payload in placed], self._raw_bytes)
         queued: list[QueuedCopies | Future[bool]] = []
-        marked = list(zip(placed, use.locked, strict=True))
-        bounced = [each for each, is_locked in marked if not is_locked]
-        copies = [
-            ArenaCopy(self._save_slot(slot) + run.stage, payload + run.payload, run.nbytes)
-            for (slot, payload), is_locked in marked
-            if is_locked
-            for run in self._block.saves
-        ]
+        copies: list[ArenaCopy] = []
+        bounced: list[Copies] = []
+        for (slot, payload), is_locked in zip(placed, use.locked, strict=True):
+            stage = self._save_slot(slot)
+            block = [
+                ArenaCopy(stage + run.stage, payload + run.payload, run.nbytes)
+                for run in self._block.saves
+            ]
+            if is_locked:
+                copies += block
+            elif block:
+                bounced.append(use.from_gpu(block))
         try:
             if copies:
                 batch = use.from_gpu(copies)
@@ -349,7 +353,7 @@ class CudaDevice:
             if bounced:
                 self._saver = self._saver or workers(1, "holdfast-save")
                 until_s = time.monotonic() + SAVE_S
-                queued.append(self._saver.submit(self._bounce_save, arena, bounced, until_s))
+                queued.append(self._saver.submit(self._bounce_save, bounced, until_s))
         except BaseException:
             self.rest()
             use.end()
@@ -436,7 +440,6 @@ class CudaDevice:
 
     def _queue_load(
         self,
-        arena: SharedMapping,
         moves: Sequence[Move],
         after: Event,
         use: ArenaUse,
@@ -449,8 +452,7 @@ class CudaDevice:
         driver, ends = self.driver, deque[Event]()
         if after is not None:
             driver.wait(self._unpack_stream, after)
-        per_piece = max(1, self._piece_bytes // self._block.nbytes)
-        firsts = self._write_rows(moves, per_piece)
+        rows = self._load_rows_at
         for number, piece in enumerate(pieces(self._block, len(moves), self._piece_bytes)):
             if number and number % PIECES_AHEAD == 0:
                 ends.append(self._event_on(self._unpack_stream))
@@ -461,36 +463,38 @@ class CudaDevice:
             ring = number % PIECES
             stage = self._load_stages[ring]
             driver.wait(self._copy_stream, self._unpacked[ring])
-            self._fill_stage(arena, moves, use, piece, stage)
+            self._fill_stage(moves, use, piece, stage)
             driver.pause(self._copy_stream)
             driver.record(self._copied[ring], self._copy_stream)
             driver.wait(self._unpack_stream, self._copied[ring])
-            first, last = firsts[piece.first_block], firsts[piece.first_block + piece.blocks]
-            rows = self._load_rows_at + first * ROW_BYTES
-            named = last - first
+            named = self._write_rows(moves, piece, rows)
             for work in self._block.launches(piece.some, rows, named, stage, to_pages=True):
                 driver.launch(work, self._unpack_stream)
             driver.record(self._unpacked[ring], self._unpack_stream)
+            if piece.ends_block:
+                rows += named * ROW_BYTES
         return True
 
-    def _write_rows(self, moves: Sequence[Move], per_piece: int) -> list[int]:
-        """Write pages and slots of a load for its kernels; return the first row of each block."""
-        firsts, pages, slots = [0], array("i"), array("i")
-        for number, move in enumerate(moves):
-            slot = number % per_piece * self.pages.pages_per_block + move.first
+    def _write_rows(self, moves: Sequence[Move], piece: Piece, rows: int) -> int:
+        """Write pages and slots of a piece to the address `rows`, for its kernels.
+
+        Returns how many pages it has. The parts of one block are written alike, one after another.
+        """
+        pages, slots = array("i"), array("i")
+        for number, move in enumerate(moves[piece.first_block :][: piece.blocks]):
+            slot = number * self.pages.pages_per_block + move.first
             pages.extend(move.pages)
             slots.extend(range(slot, slot + len(move.pages)))
-            firsts.append(len(pages))
-        self._load_rows[0 : 2 * len(pages) : 2] = pages
-        self._load_rows[1 : 2 * len(pages) : 2] = slots
-        return firsts
+        at = 2 * (rows - self._load_rows_at) // ROW_BYTES
+        end = at + 2 * len(pages)
+        self._load_rows[at:end:2] = pages
+        self._load_rows[at + 1 : end : 2] = slots
+        return len(pages)
 
-    def _fill_stage(
-        self, arena: SharedMapping, moves: Sequence[Move], use: ArenaUse, piece: Piece, stage: int
-    ) -> None:
+    def _fill_stage(self, moves: Sequence[Move], use: ArenaUse, piece: Piece, stage: int) -> None:
         """Queue the copies of one piece from the arena."""
         copies: list[ArenaCopy] = []
-        bounced = Copies([], [], [])
+        bounced: list[ArenaCopy] = []
         runs = list(piece.runs(self._block.loads))
         for number in range(piece.blocks):
             block = piece.first_block + number
@@ -499,31 +503,20 @@ class CudaDevice:
                 if use.locked[block]:
                     copies.append(ArenaCopy(to + run.stage, start + run.payload, run.nbytes))
                 else:
-                    bounced.to.append(to + run.stage)
-                    bounced.source.append(arena.address + start + run.payload)
-                    bounced.nbytes.append(run.nbytes)
+                    bounced.append(ArenaCopy(to + run.stage, start + run.payload, run.nbytes))
         if copies:
             self.driver.copy(use.to_gpu(copies), self._copy_stream, source_complete=True)
-        if bounced.to:
-            self.driver.bounce(bounced, self._copy_stream)
+        if bounced:
+            self.driver.bounce(use.to_gpu(bounced), self._copy_stream)
 
-    def _bounce_save(
-        self, arena: SharedMapping, placed: Sequence[tuple[int, int]], until_s: float
-    ) -> bool:
-        """Copy slots into memory that is not locked; return whether every byte came in time."""
+    def _bounce_save(self, blocks: Sequence[Copies], until_s: float) -> bool:
+        """Copy blocks into memory that is not locked; return whether every byte came in time."""
         try:
-            for slot, payload in placed:
+            for copies in blocks:
                 if time.monotonic() > until_s:
                     _log.warning("blocks not saved: the GPU did not copy them in %g s", SAVE_S)
                     return False
-                stage, runs = self._save_slot(slot), self._block.saves
-                copies = Copies(
-                    [arena.address + payload + run.payload for run in runs],
-                    [stage + run.stage for run in runs],
-                    [run.nbytes for run in runs],
-                )
-                if runs:
-                    self.driver.bounce(copies, self._bounce_stream)
+                self.driver.bounce(copies, self._bounce_stream)
             return True
         except Exception:  # noqa: BLE001  # e.g. a device error: the engine continues
             _log.exception("blocks not saved")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import threading
 from array import array
 from collections.abc import Callable, Sequence
@@ -82,18 +81,16 @@ class LoadedKernel(NamedTuple):
 
 
 class _Event:
-    """An event of the driver, destroyed with this object."""
+    """An event of the driver, which is used again for another when nothing has this object."""
 
-    __slots__ = ("_destroy", "_process", "handle")
+    __slots__ = ("_unused", "handle")
 
-    def __init__(self, handle: int, destroy: Callable[[int], int]) -> None:
+    def __init__(self, handle: int, unused: list[int]) -> None:
         self.handle = handle
-        self._destroy = destroy
-        self._process = os.getpid()
+        self._unused = unused
 
     def __del__(self) -> None:
-        if os.getpid() == self._process:  # a child has no part in its parent's events
-            self._destroy(self.handle)
+        self._unused.append(self.handle)
 
 
 class CudaDriver:
@@ -127,6 +124,8 @@ class CudaDriver:
         self.version = version.value
         self._streams: list[int] = []
         self._memory: list[tuple[Callable[[int], int], int]] = []
+        self._events: list[int] = []
+        self._unused_events: list[int] = []
         self._kernels: dict[Any, LoadedKernel] = {}
         self._flag = self.allocate(256)
 
@@ -146,10 +145,14 @@ class CudaDriver:
         return self._engine_stream()
 
     def create_event(self) -> _Event:
-        self._enter()
+        try:
+            return _Event(self._unused_events.pop(), self._unused_events)
+        except IndexError:
+            self._enter()
         event = ctypes.c_void_p()
         self._call("cuEventCreate", ctypes.byref(event), _BLOCKING_SYNC | _DISABLE_TIMING)
-        return _Event(event.value or 0, self._quick.cuEventDestroy_v2)
+        self._events.append(event.value or 0)
+        return _Event(self._events[-1], self._unused_events)
 
     def allocate(self, nbytes: int) -> int:
         self._enter()
@@ -244,7 +247,10 @@ class CudaDriver:
             free(address)
         for stream in self._streams:
             self._slow.cuStreamDestroy_v2(stream)
-        self._memory, self._streams = [], []
+        for event in self._events:
+            self._slow.cuEventDestroy_v2(event)
+        self._memory, self._streams, self._events = [], [], []
+        self._unused_events.clear()
 
     def _enter(self) -> None:
         """Make the context current on this thread, before its first call.
