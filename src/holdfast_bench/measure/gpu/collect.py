@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import holdfast
@@ -37,6 +38,8 @@ PACKAGES = (
     "xxhash",
 )
 """Dependencies of Holdfast's commands, and theirs, without numpy."""
+
+DISTRIBUTION = "holdfast-kv"
 
 PLATFORMS = (
     "manylinux_2_34",
@@ -84,6 +87,7 @@ def collect(folder: Path, python: str = PYTHON, processor: str = PROCESSOR) -> i
         source = Path(str(package.__file__)).parent
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(source, folder / "packages" / source.name, ignore=ignored)
+    _declare(folder / "packages")
     for file in tests_on_gpu(TESTS_FOLDER):
         to = folder / "tests" / file.relative_to(TESTS_FOLDER)
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -95,6 +99,15 @@ def collect(folder: Path, python: str = PYTHON, processor: str = PROCESSOR) -> i
     if nbytes > BYTES_MAX:
         raise ConfigError(f"--collect {folder}: {nbytes} bytes are more than {BYTES_MAX}")
     return nbytes
+
+
+def _declare(packages: Path) -> None:
+    """Write what an installation records of Holdfast: `holdfast` finds the verb `bench` there."""
+    installed = metadata.distribution(DISTRIBUTION)
+    folder = packages / f"{DISTRIBUTION.replace('-', '_')}-{installed.version}.dist-info"
+    folder.mkdir()
+    for name in ("METADATA", "entry_points.txt"):
+        (folder / name).write_text(str(installed.read_text(name)))
 
 
 def _download(folder: Path, python: str, processor: str) -> None:

@@ -2,7 +2,8 @@
 
 `.handovers`: calls of the driver, in a save or a load of 8 blocks, that give up the interpreter's
 lock: beside a busy thread, each takes up to 5 ms to get it back. `switches` is how often the kernel
-took the thread off its core meanwhile, beside a thread that holds the interpreter.
+took the thread off its core meanwhile, beside a thread that holds the interpreter. `.call.`: the
+calls of the driver that a save makes, each by itself.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from holdfast.buffers import SharedMapping
 from holdfast.devices.base import Device, Move, Pages, StagingDevice
 from holdfast.devices.cuda.device import CudaDevice
 from holdfast.devices.cuda.libcuda import Tuning
-from holdfast.devices.driver import Copies, Driver
+from holdfast.devices.driver import Copies, Driver, Event
 from holdfast.devices.registry import DeviceOptions
 from holdfast.errors import HoldfastError
 from holdfast.limits import KIB, MIB
@@ -107,8 +108,9 @@ class BatchCopies:
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """Yield hand-overs of saves and loads, then each kind of batch in one call and in many."""
+    """Yield hand-overs and calls of saves and loads, then batches in one call and in many."""
     yield from _handover_rows(setting)
+    yield from _call_rows(setting)
     for count, nbytes in TOY_SIZES if setting.rehearse else SIZES:
         for name, batches in (("batch", True), ("loop", False)):
             what = f"gpu.submit.{count}x{nbytes // KIB}KiB.{name}"
@@ -144,6 +146,31 @@ def _handover_rows(setting: Setting) -> Iterator[Row]:
                     calls.append(driver.waiting_calls - before)
             more: dict[str, object] = {"switches": median(switches), "blocks": BLOCKS}
             yield at_most(f"gpu.{verb}.handovers", median(calls), "calls", goal, **more)
+
+
+def _call_rows(setting: Setting) -> Iterator[Row]:
+    """Yield the microseconds of each call, the median of many while the GPU has nothing to do."""
+    with closing(setting.gpu.driver()) as driver:
+        stream, kept = driver.create_stream(urgent=False), list[Event]()
+        event = driver.create_event()
+        driver.record(event, stream)
+        driver.pause(stream)  # compiles its kernel
+        calls: dict[str, Callable[[], object]] = {
+            "engine_stream": driver.engine_stream,
+            "new_event": lambda: kept.append(driver.create_event()),
+            "event_again": lambda: driver.create_event() and None,
+            "record": lambda: driver.record(event, stream),
+            "query": lambda: driver.query(event),
+            "launch": lambda: driver.pause(stream),
+        }
+        for name, work in calls.items():
+            times = list[float]()
+            for _ in range(CALLS):
+                driver.synchronise(event)
+                begun_s = time.perf_counter()
+                work()
+                times.append(time.perf_counter() - begun_s)
+            yield Row(f"gpu.submit.call.{name}", 1e6 * median(times), "us")
 
 
 def _save(copies: BlockCopies, moves: Sequence[Move]) -> int:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import distributions
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,6 +71,18 @@ def test_the_collected_packages_need_nothing_from_elsewhere(pip, tmp_path):
     argv = [sys.executable, "-c", program]
     said = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True).stdout
     assert said == f"{folder / 'tests'}\n"
+
+
+def test_the_collected_packages_declare_their_verbs(pip, tmp_path):
+    """Without an installation, `holdfast` would not know `bench`."""
+    folder = tmp_path / "folder"
+    collect.collect(folder)
+    declared = {
+        (point.group, point.name)
+        for found in distributions(path=[str(folder / "packages")])
+        for point in found.entry_points
+    }
+    assert ("holdfast.verbs", "holdfast_bench") in declared
 
 
 def test_a_folder_that_is_not_empty_is_refused(pip, tmp_path):

@@ -15,6 +15,10 @@ def test_hand_overs_and_both_kinds_of_batches_are_measured(measured):
         "gpu.save.handovers",
         "gpu.load.handovers",
         *[
+            f"gpu.submit.call.{name}"
+            for name in ("engine_stream", "new_event", "event_again", "record", "query", "launch")
+        ],
+        *[
             f"gpu.submit.{size}.{way}"
             for size in ("8x4KiB", "16x1KiB")
             for way in ("batch", "loop")
