@@ -130,6 +130,8 @@ class Harness:
 @pytest.fixture(autouse=True)
 def small_stages(monkeypatch):
     monkeypatch.setattr(device_module, "PIECE_BYTES", 2 * PAYLOAD)
+    monkeypatch.setattr(device_module, "SAVE_S", 600.0)  # this machine may be busy
+    monkeypatch.setattr(loader_module, "COPY_S", 60.0)
     monkeypatch.setattr("holdfast.client.rank_transfers.REST_S", 0.0)
     monkeypatch.setattr("holdfast.client.rank_transfers.POLL_S", 0.0)
 

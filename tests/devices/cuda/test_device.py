@@ -29,6 +29,12 @@ def locking(request):
 
 
 @pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """No save gives up because this machine is busy."""
+    monkeypatch.setattr(device_module, "SAVE_S", 600.0)
+
+
+@pytest.fixture(autouse=True)
 def piece_bytes(monkeypatch):
     """Set the size of a piece: some blocks, or only some layers of one."""
 
