@@ -142,7 +142,7 @@ def _ask_at_once(contexts: Contexts, keys: list[bytes]) -> set[int]:
 
     def ask(_: int) -> int:
         begin.wait()
-        store.look(namespace, keys)
+        store.look(namespace, keys, DEADLINE_S)
         fetched = store.fetch(namespace, keys, DEADLINE_S)
         store.release(fetched.lease)
         return len(fetched.places)
