@@ -54,7 +54,7 @@ class Server:
         return bits(self.adapter.query_load_result(task), len(keys))
 
     def wait(self, fd):
-        assert select.select([fd], [], [], 30)[0]
+        assert select.select([fd], [], [], 60)[0]
         consume_fd(fd)
 
 

@@ -51,7 +51,7 @@ def test_a_new_storage_manager_prefetches_what_another_one_has_stored(tmp_path):
         for key, memory in first.reserve_write(KEYS, LAYOUT).items():
             np.frombuffer(memory.byte_array, np.uint8)[:] = CONTENT[KEYS.index(key)]
         first.finish_write(KEYS)
-        wait_until(node.process, lambda: node.blocks_on_disk() == len(KEYS), 30)
+        wait_until(node.process, lambda: node.blocks_on_disk() == len(KEYS), 60)
         first.close()
         second = manager_of(node.address)
         other = ObjectKey(b"x" * 32, "org/model", 0x01000100)

@@ -52,7 +52,7 @@ class PortablePairs:
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {
-                "holdfast": self.node.address, "cover_deadline_ms": 5000, "layout": "portable",
+                "holdfast": self.node.address, "cover_deadline_ms": 60_000, "layout": "portable",
                 **({"model_digest": digest} if digest else {}),
             },
         }  # fmt: skip

@@ -51,7 +51,7 @@ class SmallEngines:
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {
-                "holdfast": self.node.address, "cover_deadline_ms": 5000, "layout": layout,
+                "holdfast": self.node.address, "cover_deadline_ms": 60_000, "layout": layout,
             },
         }  # fmt: skip
         return self.real.Engine(

@@ -32,7 +32,7 @@ def node(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(real, node, tmp_path_factory):
-    options = {"holdfast": node.address, "save": "before_eviction", "cover_deadline_ms": 5000}
+    options = {"holdfast": node.address, "save": "before_eviction", "cover_deadline_ms": 60_000}
     engine = real.Engine(
         tmp_path_factory.mktemp("engine") / "engine.log",
         model=str(make("tiny")),

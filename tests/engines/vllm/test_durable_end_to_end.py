@@ -45,7 +45,7 @@ def engine(real, node, tmp_path_factory):
             "kv_connector_module_path": "holdfast.engines.vllm",
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"holdfast": node.address, "cover_deadline_ms": 5000},
+            "kv_connector_extra_config": {"holdfast": node.address, "cover_deadline_ms": 60_000},
         },
     )
     yield engine.wait_ready()
@@ -78,13 +78,15 @@ def test_an_acknowledged_context_is_served_by_its_node_after_a_kill(engine, node
     node.start()
     node.wait_recovered()
 
-    def asked_anew():
-        engine.reset()  # or the engine has the context itself
-        return ask(engine, prompt, extra_args=DURABLE)
+    warm = cold
 
-    await_that(lambda: asked_anew()["cached"] == HELD)  # the engine has found its node again
-    warm = asked_anew()
-    assert warm["cached"] == HELD
+    def is_loaded():
+        nonlocal warm
+        await_that(engine.reset)  # or the engine has the context itself
+        warm = ask(engine, prompt, extra_args=DURABLE)
+        return warm["cached"] == HELD
+
+    await_that(is_loaded)  # the engine has found its node again
     assert warm["tokens"] == cold["tokens"]
     for ours, theirs in zip(warm["logprobs"], cold["logprobs"], strict=True):
         assert [value for _, value in ours] == pytest.approx(

@@ -57,7 +57,10 @@ class Scene:
             "kv_connector_module_path": "holdfast.engines.vllm",
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"holdfast": self.node.address, "cover_deadline_ms": 5000}
+            "kv_connector_extra_config": {
+                "holdfast": self.node.address,
+                "cover_deadline_ms": 60_000,
+            }
             | dict(extra),
         }
         settings = {

@@ -47,7 +47,7 @@ def test_a_decode_engine_loads_the_context_of_the_documented_prefill_engine(tmp_
     model = str(make("tiny"))
 
     def here(text):
-        patient = {'node.sock"}': 'node.sock", "cover_deadline_ms": 5000}'}
+        patient = {'node.sock"}': 'node.sock", "cover_deadline_ms": 60000}'}
         changes = {"/run/holdfast": str(tmp_path), "MODEL": model, **ports, **patient}
         for old, new in changes.items():
             text = text.replace(old, new)

@@ -77,7 +77,7 @@ class Scene:
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {
-                "holdfast": str(folder / "engine.yaml"), "cover_deadline_ms": 5000,
+                "holdfast": str(folder / "engine.yaml"), "cover_deadline_ms": 60_000,
             },
         }  # fmt: skip
         self.engine = real.Engine(
@@ -266,7 +266,8 @@ def test_a_node_that_stops_costs_only_the_hit(scene, kind, stopped_s):
     scene.drain()
 
     def hits():
-        assert scene.engine.reset()
+        if not scene.engine.reset():  # pages may still be saved from
+            return False
         [answer] = scene.ask([prompt])
         check_equal(answer, cold)
         return answer["cached"] == CONTEXT // BLOCK * BLOCK

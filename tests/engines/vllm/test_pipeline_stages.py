@@ -43,7 +43,7 @@ def test_a_prompt_is_loaded_if_every_stage_holds_its_layers(tmp_path_factory):
         stack.enter_context(node)
         options = VllmServerOptions(
             make("tiny"),
-            holdfast_kv_transfer(node.address, 5000),
+            holdfast_kv_transfer(node.address, 60_000),
             model_tokens_max=2048,
             dtype="float32",
             stages=2,

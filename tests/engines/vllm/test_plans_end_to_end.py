@@ -45,7 +45,7 @@ def engine(real, node, tmp_path):
         "kv_connector_module_path": "holdfast.engines.vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"holdfast": node.address, "cover_deadline_ms": 5000},
+        "kv_connector_extra_config": {"holdfast": node.address, "cover_deadline_ms": 60_000},
     }
     engine = real.Engine(
         tmp_path / "engine.log", kv_transfer=transfer, model=str(make("tiny")), dtype="float32",

@@ -75,7 +75,7 @@ class Place:
                 "kv_connector_extra_config": {
                     "holdfast": self.node.address,
                     "layout": layout,
-                    "cover_deadline_ms": 5000,
+                    "cover_deadline_ms": 60_000,
                 },
             }
         self.engines[name] = self._real.Engine(self.folder / f"{name}.log", **options)
@@ -202,7 +202,7 @@ def test_transformers_goes_on_from_what_vllm_wrote(place, pair):
     prompt, other = prompt_of(f"from vllm {pair.engine}"), pair.other
     answer = place.save(pair.engine, prompt)
     blocks = np.zeros((TOKENS // BLOCK, other.layout.raw_bytes), np.uint8)
-    landed = other.session.fetch(prompt, into=blocks, deadline_s=30.0)
+    landed = other.session.fetch(prompt, into=blocks, deadline_s=60.0)
     assert landed.tokens == HELD, landed
     foreign = other.empty(HELD)
     blocks_to_tensors(other.layout, blocks, foreign)

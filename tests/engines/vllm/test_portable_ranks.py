@@ -72,7 +72,7 @@ class Engines:
         cores = "0|1" if options.get("ranks", 1) > 1 else "nobind"
         settings = VllmServerOptions(
             model or make("tiny"),
-            holdfast_kv_transfer(self.node.address, 5000, layout="portable"),
+            holdfast_kv_transfer(self.node.address, 60_000, layout="portable"),
             model_tokens_max=2048,
             dtype="float32",
             environment={"VLLM_CPU_OMP_THREADS_BIND": cores, "OMP_NUM_THREADS": "1"},

@@ -71,7 +71,7 @@ def behind(real, tmp_path_factory):
             "kv_connector_extra_config": {
                 "holdfast": node.address,
                 "layout": "portable",
-                "cover_deadline_ms": 5000,
+                "cover_deadline_ms": 60_000,
             },
         },
     )
@@ -103,7 +103,7 @@ def test_an_engine_goes_on_from_quantised_blocks_of_memory_and_of_the_disk(behin
     prompt = [words.randrange(300, 30_000) for _ in range(TOKENS)]
     (cold,) = engine.ask(prompts=[prompt], tokens=ANSWER, logprobs=3)
     until(lambda: node.status()["blocks"] == BLOCKS)
-    assert node.status()["quantise"]["quantised"] == BLOCKS
+    until(lambda: node.status()["quantise"]["quantised"] == BLOCKS)
     until(lambda: not node.status()["waiting_to_write"])
     [codec] = node.status()["codecs"]
     assert codec["quantised"] == BLOCKS
@@ -117,7 +117,7 @@ def test_an_engine_goes_on_from_quantised_blocks_of_memory_and_of_the_disk(behin
     with holdfast.open(node.address) as store:
         session = store.session(portable_fingerprint(make("tiny"), layout()))
         found = np.zeros((BLOCKS, layout().raw_bytes), np.uint8)
-        assert session.fetch(prompt, into=found, deadline_s=20.0).blocks == BLOCKS
+        assert session.fetch(prompt, into=found, deadline_s=60.0).blocks == BLOCKS
     again = found.copy()
     assert all(Int8(layout()).quantised(block.data) for block in again)
     assert (again == found).all()

@@ -35,7 +35,7 @@ def engine(real, node, tmp_path):
         "kv_connector_module_path": "holdfast.engines.vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"holdfast": node.address, "cover_deadline_ms": 5000},
+        "kv_connector_extra_config": {"holdfast": node.address, "cover_deadline_ms": 60_000},
     }
     engine = real.Engine(
         tmp_path / "engine.log", kv_transfer=transfer, model=str(make("tiny")), dtype="float32",
@@ -71,7 +71,7 @@ def test_a_context_below_memory_is_there_when_its_waiting_request_is_admitted(no
     assert (loaded("disk"), loaded("host")) == (BLOCKS * 128, 0), "it did not have to wait"
 
     leave_memory(node, engine)
-    left = engine.queue(running=prompt_of("runs", 200), new=prompt_of("waits"), tokens=150)
+    left = engine.queue(running=prompt_of("runs", 200), new=prompt_of("waits"), tokens=250)
     assert left["left"] == 0
     assert (loaded("disk"), loaded("host")) == (BLOCKS * 128, BLOCKS * 128)
     assert engine.metrics()["vllm:holdfast_prestaged_requests"] == 1

@@ -44,7 +44,7 @@ class Harness:
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {
-                "holdfast": self.node.address, "cover_deadline_ms": 5000,
+                "holdfast": self.node.address, "cover_deadline_ms": 60_000,
             },
         }  # fmt: skip
         engine = self._real.Engine(

@@ -23,7 +23,7 @@ def test_put_does_not_wait_until_the_report_is_sent(fakes):
 
     class Held(fakes.Link):
         def client(self):
-            assert go.wait(30)
+            assert go.wait(60)
             return super().client()
 
     client = fakes.Client(lambda _: Done())
@@ -75,7 +75,7 @@ def test_reports_queued_during_a_delay_are_sent_after_it(fakes, monkeypatch):
 
     def sleep(delay_s):
         delays.append(delay_s)
-        assert queued.wait(30)
+        assert queued.wait(60)
 
     monkeypatch.setattr("holdfast.client.timing_reporter.time", SimpleNamespace(sleep=sleep))
     client = fakes.Client(lambda _: Done())

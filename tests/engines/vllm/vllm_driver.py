@@ -149,7 +149,7 @@ class Driver:
 
     def drain(self):
         """Step until nothing is left to do; return what is left of requests and pages."""
-        end_s = time.monotonic() + 30
+        end_s = time.monotonic() + 120
         while self.core.scheduler.has_requests() and time.monotonic() < end_s:
             self.engine.step()
         return {"left": len(self.core.scheduler.requests), "usage": self.usage()}
@@ -317,6 +317,10 @@ def run(channel, log, options):
     # A machine that runs tests is busy: what is not about deadlines must not fail for them.
     rank_transfers.DEADLINE_MIN_S = direct_saves.RESERVE_S = 3.0
     answer_wait.STEP_MAX_S, answer_wait.STEP_SHARE = 3.0, 1_000.0
+    if "ec_transfer" in options:
+        from holdfast.engines.vllm.encoder import connector
+
+        connector.WAIT_S = 60.0
     driver = Driver(options)
     channel.send("ready")
     with contextlib.suppress(EOFError):

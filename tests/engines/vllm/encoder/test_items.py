@@ -50,12 +50,12 @@ def item(rows, width=64, dtype="float32", seed=0):
 def test_an_item_comes_back_as_it_was(session, rows, dtype):
     saved = item(rows, dtype=dtype)
     assert save_item(session, NAME, saved) is Outcome.OK
-    assert load_item(session, NAME, 5.0) == saved
+    assert load_item(session, NAME, 60.0) == saved
 
 
 def test_an_item_that_was_not_saved_is_not_found(session):
     save_item(session, NAME, item(3))
-    assert load_item(session, hashlib.sha256(b"another").digest(), 5.0) is None
+    assert load_item(session, hashlib.sha256(b"another").digest(), 60.0) is None
 
 
 def test_an_item_of_which_a_block_is_missing_is_not_found(session):
@@ -64,7 +64,7 @@ def test_an_item_of_which_a_block_is_missing_is_not_found(session):
     assert session.get([NAME + bytes(4)], [memory_of(first)]) == [Outcome.OK]
     alone = hashlib.sha256(b"alone").digest()
     assert session.put([alone + bytes(4)], [memory_of(first)]) == [Outcome.OK]
-    assert load_item(session, alone, 5.0) is None
+    assert load_item(session, alone, 60.0) is None
 
 
 @pytest.mark.parametrize(
@@ -86,4 +86,4 @@ def test_an_item_with_a_wrong_header_is_not_found(session, header):
         )
     block[: len(header)] = np.frombuffer(header, np.uint8)
     session.put([NAME + bytes(4)], [memory_of(block)])
-    assert load_item(session, NAME, 5.0) is None
+    assert load_item(session, NAME, 60.0) is None

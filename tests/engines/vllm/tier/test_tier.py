@@ -143,7 +143,7 @@ class Engine:
         self.idle()
 
     def idle(self):
-        end_s = time.monotonic() + 30
+        end_s = time.monotonic() + 60
         while self.manager.has_pending_work():
             assert time.monotonic() < end_s
             self.manager.on_schedule_end(STEP)
@@ -151,7 +151,7 @@ class Engine:
 
     def load(self, keys):
         """Ask for rows until nothing is pending; return the rows that can be read."""
-        context, end_s = self.request(), time.monotonic() + 30
+        context, end_s = self.request(), time.monotonic() + 60
         while time.monotonic() < end_s:
             found = [self.manager.lookup(key, context) for key in keys]
             if not {LookupResult.RETRY, LookupResult.HIT_PENDING}.intersection(found):
