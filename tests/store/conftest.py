@@ -62,7 +62,7 @@ class Harness:
             if place >= 0:
                 payload(arena[place:], PAYLOAD)[:] = bytes_of(key)
 
-    def read(self, chain: Chain, deadline_s: float = 5.0) -> int:
+    def read(self, chain: Chain, deadline_s: float = 60.0) -> int:
         """Fetch, check every byte, release; return how many blocks landed."""
         fetched = self.store.fetch(self.namespace, chain.keys, deadline_s)
         arena = self.store.arena(self.namespace.domain).view

@@ -119,7 +119,7 @@ def test_a_close_while_threads_use_the_store_ends_and_logs_no_fault(tmp_path, ca
         time.sleep(0.03)
         store.close()
         for user in users:
-            user.join(30)
+            user.join(60)
             assert not user.is_alive()
     assert not wrong
     assert len(ended) == 30
@@ -144,10 +144,10 @@ def test_a_close_ends_in_bounded_time_if_a_tier_does_not_answer(harness, monkeyp
     tier = SlowTier()
     one = harness(tier=tier)
     one.save(one.chain(1, 3))
-    assert tier.begun.wait(30)
+    assert tier.begun.wait(60)
     closed = threading.Thread(target=one.store.close, args=(0.1,))
     closed.start()
-    closed.join(30)
+    closed.join(60)
     assert not closed.is_alive()
     tier.over.set()
 
@@ -157,7 +157,7 @@ def test_a_close_writes_queued_blocks_for_a_bounded_time(harness, monkeypatch, c
     tier = SlowTier()
     one = harness(64 * MIB, tier=tier)
     one.save(one.chain(1, 200))
-    assert tier.begun.wait(30)
+    assert tier.begun.wait(60)
     one.store.close(0.1)
     assert tier.usage().records < 200
     tier.over.set()

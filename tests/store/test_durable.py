@@ -201,7 +201,7 @@ def test_a_context_that_was_synced_to_a_shared_medium_is_served_by_another_store
     objects = MemoryObjects()
 
     def opened():
-        limits = SegmentTierLimits(poll_s=0.05)
+        limits = SegmentTierLimits(read_s=60.0, ask_s=60.0, poll_s=0.05)
         tier = SegmentTier(MemoryMedium(objects), SegmentWriter("7d"), limits, "object")
         one = Store(16 * MIB, [tier], {"default": b"k" * 32})
         one.start()
@@ -210,8 +210,9 @@ def test_a_context_that_was_synced_to_a_shared_medium_is_served_by_another_store
     with opened() as first:
         assert save(first).sync(tokens_for(1)) == TOKENS
         with opened() as second:
-            found = np.zeros_like(blocks_for(1))
-            landed = second.session(FINGERPRINT).fetch(tokens_for(1), into=found)
+            session, found = second.session(FINGERPRINT), np.zeros_like(blocks_for(1))
+            until(second, "it is found", lambda: session.cover(tokens_for(1)) == TOKENS)
+            landed = session.fetch(tokens_for(1), into=found)
             assert landed.tokens == TOKENS
             assert (found == blocks_for(1)).all()
 

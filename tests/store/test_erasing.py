@@ -150,7 +150,7 @@ def test_a_lease_granted_during_an_erasure_ends_with_it(sealed, monkeypatch):
 
     def lent_first(store, domain, forget):
         def lend_and_forget(row):
-            lent.append(one.store.fetch_unverified(one.namespace, chain.keys, 5.0))
+            lent.append(one.store.fetch_unverified(one.namespace, chain.keys, 60.0))
             forget(row)
 
         visit_domain(store, domain, lend_and_forget)
@@ -168,7 +168,7 @@ def test_a_lease_granted_during_an_erasure_ends_with_it(sealed, monkeypatch):
 def test_blocks_leased_to_a_peer_before_an_erasure_are_not_sent_after_it(sealed):
     one = sealed(SharedMemoryTier({}))
     one.save(chain := one.chain(1, BLOCKS))
-    lent = one.store.fetch_unverified(one.namespace, chain.keys, 5.0)
+    lent = one.store.fetch_unverified(one.namespace, chain.keys, 60.0)
     # Another reader keeps the slots, so they are not cleared yet.
     with pinned(one.store, one.namespace, chain.keys):
         one.store.erase("default")
@@ -190,7 +190,7 @@ def test_concurrent_erasures_leave_a_domain_that_accepts_saves(sealed):
 def test_a_block_erased_while_it_is_sealed_for_a_peer_is_not_sent(sealed, monkeypatch):
     one = sealed(SharedMemoryTier({}))
     one.save(chain := one.chain(1, BLOCKS))
-    lent, matches = one.store.fetch_unverified(one.namespace, chain.keys, 5.0), seal.matches
+    lent, matches = one.store.fetch_unverified(one.namespace, chain.keys, 60.0), seal.matches
 
     def erased_once_it_is_checked(record, header):
         assert matches(record, header)

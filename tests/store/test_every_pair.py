@@ -54,7 +54,7 @@ CAPACITY = Size(4 * MIB)
 FILLERS = 40
 """Blocks that fill a tier, a chain each."""
 
-PATIENT = {"deadline_s": 30.0, "ask_s": 30.0, "gather_s": 0.0}
+PATIENT = {"deadline_s": 60.0, "ask_s": 60.0, "gather_s": 0.0}
 """Options of tiers of segments: no deadline that a busy machine misses."""
 
 KINDS = ("memory", "cxl", "disk", "shared memory", "pool", "files", "object", "valkey")
@@ -97,8 +97,8 @@ def tier_of(tmp_path, monkeypatch):
             server.start()
             undo.callback(server.close)
             options = PoolTierOptions(
-                deadline_s=30.0,
-                ask_s=30.0,
+                deadline_s=60.0,
+                ask_s=60.0,
                 membership=MembershipOptions(ramp_s=0.0, transient_s=0.0, unseen_s=0.0),
             )
             source = OneTarget(address_of(listener))
@@ -110,7 +110,7 @@ def tier_of(tmp_path, monkeypatch):
             servers = ValkeyServers(tmp_path / "servers", 1)
             undo.callback(servers.close)
             servers.start()
-            options = ValkeyOptions(address=list(servers.addresses), deadline_s=30.0, ask_s=30.0)
+            options = ValkeyOptions(address=list(servers.addresses), deadline_s=60.0, ask_s=60.0)
             return ValkeyTier(options)
 
         def open_files():

@@ -64,7 +64,7 @@ def test_the_reason_says_how_many_blocks_arrived_if_not_all_did(harness, monkeyp
     one.save(chain)
     one.leave_memory(chain)
     monkeypatch.setattr(one.tier, "read", lambda batch: [Outcome.GONE] * len(batch))
-    fetched = one.store.fetch(one.namespace, chain.keys, 5.0)
+    fetched = one.store.fetch(one.namespace, chain.keys, 60.0)
     assert (fetched.places, fetched.outcome) == ([], Outcome.GONE)
     assert fetched.reason == "fetch all 4 blocks held; 0 arrived"
 
@@ -160,9 +160,9 @@ def test_a_lease_for_a_peer_does_not_expire_before_its_release(harness, place) -
     one.flush()
     if place == "memory":
         one.leave_memory()
-    lent = one.store.fetch_unverified(one.namespace, chain.keys, 5.0)
+    lent = one.store.fetch_unverified(one.namespace, chain.keys, 60.0)
     assert lent.sources == {place: 4}
-    fetched = one.store.fetch(one.namespace, chain.keys, 5.0)
+    fetched = one.store.fetch(one.namespace, chain.keys, 60.0)
     one.clock.advance(1e6)
     expire_leases(one.store)
     assert not one.store.release(fetched.lease)
@@ -186,7 +186,7 @@ def test_an_exception_of_a_tier_is_a_miss_and_reaches_no_caller(harness) -> None
     chain = one.chain(1, 20)
     one.save(chain)
     one.leave_memory(chain)
-    fetched = one.store.fetch(one.namespace, chain.keys, 5.0)
+    fetched = one.store.fetch(one.namespace, chain.keys, 60.0)
     assert (fetched.places, fetched.outcome) == ([], Outcome.GONE)
     assert one.store.release(fetched.lease)
     assert one.nothing_is_left_over()
@@ -203,7 +203,7 @@ def test_a_fetch_that_runs_during_a_close_reads_no_lower_tier_and_leaks_no_slot(
     one.leave_memory(chain)
     one.save(here)
     one.store.close()
-    assert one.store.fetch(one.namespace, here.keys, 5.0).outcome is Outcome.GONE
+    assert one.store.fetch(one.namespace, here.keys, 60.0).outcome is Outcome.GONE
     begun = fetch_path.fetch(
         one.store, one.namespace, chain.keys, 5.0
     )  # not looked at: it had begun

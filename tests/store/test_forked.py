@@ -191,7 +191,7 @@ def test_a_child_that_leaves_the_with_block_writes_nothing(tmp_path) -> None:
         assert ended_well(in_child(child))
         serves(session, 2)
     with holdfast.open(host="16 MiB", disk="32 MiB", path=str(folder)) as store:
-        store.recovery.wait(30)
+        store.recovery.wait(60)
         assert store.session(FINGERPRINT).cover(tokens_for(1)) == 32 * BLOCKS
 
 
@@ -244,12 +244,12 @@ def test_a_closed_stores_folder_is_unlocked_while_forked_processes_run(tmp_path)
     try:
         with holdfast.open(host="16 MiB", disk="32 MiB", path=folder) as store:
             assert all(child.is_alive() for child in children)
-            assert store.recovery.wait(30)
+            assert store.recovery.wait(60)
             serves(store.session(FINGERPRINT), 1)
     finally:
         over.set()
         for child in children:
-            child.join(30)
+            child.join(60)
     assert [child.exitcode for child in children] == [0, 0]
 
 

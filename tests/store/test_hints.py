@@ -165,7 +165,7 @@ def test_a_prestage_brings_up_a_context_that_only_a_shared_tier_holds(far) -> No
     chain = far.chain(1, 8)
     assert far.store.prestage(far.namespace, chain.keys, 0.0) == 8
     until_up(far, chain)
-    fetched = far.store.fetch(far.namespace, chain.keys, 5.0)
+    fetched = far.store.fetch(far.namespace, chain.keys, 60.0)
     assert fetched.sources == {"host": 8}
     assert far.store.release(fetched.lease)
 

@@ -347,7 +347,7 @@ def holdings() -> tuple[int, int, set[str]]:
 
 
 def await_holdings(wanted: tuple[int, int, set[str]]) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while (found := holdings()) != wanted:
         assert time.monotonic() < until, (found, wanted)
         time.sleep(0.002)
@@ -370,11 +370,11 @@ def test_an_open_that_is_interrupted_leaves_nothing_and_a_second_one_works(confi
             await_holdings(before)
         else:
             with holdfast.open(configured) as store:
-                assert store.recovery.wait(30)
+                assert store.recovery.wait(60)
                 serves(store.session(FINGERPRINT), 1)
     await_holdings(before)
     with holdfast.open(configured) as store:
-        assert store.recovery.wait(30)
+        assert store.recovery.wait(60)
         assert store.session(FINGERPRINT).cover(tokens_for(1)) == 32 * BLOCKS
     assert times >= OPENS // 4
 
@@ -386,14 +386,14 @@ def test_an_interrupted_close_with_many_queued_blocks_loses_none(configured, cap
     lines, seconds = lines_and_seconds(store.close)
     for at in range(1, points + 1):
         with holdfast.open(configured) as store:
-            assert store.recovery.wait(30)
+            assert store.recovery.wait(60)
             session = store.session(FINGERPRINT)
             for seed in (at, 100 + at):
                 session.save(tokens_for(seed, LARGE), blocks_for(seed, LARGE))
             times += run_interrupted(store.close, rng, max(lines, 40), seconds)
         # The block's end has called `close` again, which waits for the rest.
     with holdfast.open(configured) as store:
-        assert store.recovery.wait(30)
+        assert store.recovery.wait(60)
         session = store.session(FINGERPRINT)
         for at in range(points - 3, points + 1):
             serves_large(session, at, saved=True)

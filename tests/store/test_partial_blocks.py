@@ -81,7 +81,7 @@ def slots(one):
 
 
 def read(one, chain):
-    fetched = one.store.fetch(one.namespace, chain.keys, 5.0)
+    fetched = one.store.fetch(one.namespace, chain.keys, 60.0)
     arena = one.store.arena(one.namespace.domain).view
     found = [bytes(payload(arena[place:], PAYLOAD)) for place in fetched.places]
     assert one.store.release(fetched.lease)

@@ -45,7 +45,7 @@ def test_every_arena_is_prefaulted_even_if_some_calls_fail(caplog):
     hosts = Host(3), Host(5)
     prefault = ArenaPrefault(States(*hosts))
     prefault.start()
-    assert all(host.done.wait(30) for host in hosts)
+    assert all(host.done.wait(60) for host in hosts)
     prefault.close()
     assert [host.left for host in hosts] == [0, 0]
     assert "cannot be faulted in ahead" in caplog.text
@@ -83,7 +83,7 @@ def looked(monkeypatch):
         table.leases.issued, table.leases.reservations = activities[0]
         made = ArenaPrefault(table)
         made.start()
-        assert over.wait(30)
+        assert over.wait(60)
         made.close()
         return asked[: len(activities)]
 

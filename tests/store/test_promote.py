@@ -95,7 +95,7 @@ def test_a_key_that_occurs_twice_in_a_fetch_is_promoted_once_and_leaks_nothing(h
     one.save(chain)
     one.leave_memory(chain)
     keys = [*chain.keys, *chain.keys[:2]]
-    fetched = one.store.fetch(one.namespace, keys, 5.0)
+    fetched = one.store.fetch(one.namespace, keys, 60.0)
     assert (len(fetched.places), len(set(fetched.places)), one.tier.reads) == (5, 3, 3)
     assert one.store.release(fetched.lease)
     assert one.store.pin(one.namespace, keys, 5.0) == 5
@@ -123,7 +123,7 @@ def test_a_read_that_one_fetch_gives_up_still_serves_another_fetch(harness, monk
     one.leave_memory()
     others, _ = fetching(one, busy.keys)
     until_hands_are_full(slow)
-    hasty, first = fetching(one, chain.keys, 1.0)
+    hasty, first = fetching(one, chain.keys, 5.0)
     one.view.wait_until(lambda: one.view.leases == 2, "the first fetch waits")
     patient, second = fetching(one, chain.keys)
     one.view.wait_until(lambda: one.view.leases == 3, "the second fetch waits")
@@ -160,7 +160,7 @@ def test_a_block_put_by_a_peer_during_a_fetch_is_not_taken_for_the_promoted_bloc
     assert fetched[0].places == []
     assert one.store.release(fetched[0].lease)
     assert one.nothing_is_left_over()
-    assert one.store.fetch(one.namespace, keys, 5.0).outcome is Outcome.CORRUPT
+    assert one.store.fetch(one.namespace, keys, 60.0).outcome is Outcome.CORRUPT
 
 
 def test_a_verification_of_one_slot_does_not_count_for_a_block_put_in_another(
@@ -205,7 +205,7 @@ def test_the_measured_read_time_ends_before_a_corrupt_record_is_deleted(
     records[name] = place, record[:5_000] + bytes([record[5_000] ^ 1]) + record[5_001:]
     clock = SimpleNamespace(time_ns=lambda: next(ns), monotonic=time.monotonic)
     monkeypatch.setattr(promote, "time", clock)
-    (read,) = one.store.fetch(one.namespace, chain.keys, 5.0).reads
+    (read,) = one.store.fetch(one.namespace, chain.keys, 60.0).reads
     assert (read.arrived, reported) == (1, [2])
     assert (read.began_ns, read.ended_ns) == (0, 1)
 
@@ -216,7 +216,7 @@ def test_a_block_put_by_a_peer_is_served_after_it_is_verified(harness) -> None:
     berths = one.store.receive_slots([header])
     fill_record(berths[0].slot, header)
     one.store.publish_received(berths)
-    fetched = one.store.fetch(one.namespace, [header.key], 5.0)
+    fetched = one.store.fetch(one.namespace, [header.key], 60.0)
     assert fetched.outcome is Outcome.OK
     assert one.store.release(fetched.lease)
     one.store.forget(one.namespace, [header.key])

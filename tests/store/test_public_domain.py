@@ -48,7 +48,7 @@ class Reader:
         return self.store.commit(reserved.ticket)
 
     def read(self, keys, contents):
-        fetched = self.store.fetch(self.namespace, keys, 5.0)
+        fetched = self.store.fetch(self.namespace, keys, 60.0)
         arena = self.store.arena(self.namespace.domain).view
         for place, content in zip(fetched.places, contents, strict=False):
             assert payload(arena[place:], PAYLOAD) == payload_of(content, PAYLOAD)
@@ -262,7 +262,7 @@ def test_a_record_from_a_peer_sealed_with_the_public_key_is_accepted(made, tmp_p
     store, acme, _, public = made(tier, ring=ring, serves_peers=True, writes_behind=False)
     common = public.names(1, 2)
     public.save(common, common)
-    lent = store.fetch_unverified(public.namespace, common, 5.0)
+    lent = store.fetch_unverified(public.namespace, common, 60.0)
     sealed = [bytes(record) for record in store.outgoing(public.namespace, lent.lease, lent.places)]
     store.release(lent.lease)
     flush(store)

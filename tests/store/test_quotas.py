@@ -65,7 +65,7 @@ class Two:
     def read(self, name, keys, raw_bytes=16 * KIB):
         """Fetch, check every byte, release; return how many blocks landed."""
         namespace = self.namespace(name, raw_bytes)
-        fetched = self.store.fetch(namespace, keys, 5.0)
+        fetched = self.store.fetch(namespace, keys, 60.0)
         arena = self.store.arena(namespace.domain).view
         for key, place in zip(keys, fetched.places, strict=False):
             shake = hashlib.shake_128(key).digest(raw_bytes)
@@ -215,7 +215,7 @@ def test_a_new_record_size_gets_memory_by_evicting_one_run_of_blocks(two):
 def test_leased_blocks_are_not_evicted_for_another_domain(two):
     one = two(quotas={})
     keys, _ = one.save("flood", 1, 180)
-    fetched = one.store.fetch(one.namespace("flood"), keys, 5.0)
+    fetched = one.store.fetch(one.namespace("flood"), keys, 60.0)
     for seed in range(10):
         one.save("victim", seed, 16)
     assert one.read("flood", keys) == len(fetched.places) == 180

@@ -58,8 +58,8 @@ def test_a_miss_during_recovery_says_that_recovery_runs(harness) -> None:
     def reasons():
         rows = blocks_for(1)
         yield session.fetch(tokens_for(1), into=rows).reason
-        yield one.store.fetch(one.namespace, asked.keys, 5.0).reason
-        yield one.store.fetch_unverified(one.namespace, one.chain(2, 1).keys, 5.0).reason
+        yield one.store.fetch(one.namespace, asked.keys, 60.0).reason
+        yield one.store.fetch_unverified(one.namespace, one.chain(2, 1).keys, 60.0).reason
         yield one.store.plan_fetch(one.namespace, asked.keys, prompt).plan.reason
         plan = one.store.plan_fetch(one.namespace, one.chain(2, 1).keys, prompt).plan
         covered = m.Covered(0, 0, {}, reason=plan.reason)

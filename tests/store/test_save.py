@@ -169,7 +169,7 @@ def test_leased_blocks_are_moved_behind_other_eviction_candidates(harness, monke
     leased = [one.chain(seed, 1) for seed in range(20)]
     for each in leased:
         one.save(each)
-        one.store.fetch(one.namespace, each.keys, 5.0)
+        one.store.fetch(one.namespace, each.keys, 60.0)
     slots = one.view.slots(one.namespace)
     saved = sum(one.save(one.chain(seed, 1)) for seed in range(100, 100 + 2 * slots))
     assert saved >= 2 * slots - 20 // 8, "each scan puts eight behind the others"

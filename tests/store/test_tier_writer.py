@@ -140,7 +140,7 @@ def test_blocks_that_left_memory_wait_for_a_stuck_tier_up_to_a_bound(harness, mo
     for seed in range(40):
         one.save(one.chain(seed, 10))
         one.view.wait_until_written(1)
-    assert slow.reached.is_set()
+    assert slow.reached.wait(60)
     waiting, in_memory = one.view.waiting(2), one.view.used_slots(one.namespace)
     assert 100 <= waiting <= 100 + in_memory
     slow.go_on.set()
