@@ -100,7 +100,7 @@ def test_lookups_while_every_lane_is_busy_do_not_count_as_failures(store, tmp_pa
     assert state(tier) == "active"
     hold.unlink()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert ended == [Outcome.OK] * LANES
 
 

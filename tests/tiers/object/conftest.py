@@ -136,6 +136,7 @@ class BucketSide:
             "endpoint": self.endpoint,
             "credentials_file": str(self.credentials),
             "write_s": 2.0,
+            "ask_s": 2.0,  # the first listing of a busy machine
             **more,
         }
         options = ObjectOptions(**given)

@@ -268,7 +268,7 @@ def test_a_damaged_parity_record_rebuilds_nothing(striped, damage) -> None:
 
 
 def test_blocks_of_a_late_member_are_rebuilt_before_the_deadline(striped) -> None:
-    one = striped(16, deadline_s=2.0)
+    one = striped(16, deadline_s=6.0)
     chain = one.chain(12, 64)
     one.write(chain)
     [late] = holders(one, chain.keys[40])

@@ -26,7 +26,7 @@ class MemorySide(MemoryObjects):
 
 
 def open_tier(objects, **limits):
-    limits = SegmentTierLimits(**{"write_s": 2.0, "poll_s": 0.2, **limits})
+    limits = SegmentTierLimits(**{"write_s": 2.0, "ask_s": 2.0, "poll_s": 0.2, **limits})
     return SegmentTier(MemoryMedium(objects), SegmentWriter("7d"), limits, "segments")
 
 

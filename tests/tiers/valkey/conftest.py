@@ -51,8 +51,8 @@ def opened():
 
     def make(servers, **options):
         options.setdefault("cluster", len(servers.endpoints) > 1)
-        options.setdefault("deadline_s", 20.0)
-        options.setdefault("ask_s", 20.0)
+        options.setdefault("deadline_s", 60.0)
+        options.setdefault("ask_s", 60.0)
         tiers.append(ValkeyTier(ValkeyOptions(address=list(servers.addresses), **options)))
         return tiers[-1]
 

@@ -10,7 +10,7 @@ from holdfast.errors import ProtocolError
 from holdfast.tiers.valkey.resp import AHEAD_BYTES, RespConnection, RespErrorReply, command
 from holdfast.wire.remote.stream import Deadline, PlainStream
 
-SOON_S = 30.0
+SOON_S = 60.0
 
 
 class Server:

@@ -45,7 +45,7 @@ def answering():
         thread = threading.Thread(target=answer)
         thread.start()
         yield endpoint
-    thread.join(30)
+    thread.join(60)
 
 
 def test_a_call_after_its_deadline_does_not_count_as_a_server_failure(silent):

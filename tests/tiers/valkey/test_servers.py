@@ -191,7 +191,7 @@ def test_a_moved_slot_is_found_on_its_new_server(serve, opened):
 
 def test_a_killed_server_loses_its_own_segments_only(serve, opened):
     servers = serve(nodes=3, flags=["--cluster-require-full-coverage", "no"])
-    tier = opened(servers, deadline_s=10.0, ask_s=10.0)
+    tier = opened(servers)
     chains = [ChainedBlocks(4_000) for _ in range(30)]
     for blocks in chains:
         assert blocks.save(tier, range(3)) == [Outcome.OK] * 3
@@ -258,7 +258,7 @@ def http_server():
 
 
 def test_a_server_of_another_protocol_is_gone(http_server):
-    tier = ValkeyTier(ValkeyOptions(address=http_server))
+    tier = ValkeyTier(ValkeyOptions(address=http_server, deadline_s=60.0, ask_s=60.0))
     blocks = ChainedBlocks(4_000)
     assert blocks.save(tier, range(2)) == [Outcome.GONE] * 2
     assert blocks.load(tier, range(2)) == [Outcome.GONE] * 2
@@ -286,7 +286,7 @@ def configured(servers, tmp_path):
         key.chmod(0o600)
     tiers = [
         {"kind": "host", "capacity": "16 MiB"},
-        {"kind": "valkey", "address": servers.addresses[0]},
+        {"kind": "valkey", "address": servers.addresses[0], "deadline_s": 60, "ask_s": 60},
     ]
     domains = {"default": {"key_file": str(key)}}
     listen = f"unix://{tmp_path}/node.sock"
@@ -307,7 +307,7 @@ def test_blocks_saved_by_one_store_are_fetched_by_another_until_an_outage(serve,
             payload(arena[place:], PAYLOAD)[:] = payload_of(block, PAYLOAD)
         one.commit(reserved.ticket)
         eventually(lambda: other.look(namespace, chain.keys).blocks == 10)
-        fetched = other.fetch(namespace, chain.keys[:6], 5.0)
+        fetched = other.fetch(namespace, chain.keys[:6], 60.0)
         arena = other.arena(domain).view
         for block, place in zip(chain.keys, fetched.places, strict=False):
             assert bytes(payload(arena[place:], PAYLOAD)) == bytes(payload_of(block, PAYLOAD))

@@ -266,7 +266,7 @@ def test_every_waiting_thread_gets_an_error_when_the_connection_ends(fake_node):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(90)
     assert len(seen) == 3
 
 
@@ -277,7 +277,7 @@ def test_a_node_that_dies_mid_request_is_gone_at_once(fake_node):
 
     client = Client(fake_node(script), HELLO, 60)
     with pytest.raises(NodeGoneError, match="broke"):
-        client.call(m.Status(), m.Done, 30)
+        client.call(m.Status(), m.Done, 60)
 
 
 def test_a_reply_of_another_kind_is_a_protocol_error(fake_node):
@@ -410,8 +410,8 @@ ASKS = """
 import sys
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
-client = Client(sys.argv[1], m.Hello(m.PROTOCOL, "test"), 5.0)
-client.call(m.Status(), m.ReportReply, 30.0)
+client = Client(sys.argv[1], m.Hello(m.PROTOCOL, "test"), 60.0)
+client.call(m.Status(), m.ReportReply, 60.0)
 request = client.send(m.Status())
 print("waits", flush=True)
 print(type(client.wait(request, 5.0)).__name__, flush=True)

@@ -33,7 +33,7 @@ def started():
 
 
 def until(truth):
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not truth():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -205,7 +205,7 @@ def test_an_untrusted_folder_in_place_of_a_lost_node_is_logged_once(tmp_path, ca
     seen = threading.Event()
 
     def until(words):
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while words not in caplog.text:
             assert time.monotonic() < end, caplog.text
             seen.wait(0.01)

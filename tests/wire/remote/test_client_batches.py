@@ -37,7 +37,7 @@ def test_a_large_batch_goes_over_two_connections_and_keeps_its_order(target):
 
     records = [RECORDS[i % 8] for i in range(count)]
     expected = [Outcome.FULL if i % 8 == 3 else Outcome.OK for i in range(count)]
-    assert target(script, script).put(records, 20) == expected
+    assert target(script, script).put(records, 60) == expected
     whole = b"".join(record[:128] for record in records)
     assert whole in (seen[0] + seen[1], seen[1] + seen[0])
     assert sorted(map(len, seen)) == [128 * (count // 2), 128 * (count - count // 2)]
@@ -60,7 +60,7 @@ def test_a_get_reports_progress_before_the_whole_answer_has_arrived(target):
         on_progress.append(nbytes)
         go_on.set()
 
-    assert target(script).get(NAMESPACE, KEYS, room(), 20, hear).blocks == 8
+    assert target(script).get(NAMESPACE, KEYS, room(), 60, hear).blocks == 8
     assert on_progress[0] == HEADER_BYTES
 
 
@@ -78,7 +78,7 @@ def test_a_put_reports_progress_before_all_bytes_are_sent(target):
         on_progress.append(nbytes)
         go_on.set()
 
-    assert target(script).put(records, 20, hear) == [Outcome.OK] * len(records)
+    assert target(script).put(records, 60, hear) == [Outcome.OK] * len(records)
     assert 0 < on_progress[0] < SPLIT_BYTES
 
 
@@ -95,7 +95,7 @@ def test_a_missing_block_in_the_first_half_ends_the_run(said, target):
         reply = m.RecordsFollow(m.pack_sizes([RECORDS[0]] * blocks), said if first else "ok")
         far.say(request_id, reply, bytes(RECORDS[0]) * blocks)
 
-    got = target(script, script).get(NAMESPACE, keys, room(count), 20)
+    got = target(script, script).get(NAMESPACE, keys, room(count), 60)
     assert (got.blocks, got.outcome) == (2, Outcome(said))
 
 
