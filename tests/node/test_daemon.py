@@ -352,7 +352,7 @@ def test_systemd_is_told_when_the_node_is_ready_and_when_it_stops(
 ):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
-        systemd.settimeout(10)
+        systemd.settimeout(60)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         node = start_node()
         assert systemd.recv(100) == b"READY=1"
@@ -440,7 +440,7 @@ def test_the_log_names_engines_and_hosts_but_no_operator_that_connects(
     for _ in range(5):
         with contextlib.closing(Client(node.address, m.Hello(m.PROTOCOL, "inspect"), 60)) as client:
             client.call(m.Status(), m.ReportReply, 60)
-        assert target.stats(10)[1] is Outcome.OK
+        assert target.stats(60)[1] is Outcome.OK
     assert "session" not in node.said()
     engine(node.address)
     target.exist(namespace_of(4_000), [b"k" * 16], 60)

@@ -69,7 +69,7 @@ def written(engine):
 def held_by(address):
     """How many blocks a target holds."""
     with contextlib.closing(TargetClient(address)) as target:
-        return target.stats(10)[0].blocks
+        return target.stats(60)[0].blocks
 
 
 def hand_over(a, b, keys):

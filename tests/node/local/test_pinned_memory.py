@@ -105,14 +105,15 @@ def contexts(name, count):
     return [[key_of(n, 1000 * name + at) for n in range(CONTEXT)] for at in range(count)]
 
 
-def work(engine, reader, keys, failures):
+def work(engine, reader, keys, failures, is_enough):
     """Save and load contexts of one domain, more than memory holds, until the time is over.
 
-    `reader` has no locks: it reads the arena, where the device could read pages of its own.
+    A busy machine gets more time, until it `is_enough`. `reader` has no locks: it reads the arena,
+    where the device could read pages of its own.
     """
-    order, end = random.Random(keys[0][0]), time.monotonic() + WORK_S
+    order, begun_s = random.Random(keys[0][0]), time.monotonic()
     try:
-        while time.monotonic() < end:
+        while (took_s := time.monotonic() - begun_s) < WORK_S or (took_s < 60 and not is_enough()):
             engine.load(order.choice(keys))
             engine.save(order.choice(keys))
             reader.load(order.choice(keys))
@@ -125,10 +126,14 @@ def test_no_byte_is_wrong_while_two_domains_take_memory_from_each_other(node_her
     node = node_here(other=MIB)
     engines = [locking(node.address), locking(node.address, "other")]
     readers = [locking(node.address), locking(node.address, "other")]
-    failures, threads = [], []
+    failures, threads, view = [], [], StoreView(node.store)
+
+    def is_enough():
+        return view.recalls("returned") and all(each.counts["locked"] for each in engines)
+
     for number, each in enumerate(engines):
         each.memory.start()
-        args = each, readers[number], contexts(number, 12), failures
+        args = each, readers[number], contexts(number, 12), failures, is_enough
         threads.append(threading.Thread(target=work, args=args))
         threads[-1].start()
     while any(thread.is_alive() for thread in threads):
@@ -138,8 +143,8 @@ def test_no_byte_is_wrong_while_two_domains_take_memory_from_each_other(node_her
     assert [each.counts["wrong"] for each in (*engines, *readers)] == [0] * 4
     for each in engines:
         assert each.counts["locked"] > 0, each.counts
-    assert StoreView(node.store).recalls("returned") > 0
-    assert StoreView(node.store).recalls("missed") == 0
+    assert view.recalls("returned") > 0
+    assert view.recalls("missed") == 0
 
 
 def check_budget(node):
@@ -246,7 +251,7 @@ def test_an_engine_survives_a_killed_node_and_locks_the_memory_of_the_next_one(
     with pytest.raises(NodeGoneError):
         one.load(keys[1])
     node.start()
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while one.device.pinned_bytes:
         assert time.monotonic() < end, "the lost node's memory stays pinned"
         time.sleep(0.02)

@@ -203,7 +203,7 @@ def test_a_peer_can_not_squat_a_public_prompt_over_tcp(
     peer = TargetClient(node.addresses[1], Credentials(token_file=secret("token", issued)))
     try:
         namespace = Namespace(fingerprint, b"any other domain", NBYTES, TOKENS)
-        put = peer.put([record_of(namespace, key) for key in common], 30)
+        put = peer.put([record_of(namespace, key) for key in common], 60)
         assert put == [Outcome.OK] * BLOCKS
     finally:
         peer.close()

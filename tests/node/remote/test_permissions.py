@@ -44,7 +44,7 @@ def config(tmp_path, target):
     file = tmp_path / "host.yaml"
     file.write_text(
         f"tiers: [{{kind: host, capacity: 16 MiB}}, "
-        f"{{kind: pool, members: {tmp_path}/members.yaml}}]\n"
+        f"{{kind: pool, members: {tmp_path}/members.yaml, deadline_s: 60, ask_s: 60}}]\n"
         f"domains: {{default: {{key_file: {tmp_path}/domain.key, seal: false}}}}\n"
         f"tokens: {{file: {tmp_path}/token}}\n"
     )
@@ -57,7 +57,7 @@ def config(tmp_path, target):
 
 
 def until(condition):
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -90,13 +90,13 @@ def test_records_on_a_target_survive_kill_9(start):
     target = client()
     round_trip(target)
     end = time.monotonic() + 120
-    while target.stats(20)[0].waiting_to_write:
+    while target.stats(60)[0].waiting_to_write:
         assert time.monotonic() < end
         time.sleep(0.02)
     node.kill()
     assert target.get(NAMESPACE, KEYS, buffers(), 60).outcome is Outcome.GONE
     node.start()
-    while target.stats(20)[0].recovery_s is None:
+    while target.stats(60)[0].recovery_s is None:
         assert time.monotonic() < end
         time.sleep(0.02)
     into = buffers()
@@ -104,7 +104,7 @@ def test_records_on_a_target_survive_kill_9(start):
     assert all(is_right(record, NAMESPACE, key) for key, record in zip(KEYS, into, strict=True))
 
 
-@pytest.mark.parametrize(("number", "within_s"), [(signal.SIGKILL, 20.0), (signal.SIGSTOP, 3.0)])
+@pytest.mark.parametrize(("number", "within_s"), [(signal.SIGKILL, 60.0), (signal.SIGSTOP, 3.0)])
 def test_a_get_ends_in_time_if_its_target_dies_or_stops_during_transfers(
     start, number, within_s, stalls
 ):
@@ -132,7 +132,7 @@ def test_a_get_ends_in_time_if_its_target_dies_or_stops_during_transfers(
         time.sleep(0.01)
     os.kill(node.process.pid, number)
     for thread in threads:
-        thread.join(30)
+        thread.join(90)
         assert not thread.is_alive()
     expected = Outcome.GONE if number == signal.SIGKILL else Outcome.LATE
     assert [got.outcome for got in seen if got.outcome != "ok"] == [expected] * 3
@@ -159,7 +159,7 @@ def test_a_target_admits_only_valid_certificates(start, tmp_path):
         msgspec.structs.replace(authority.issue("elsewhere"), ca=str(other.file)),
     ):
         with pytest.raises(RefusedError, match="no TLS with mutual certificates"):
-            client(tls=wrong).exist(NAMESPACE, KEYS, 5)
+            client(tls=wrong).exist(NAMESPACE, KEYS, 60)
     assert client().exist(NAMESPACE, KEYS, 0.5).outcome in (Outcome.LATE, Outcome.GONE)
     assert "expired" not in node.said()
 
@@ -168,7 +168,7 @@ def test_a_target_with_a_certificate_for_another_host_is_rejected(start, tmp_pat
     authority = Authority(tmp_path)
     _, client = start(tls=tls_options(authority.issue("target", "192.0.2.1")))
     with pytest.raises(RefusedError, match="the names in the certificates"):
-        client(tls=authority.issue("peer")).exist(NAMESPACE, KEYS, 5)
+        client(tls=authority.issue("peer")).exist(NAMESPACE, KEYS, 60)
 
 
 def test_a_target_admits_only_valid_tokens(start, secret):
@@ -180,7 +180,7 @@ def test_a_target_admits_only_valid_tokens(start, secret):
         ("forged", issued(key=b"x" * 32), "not made with this target's key"),
     ):
         with pytest.raises(RefusedError, match=words):
-            client(token_file=secret(name, line)).exist(NAMESPACE, KEYS, 5)
+            client(token_file=secret(name, line)).exist(NAMESPACE, KEYS, 60)
     with pytest.raises(RefusedError, match="this target requires one"):
         client().exist(NAMESPACE, KEYS, 60)
 
@@ -193,7 +193,7 @@ def test_a_token_permits_only_the_operations_it_names(start, secret):
     assert "may read, not write; it writes no new blocks to them" in reader.refusal
     assert writer.put(RECORDS[:2], 60) == [Outcome.OK] * 2
     assert reader.exist(NAMESPACE, KEYS[:2], 60).held == b"\1\1"
-    assert reader.delete(NAMESPACE, KEYS[:2], 5).outcome is Outcome.UNSENT
+    assert reader.delete(NAMESPACE, KEYS[:2], 60).outcome is Outcome.UNSENT
     assert writer.get(NAMESPACE, KEYS[:2], buffers(2), 60).outcome is Outcome.UNSENT
     assert "may write, not read" in writer.refusal
 
@@ -204,7 +204,7 @@ def test_a_target_may_require_both_a_certificate_and_a_token(start, secret, tmp_
     _, client = start(tls=tls_options(files), tokens={"key_file": secret("key", KEY)})
     round_trip(client(tls=files, token_file=secret("token", issued())))
     with pytest.raises(RefusedError, match="requires one"):
-        client(tls=files).exist(NAMESPACE, KEYS, 5)
+        client(tls=files).exist(NAMESPACE, KEYS, 60)
 
 
 def test_a_socket_and_an_address_serve_one_store(start_node, engine, names, payload, tmp_path):
@@ -220,7 +220,7 @@ def test_a_socket_and_an_address_serve_one_store(start_node, engine, names, payl
     for key, record in zip(keys, into, strict=True):
         assert verify(record, key, namespace.fingerprint, nbytes) is Outcome.OK
         assert pack.payload(record, nbytes) == payload(key)
-    assert target.delete(namespace, keys[2:], 5).blocks == 1
+    assert target.delete(namespace, keys[2:], 60).blocks == 1
     assert local.cover(keys) == 2
     target.close()
 

@@ -118,7 +118,7 @@ def test_another_namespace_is_not_served(node):
     assert node.target.put([record_of(other, KEYS[0])], 60) == [Outcome.OK]
     assert node.get(KEYS[:2]) == 2
     assert node.get(KEYS[:1], other) == 1
-    assert node.target.delete(other, KEYS[:2], 5).blocks == 1
+    assert node.target.delete(other, KEYS[:2], 60).blocks == 1
     assert node.get(KEYS[:2]) == 2
 
 
@@ -133,7 +133,7 @@ def test_a_damaged_payload_is_kept_until_its_reader_reports_it(node):
         False,
         True,
     ]
-    assert node.target.suspect(NAMESPACE, KEYS[:3], 5) == (1, Outcome.OK), "only that one"
+    assert node.target.suspect(NAMESPACE, KEYS[:3], 60) == (1, Outcome.OK), "only that one"
     assert node.target.put(RECORDS[:3], 60) == [Outcome.OK] * 3
     assert node.get(KEYS[:3]) == 3
 
@@ -160,7 +160,7 @@ def test_a_reported_sealed_record_is_replaced_only_by_its_own_key_or_a_later_epo
     stored = lambda: [bytes(record) for record in got(node, 3)]  # noqa: E731
     assert node.target.put(sealed(right, KEYS[:3], b"m" * 12), 60) == [Outcome.OK] * 3
     assert stored() == [bytes(r) for r in records], "nothing is replaced that nobody reported"
-    assert node.target.suspect(NAMESPACE, KEYS[1:3], 5) == (0, Outcome.OK), "it cannot tell"
+    assert node.target.suspect(NAMESPACE, KEYS[1:3], 60) == (0, Outcome.OK), "it cannot tell"
     assert node.target.put(sealed(other, KEYS[:3]), 60) == [Outcome.OK] * 3
     assert stored() == [bytes(r) for r in records], "another key replaces nothing"
     better = sealed(right, KEYS[1:2], b"m" * 12) + sealed(later, KEYS[2:3])
@@ -186,7 +186,7 @@ def test_a_reported_copy_on_a_targets_disk_is_checked_too(served):
     place, tier = view.place(NAMESPACE, KEYS[1], 1), view.tier(1)
     record = tier._records[place]
     tier._records[place] = record[:20_000] + bytes([record[20_000] ^ 1]) + record[20_001:]
-    assert node.target.suspect(NAMESPACE, KEYS[:3], 5) == (1, Outcome.OK)
+    assert node.target.suspect(NAMESPACE, KEYS[:3], 60) == (1, Outcome.OK)
     assert view.place(NAMESPACE, KEYS[1], 1) < 0
     assert node.get(KEYS[:3]) == 3, "the copy in memory is whole"
 
@@ -297,7 +297,7 @@ def test_a_get_that_outlasts_its_lease_keeps_its_slots_until_it_is_sent(served):
 def test_a_target_reports_its_status(node):
     node.target.put(RECORDS[:2], 60)
     assert node.get(KEYS[:1]) == 1
-    status, outcome = node.target.stats(5)
+    status, outcome = node.target.stats(60)
     size, target = NAMESPACE.slot_bytes, status.target
     assert outcome is Outcome.OK
     assert (status.blocks, status.host) == (2, socket.gethostname())
@@ -515,7 +515,7 @@ def test_a_target_reports_the_url_of_its_status_page():
             contextlib.closing(server),
             contextlib.closing(TargetClient(address_of(listener))) as one,
         ):
-            status, outcome = one.stats(20)
+            status, outcome = one.stats(60)
             assert outcome is Outcome.OK
             assert (status.role, status.addresses) == ("target", [one.address])
             assert one.page == "http://127.0.0.1:9464/"

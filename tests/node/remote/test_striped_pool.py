@@ -25,7 +25,7 @@ TARGETS = 5
 BLOCKS = 70
 PAYLOAD_BYTES = 60_000
 SECRET = b"s" * 32
-QUICK = PoolTierOptions(deadline_s=20.0, ask_s=20.0)
+PATIENT = PoolTierOptions(deadline_s=60.0, ask_s=60.0)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def targets(serve_here):
 
 def pool_over(targets) -> PoolTier:
     members = [Member(id=f"t{n}", address=target.address) for n, target in enumerate(targets)]
-    return PoolTier(ManualMembers(members), lambda member: TargetClient(member.address), QUICK)
+    return PoolTier(ManualMembers(members), lambda member: TargetClient(member.address), PATIENT)
 
 
 def test_a_context_is_whole_after_the_loss_of_any_one_target(targets):
@@ -61,8 +61,8 @@ def test_rebuilt_blocks_reach_the_store_of_another_host_verified(targets):
     with Store(32 * MIB, [pool_over(targets)], {"default": SECRET}) as reader:
         reader.start()
         contexts = Contexts(reader, PAYLOAD_BYTES)
-        assert reader.look(contexts.namespace, keys, 20.0).blocks == BLOCKS
-        assert contexts.read(keys, 30.0) == BLOCKS
+        assert reader.look(contexts.namespace, keys, 60.0).blocks == BLOCKS
+        assert contexts.read(keys, 60.0) == BLOCKS
 
 
 def test_parity_records_count_for_the_domain_of_their_blocks(targets):
@@ -88,7 +88,7 @@ def test_a_target_counts_the_blocks_in_use_that_it_has(targets):
     namespace = targets[0].namespace
     client, keys = targets[0].target, [key_of(number) for number in range(4)]
     client.put([record_of(namespace, key) for key in keys[:3]], 60)
-    assert client.use(namespace, keys[1:], 5) == (2, Outcome.OK)
+    assert client.use(namespace, keys[1:], 60) == (2, Outcome.OK)
 
 
 def test_sealed_blocks_are_rebuilt_without_their_key(targets):
@@ -109,8 +109,8 @@ def test_sealed_blocks_are_rebuilt_without_their_key(targets):
     with Store(32 * MIB, [pool], {"default": secret}, options) as reader:
         reader.start()
         contexts = Contexts(reader, PAYLOAD_BYTES)
-        assert reader.look(contexts.namespace, keys, 20.0).blocks == BLOCKS
-        assert contexts.read(keys, 30.0) == BLOCKS
+        assert reader.look(contexts.namespace, keys, 60.0).blocks == BLOCKS
+        assert contexts.read(keys, 60.0) == BLOCKS
         assert pool.usage().rebuilt > 0
 
 
