@@ -82,7 +82,7 @@ def test_a_descriptor_that_is_not_open_is_refused(tmp_path):
 
 
 def command(code):
-    return {"key_command": [sys.executable, "-c", code], "key_timeout_s": 20}
+    return {"key_command": [sys.executable, "-c", code], "key_timeout_s": 60}
 
 
 @pytest.mark.parametrize("code", [

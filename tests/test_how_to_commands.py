@@ -238,6 +238,7 @@ def test_data_keys_and_the_secret_of_a_domain_are_replaced(shell):
 
     def serves(domain, seed, *, saves):
         with holdfast.open(address, domain=domain) as store:
+            wait_for(lambda: store.status().recovered)
             session, found = store.session(FINGERPRINT), np.zeros_like(blocks_for(seed))
             if saves:
                 session.save(tokens_for(seed), blocks_for(seed))
@@ -278,6 +279,7 @@ def test_blocks_outlive_a_new_key_that_protects_the_secret_of_a_domain(shell, fi
     for is_replaced in (False, True):
         node = shell.serve("holdfast serve --config node.yaml")
         with holdfast.open(f"unix://{shell.folder}/holdfast/node.sock", domain="team") as store:
+            wait_for(lambda store=store: store.status().recovered)
             session, found = store.session(FINGERPRINT), np.zeros_like(blocks)
             if not is_replaced:
                 session.save(tokens, blocks)

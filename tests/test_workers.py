@@ -60,7 +60,7 @@ def test_parallel_raises_an_error_only_after_running_calls_have_ended():
 
     def work(number):
         if number == 0:
-            assert begun.wait(30)
+            assert begun.wait(60)
             raise ZeroDivisionError
         begun.set()
         time.sleep(0.05)

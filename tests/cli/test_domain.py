@@ -57,7 +57,7 @@ class Engine:
         return self.client.call(m.Commit(reserved.ticket), m.Committed, 60).blocks
 
     def fetch(self):
-        fetched = self.client.call(m.Fetch(b"".join(KEYS), 5.0), m.Fetched, 60)
+        fetched = self.client.call(m.Fetch(b"".join(KEYS), 60.0), m.Fetched, 60)
         for key, place in zip(KEYS, fetched.places, strict=False):
             at = place + 128
             found = bytes(self.client.arena.view[at : at + PAYLOAD_BYTES])

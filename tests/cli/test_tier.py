@@ -47,7 +47,7 @@ def save(client):
 
 def fetched(client):
     """Fetch the blocks, check their bytes, and return how many there are."""
-    found = client.call(m.Fetch(b"".join(KEYS), 5.0), m.Fetched, 60)
+    found = client.call(m.Fetch(b"".join(KEYS), 60.0), m.Fetched, 60)
     for key, place in zip(KEYS, found.places, strict=False):
         at = place + 128
         assert bytes(client.arena.view[at : at + PAYLOAD_BYTES]) == payload_of(key, PAYLOAD_BYTES)

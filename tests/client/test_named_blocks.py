@@ -180,14 +180,14 @@ def test_a_node_that_goes_is_an_outcome_and_its_blocks_are_found_when_it_is_back
     saved = rows(3)
     assert named.put(names(3), memory(saved), retention=Retention.DURABLE) == 3 * OK
     with holdfast.open(node.address, domain="default") as store:
-        wait_until(node.process, lambda: store.status().tiers[1].records == 3, 30)
+        wait_until(node.process, lambda: store.status().tiers[1].records == 3, 60)
     node.process.stop()
     found = np.zeros_like(saved)
     assert named.exists(names(3)) == 3 * [Outcome.GONE]
     assert named.get(names(3), memory(found)) == 3 * [Outcome.GONE]
     assert named.put(names(3), memory(saved)) == 3 * [Outcome.GONE]
     node.start()
-    wait_until(node.process, lambda: named.exists(names(3)) == 3 * OK, 30)
+    wait_until(node.process, lambda: named.exists(names(3)) == 3 * OK, 60)
     assert named.get(names(3), memory(found)) == 3 * OK
     assert (found == saved).all()
     named.close()

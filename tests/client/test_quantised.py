@@ -45,7 +45,7 @@ class Node:
         self._below = f"{{kind: disk, path: {folder}/disk, capacity: 64 MiB}}"
         if target:
             (folder / "members.yaml").write_text(f"members: [{{id: target, address: {target}}}]")
-            self._below = f"{{kind: pool, members: {folder}/members.yaml, deadline_s: 20}}"
+            self._below = f"{{kind: pool, members: {folder}/members.yaml, deadline_s: 60}}"
         self.gates, self.log = folder / "gates", folder / "node.log"
         self.address = f"unix://{folder}/node.sock"
         for name, key in (("acme.key", SECRET), ("default.key", b"d" * 32)):
@@ -162,7 +162,7 @@ def test_a_session_reconnects_with_the_blocks_that_it_began_with(node):
 
         def found():
             with contextlib.suppress(NodeGoneError):
-                return bool(session.cover(TOKENS) or session.save(TOKENS, KV))
+                return session.cover(TOKENS) == len(TOKENS) or session.save(TOKENS, KV) > 0
             return False
 
         wait_until(node.process, found, 60)
@@ -245,7 +245,8 @@ def test_blocks_that_one_host_quantised_are_read_by_another_through_a_pool(tmp_p
             assert 0 < codec.stored_bytes < 0.6 * codec.raw_bytes
         with holdfast.open(hosts[1].address, domain="acme") as store:
             session, found = store.session(MODEL), np.zeros_like(KV)
-            landed = session.fetch(TOKENS, into=found, deadline_s=20.0)
+            wait_until(target, lambda: session.cover(TOKENS) == len(TOKENS), 60)
+            landed = session.fetch(TOKENS, into=found, deadline_s=60.0)
             assert landed.sources == {"pool": BLOCKS}
             assert (found == kept()).all()
             assert store.status().codecs[0].decoded == BLOCKS

@@ -181,12 +181,12 @@ def test_a_load_that_ends_while_others_are_taken_is_reported_by_the_next_call(ha
     def late(running):
         """As if the second load had ended just after it was looked at."""
         polled.append(running)
-        return None if polled.count(running) == 1 and len(set(polled)) > 1 else running.wait(30.0)
+        return None if polled.count(running) == 1 and len(set(polled)) > 1 else running.wait(60.0)
 
     harness.side.start_loads(step(loads))
     monkeypatch.setattr(RunningLoad, "poll", late)
     assert harness.side.ended() == {"first"}
-    monkeypatch.setattr(RunningLoad, "poll", lambda running: running.wait(30.0))
+    monkeypatch.setattr(RunningLoad, "poll", lambda running: running.wait(60.0))
     assert harness.side.ended() == {"second"}
 
 

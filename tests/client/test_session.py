@@ -337,7 +337,7 @@ def test_a_node_that_is_killed_is_gone_and_a_new_one_is_found(node):
                 return session.cover(tokens_for(3)) == 0
             return False
 
-        wait_until(node.process, back, 30)
+        wait_until(node.process, back, 60)
         serves(session, 3)
 
 
@@ -369,7 +369,7 @@ def test_a_node_that_is_stopped_is_gone_and_serves_again_when_it_goes_on(node):
                 return session.cover(tokens_for(1)) == TOKENS
             return False
 
-        wait_until(node.process, back, 30)
+        wait_until(node.process, back, 60)
         serves(session, 2)
 
 
@@ -392,13 +392,13 @@ def test_a_fetch_does_not_wait_for_another_thread_that_reconnects(fake_node, mon
 
     def slow(address, hello, timeout_s):
         connecting.set()
-        assert go.wait(30)
+        assert go.wait(60)
         return fake_node.connect(address, hello, timeout_s)
 
     monkeypatch.setattr("holdfast.client.session.Client", slow)
     other = threading.Thread(target=fetch, args=(session,))
     other.start()
-    assert connecting.wait(30)
+    assert connecting.wait(60)
     landed = fetch(session, deadline_s=0.0)
     go.set()
     other.join()
@@ -438,7 +438,7 @@ def test_a_fetch_creates_one_plan_on_the_node(node):
         last = np.zeros_like(blocks_for(2, count=1))
         assert session.fetch(tokens_for(2, count=1), into=last).blocks == 0
         with contextlib.closing(Client(node.address, m.Hello(m.PROTOCOL, "test"), 60.0)) as client:
-            (plan,) = client.call(m.Plans(), m.ReportReply, 30.0).data["plans"]
+            (plan,) = client.call(m.Plans(), m.ReportReply, 60.0).data["plans"]
     assert (plan["prompt_tokens"], plan["landed_blocks"]) == (TOKENS, BLOCKS)
     assert plan["not_followed"] is None
 
@@ -446,7 +446,7 @@ def test_a_fetch_creates_one_plan_on_the_node(node):
         lines = node.record.read_bytes().splitlines()
         return [msgspec.json.decode(line, type=RecordedRequest).tokens for line in lines]
 
-    wait_until(node.process, lambda: LAYOUT.block_tokens in recorded(), 30)
+    wait_until(node.process, lambda: LAYOUT.block_tokens in recorded(), 60)
     assert recorded() == [TOKENS, LAYOUT.block_tokens]
 
 
@@ -466,7 +466,7 @@ def test_an_interrupted_call_gives_back_what_it_held(node):
         with pytest.raises(Interrupted):
             backend.fetch(session.chain(tokens_for(1)), Rows([memoryview(b"")]), 5.0)
         serves(session, 2)
-        wait_until(node.process, lambda: store.status().leases == 0, 30)
+        wait_until(node.process, lambda: store.status().leases == 0, 60)
 
 
 def test_a_forked_child_gets_gone_with_a_reason_that_names_the_fork(node):

@@ -38,7 +38,7 @@ def node(lasting_node):
     """A node that holds no block."""
     yield lasting_node
     with contextlib.closing(Client(lasting_node.address, m.Hello(m.PROTOCOL, "t"), 60.0)) as client:
-        client.call(m.Drop("*"), m.ReportReply, 30.0)
+        client.call(m.Drop("*"), m.ReportReply, 60.0)
 
 
 def rank_session(store, rank, size, fingerprint=MODEL):
@@ -161,7 +161,7 @@ def test_a_slice_is_read_from_a_lower_tier_after_a_restart(tmp_path):
     with holdfast.open(**tiers) as store:
         save_ranks(store, 2)
     with holdfast.open(**tiers) as store:
-        assert store.recovery.wait(30.0)
+        assert store.recovery.wait(60.0)
         found = np.zeros_like(heads_of(3, 4))
         landed = rank_session(store, 3, 4).fetch(TOKENS, into=found)
     assert (landed.blocks, landed.sources) == (BLOCKS, {"disk": BLOCKS})
@@ -180,7 +180,7 @@ def test_a_save_that_is_interrupted_leaves_nothing_and_the_next_one_is_whole(sto
         patch.setattr(SliceCopy, "write", interrupt)
         with pytest.raises(KeyboardInterrupt):
             session.save(TOKENS, heads_of(1, 2))
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while store.status().abandoned_blocks < before + BLOCKS:
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -262,7 +262,7 @@ from holdfast.client.session import ANSWER_S, RemoteSession
 from holdfast.wire.local import messages as m
 backend = RemoteSession(sys.argv[1], MODEL, "default", LAYOUT.rank(1, 2))
 chain = holdfast.Session(backend).chain(TOKENS)
-client = backend._connection.client(5.0)
+client = backend._connection.client(60.0)
 reserve = m.Reserve(chain.packed(), chain.parent(0), 0, chain.segment(0))
 reserved = client.call(reserve, m.Reserved, ANSWER_S)
 assert min(reserved.places) >= 0
@@ -283,7 +283,7 @@ def test_a_rank_killed_before_its_commit_leaves_nothing_and_the_next_save_is_who
             assert rank.stdout.readline() == b"writing\n"
             assert save_ranks(store, 2, [1]) == [0]  # another process writes this part
             rank.send_signal(signal.SIGKILL)
-        wait_until(node.process, lambda: store.status().tickets == 0, 30)
+        wait_until(node.process, lambda: store.status().tickets == 0, 60)
         assert store.session(MODEL).cover(TOKENS) == 0
         assert save_ranks(store, 2) == [0, BLOCKS]
         _, found = fetch(store.session(MODEL), LAYOUT.raw_bytes)

@@ -246,7 +246,7 @@ def _read_beside(model, memory, asked, answers):
     def read(source):
         if not counted:  # until all four have asked
             for _ in range(4):
-                asked.acquire(timeout=30)
+                asked.acquire(timeout=100)
         counted.append(source.name)
         return original(source)
 

@@ -62,6 +62,7 @@ JOURNAL_ON_ERROR = "trap 'journalctl --no-pager --unit \"holdfast-*\" >&2' ERR\n
 
 ENGINE = """
 import sys
+import time
 
 import numpy as np
 
@@ -73,6 +74,9 @@ with holdfast.open("unix:///run/holdfast/node.sock") as store:
     if sys.argv[1] == "save":
         print("saved", session.save(tokens_for(1), blocks_for(1)))
     else:
+        until_s = time.monotonic() + 60
+        while not store.status().recovered and time.monotonic() < until_s:
+            time.sleep(0.05)
         found = np.zeros_like(blocks_for(1))
         landed = session.fetch(tokens_for(1), into=found)
         print("fetched", landed.blocks, (found == blocks_for(1)).all())

@@ -36,7 +36,9 @@ def _hurry(monkeypatch):
 @pytest.fixture
 def options(etcd_url):
     """A prefix of its own for each test."""
-    return EtcdOptions(endpoints=(etcd_url,), prefix=f"/test-{next(NUMBERS)}/members")
+    return EtcdOptions(
+        endpoints=(etcd_url,), prefix=f"/test-{next(NUMBERS)}/members", timeout_s=60.0
+    )
 
 
 @pytest.fixture
@@ -139,7 +141,7 @@ def test_a_member_that_dies_is_gone_when_its_lease_ends(options, heard, closing)
 
 
 def test_a_lease_is_kept_alive(options, heard, closing):
-    registration = EtcdRegistration(options, A, ttl_s=4)
+    registration = EtcdRegistration(options, A, ttl_s=9)
     closing.append(registration)
     heard.until(lambda members: ids(members) == ["flash-a"])
     lease, calls = registration._lease, 0
@@ -167,9 +169,9 @@ def test_a_lost_lease_is_replaced(options, heard, closing):
     registration = EtcdRegistration(options, A, ttl_s=2)
     closing.append(registration)
     heard.until(lambda members: ids(members) == ["flash-a"])
+    before = len(heard.lists)
     EtcdClient(options).revoke(registration._lease)
-    heard.until(lambda members: members == ())
-    heard.until(lambda members: ids(members) == ["flash-a"])
+    heard.until(lambda members: ids(members) == ["flash-a"] and len(heard.lists) > before)
     assert wait_for_trouble(registration, gone=True) == ""
 
 
@@ -197,10 +199,10 @@ def test_a_replaced_member_closes_without_removing_its_successor(options, heard,
     old = EtcdRegistration(options, A, ttl_s=300)
     heard.until(lambda members: ids(members) == ["flash-a"])
     moved = msgspec.structs.replace(A, address="tcp://10.9.9.9:7000")
-    closing.append(EtcdRegistration(options, moved, ttl_s=2))
+    closing.append(EtcdRegistration(options, moved, ttl_s=300))
     heard.until(lambda members: [one.address for one in members] == [moved.address])
     old.announce(MemberState.DRAINING)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while "another target has registered this id" not in old.trouble():
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -213,14 +215,13 @@ def test_a_replaced_member_closes_without_removing_its_successor(options, heard,
 def test_a_removed_entry_is_registered_again(options, heard, closing):
     closing.append(EtcdRegistration(options, A, ttl_s=2))
     heard.until(lambda members: ids(members) == ["flash-a"])
-    etcd = EtcdClient(options)
+    etcd, before = EtcdClient(options), len(heard.lists)
     etcd._call("/v3/kv/deleterange", {"key": key_of(options, "flash-a")}, dict[str, object])
-    heard.until(lambda members: ids(members) == [])
-    heard.until(lambda members: ids(members) == ["flash-a"])
+    heard.until(lambda members: ids(members) == ["flash-a"] and len(heard.lists) > before)
 
 
 def test_members_and_watchers_outlive_etcd(etcd_server, options, heard, closing):
-    registration = EtcdRegistration(options, A, ttl_s=5)
+    registration = EtcdRegistration(options, A, ttl_s=15)
     closing.append(registration)
     heard.until(lambda members: ids(members) == ["flash-a"])
     etcd_server.stop()

@@ -16,7 +16,7 @@ class Late(PolledSource):
 
     def _one_round(self):
         self.begun.set()
-        self.resumed.wait(30)
+        self.resumed.wait(60)
         self._tell(())
         self.ended.set()
 
@@ -25,10 +25,10 @@ def test_a_round_that_ends_after_close_reports_nothing(monkeypatch):
     monkeypatch.setattr(poller, "_JOIN_S", 0.0)
     source, heard = Late(), ReportedViews()
     source.watch(heard)
-    assert source.begun.wait(30)
+    assert source.begun.wait(60)
     source.close()
     source.resumed.set()
-    assert source.ended.wait(30)
+    assert source.ended.wait(60)
     assert heard.lists == []
 
 
@@ -36,5 +36,5 @@ def test_a_listener_may_close_its_source():
     source = Late()
     source.resumed.set()
     source.watch(lambda _: source.close())
-    assert source.ended.wait(30)
+    assert source.ended.wait(60)
     assert source.closing.is_set()

@@ -15,7 +15,8 @@ def budget(tmp_path):
     return CampaignBudget(tries=6, seed=1, folder=tmp_path)
 
 
-def test_a_kill_by_the_campaign_is_not_counted_as_a_failpoint_kill(budget):
+def test_a_kill_by_the_campaign_is_not_counted_as_a_failpoint_kill(budget, monkeypatch):
+    monkeypatch.setattr(crash_node, "_POINT_S", 60.0)
     result = crash_node.kill_nodes(budget)
     assert result.failures == []
     assert result.tried == 6

@@ -98,7 +98,7 @@ def test_a_run_that_hangs_is_killed_together_with_its_traced_process(tmp_path, m
     monkeypatch.setattr(injected, "_LIFE_S", 0.01)
     wrapped = ["sh", "-c", script, str(pid_file)]
     assert injected._life(wrapped, tmp_path / "disk", "1/0") == (-1, "no end within 0.01 s")
-    ended, _, _ = select.select(program, [], [], 30.0)
+    ended, _, _ = select.select(program, [], [], 60.0)
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(program[0], signal.SIGKILL)
     os.close(program[0])

@@ -29,7 +29,7 @@ time.sleep(600)
 """
 
 
-def until(truth, within_s=30.0):
+def until(truth, within_s=60.0):
     end = time.monotonic() + within_s
     while not truth():
         assert time.monotonic() < end

@@ -1,5 +1,7 @@
 """Phases run one by one, each for a limited time, and what one measured is kept."""
 
+import time
+
 import pytest
 
 from holdfast.report import Row
@@ -47,9 +49,18 @@ def end(rows):
     return rows[-1].ok, rows[-1].more.get("why", "")
 
 
+def run_until_measured(run, others):
+    """Run a phase that hangs and others; give it longer until it measured something before."""
+    for limit_s in (3, 15, 60):
+        found = run(("hangs", limit_s), *others)
+        assert end(found["hangs"]) == (False, f"took longer than {limit_s} s")
+        if len(found["hangs"]) > 1:
+            break
+    return found
+
+
 def test_a_phase_that_hangs_fails_or_dies_costs_its_own_figures_only(run):
-    found = run(("hangs", 3), ("fails", 60), ("dies", 60), ("works", 60))
-    assert end(found["hangs"]) == (False, "took longer than 3 s")
+    found = run_until_measured(run, [("fails", 60), ("dies", 60), ("works", 60)])
     assert end(found["fails"]) == (False, "RuntimeError: no")
     ok, why = end(found["dies"])
     assert not ok
@@ -61,9 +72,11 @@ def test_a_phase_that_hangs_fails_or_dies_costs_its_own_figures_only(run):
 
 
 def test_time_that_a_phase_does_not_need_is_left_to_the_next(run):
+    begun_s = time.monotonic()
     first, second = run(("works", 60), ("works too", 40)).values()
+    took_s = time.monotonic() - begun_s
     assert first[0] == Row("gpu.works", 60.0, "s")
-    assert 90 < second[0].value <= 100
+    assert 100 - took_s < second[0].value <= 100
 
 
 def test_all_phases_together_take_nine_minutes_at_most():
