@@ -14,7 +14,7 @@ from holdfast.store.store import Store
 from holdfast.testing.embedded import BLOCKS, FINGERPRINT, LAYOUT, blocks_for, tokens_for
 from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.testing.memory_medium import MemoryMedium, MemoryObjects
-from holdfast.testing.store_control import leave_all
+from holdfast.testing.store_control import leave_all, write_all_through
 from holdfast.testing.store_view import StoreView
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.tier import DiskTier
@@ -158,6 +158,18 @@ def test_blocks_that_the_medium_evicts_during_a_flush_are_written_and_flushed_ag
     assert save(store).sync(tokens_for(1)) == TOKENS
     assert medium.flushed == 2
     assert len(StoreView(store).copies(1)) == BLOCKS
+
+
+def test_blocks_that_are_evicted_and_written_again_during_a_flush_are_flushed_again(store, medium):
+    def evict_and_write_again():
+        medium.during_flush = lambda: None
+        leave_all(store, 1)
+        write_all_through(store)
+        until(store, "all are written", lambda: len(StoreView(store).copies(1)) == BLOCKS)
+
+    medium.during_flush = evict_and_write_again
+    assert save(store).sync(tokens_for(1)) == TOKENS
+    assert medium.flushed == 2
 
 
 def test_a_sync_whose_blocks_are_evicted_during_every_flush_ends_at_its_deadline(store, medium):

@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
@@ -24,7 +25,7 @@ from holdfast.store.core import StoreParts
 from holdfast.store.durable_marks import MarkedBlocks
 from holdfast.store.lookup import ask_in_time
 from holdfast.store.rewrite import forget_copies
-from holdfast.tiers.base import AnsweringTier, Flushable, SharedTier
+from holdfast.tiers.base import NOWHERE, AnsweringTier, Flushable, Place, SharedTier
 
 _LOOK_AGAIN_S = 0.05
 
@@ -112,12 +113,34 @@ def _flush_copies(
         and _forget_lost(store, tier, namespace, keys[:kept])
     ):
         kept = _await_copies(store, namespace, keys, until_s, saving=saving)
-    if kept and not (isinstance(tier, Flushable) and tier.flush()):
-        kept = _NOT_FLUSHED
+    if kept:
+        places = _places(table, namespace, keys[:kept])
+        is_flushed = isinstance(tier, Flushable) and tier.flush()
+        kept = (
+            _unmoved(places, _places(table, namespace, keys[:kept])) if is_flushed else _NOT_FLUSHED
+        )
     save_marks(store)
     if kept > 0 and isinstance(tier, SharedTier):  # another node may have deleted some
         kept = tier.held(namespace, keys[:kept], 0, max(0.0, until_s - store.clock.now()))
     return kept
+
+
+def _places(table: BlockTable, namespace: Namespace, keys: Sequence[bytes]) -> list[Place]:
+    """Return where the durable tier holds these blocks."""
+    with table.lock:
+        return [
+            table.copies.place(row, table.durable_tier) if row >= 0 else NOWHERE
+            for row in table.index.find_all(namespace, keys)
+        ]
+
+
+def _unmoved(before: Sequence[Place], after: Sequence[Place]) -> int:
+    """Return how many leading blocks stayed during a flush.
+
+    One that was evicted and written again meanwhile has another place, and was not flushed.
+    """
+    stayed = (old == new != NOWHERE for old, new in zip(before, after, strict=True))
+    return sum(takewhile(bool, stayed))
 
 
 def load_marks(store: StoreParts) -> None:
