@@ -388,6 +388,23 @@ def test_a_segment_whose_writer_died_before_it_listed_it_is_deleted(objects):
         assert tier.held(blocks.namespace, blocks.keys(2), 0) == 2
 
 
+def test_a_writer_that_sweeps_its_own_old_index_object_suspects_no_other_program(objects, caplog):
+    clock, blocks, now_s = ManualClock(), ChainedBlocks(65_000), [time.time()]
+    limits = SegmentTierLimits(write_s=60.0, ask_s=60.0, poll_s=0.05)
+    writer = SegmentWriter("7d", clock, wall_s=lambda: now_s[0])
+    with closing(SegmentTier(MemoryMedium(objects), writer, limits, "segments")) as tier:
+        assert blocks.save(tier, range(2)) == [Outcome.OK] * 2
+        [old] = [name for name in objects.objects if name.startswith("index/")]
+        now_s[0] += 31 * 86_400
+        assert blocks.save(tier, range(2, 4)) == [Outcome.OK] * 2
+        clock.advance(3_700.0)
+        await_that(lambda: old not in objects.objects)
+        rounds = objects.calls.count(("list", "index")) + 6
+        await_that(lambda: objects.calls.count(("list", "index")) >= rounds)
+        assert "index objects are gone" not in caplog.text
+        assert blocks.load(tier, range(2, 4)) == [Outcome.OK] * 2
+
+
 def test_a_tier_that_closes_during_its_first_listing_reports_no_failure(objects, caplog):
     listing, closed = threading.Event(), threading.Event()
 

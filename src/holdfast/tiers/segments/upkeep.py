@@ -220,7 +220,8 @@ class SegmentUpkeep:
         deadline = Deadline.within(_CALL_S)
         found: list[tuple[IndexName, IndexObject]] = []
         listed: set[IndexName] = set()
-        own = self._publisher.current()
+        ended_s = self._ended_s()
+        own = {name for name in self._publisher.current() if name.created_s >= ended_s}
 
         def poll() -> MediumAnswer:
             answer, new, names = reader.poll(self._publisher.is_own, deadline)
@@ -323,12 +324,16 @@ class SegmentUpkeep:
                 if name.created_s < wall_s - SWEEP_AGE_S:
                     with self._condition:
                         self._unlisted.setdefault(path, now_s)
-        ended_s = wall_s - max(AGE_CLASSES.values()) - SWEEP_AGE_S
+        ended_s = self._ended_s()
         for path in self._medium.list(INDEX, Deadline.within(_CALL_S)).names:
             listing = parse_index_name(path)
             if listing and listing.created_s < ended_s and self._is_mine(listing):
                 with self._condition:
                     self._unlisted.setdefault(path, now_s)
+
+    def _ended_s(self) -> float:
+        """Return the time before which index objects list nothing that is left: they are swept."""
+        return self._wall_s() - max(AGE_CLASSES.values()) - SWEEP_AGE_S
 
     def _existing(self, content: IndexObject) -> IndexObject:
         """Return what of an index object still says something about objects that exist."""
