@@ -386,6 +386,22 @@ def test_doctor_warns_if_the_durable_tier_deletes_contexts_before_their_time(
     assert f"stay on {stay}" in checks["durable"]["found"]
 
 
+def test_doctor_names_no_keep_that_is_too_short_for_the_durable_days(
+    examined_here, config, tmp_path
+):
+    file, shared = config(), tmp_path / "shared"
+    shared.mkdir()
+    file.write_text(
+        f"{file.read_text()}"
+        f"  - {{kind: files, path: {shared}/holdfast, capacity: 1 GiB, keep: 30d}}\n"
+        f"domains:\n  default: {{key_file: {key(tmp_path)}}}\n"
+    )
+    _, checks = examined_here("--config", file, "--set", "durable_days=60")
+    assert checks["durable"]["warning"]
+    assert "keep to" not in checks["durable"]["why"]
+    assert "lower durable_days to 30 or less" in checks["durable"]["why"]
+
+
 def test_doctor_does_not_warn_of_defaults_that_fit_if_nothing_is_saved_as_durable(
     examined_here, config, tmp_path
 ):

@@ -50,6 +50,7 @@ from holdfast.node.local.users import group_of, users_of
 from holdfast.node.traces import open_traces
 from holdfast.probe import kernel_text, memory
 from holdfast.regular_file import check_regular
+from holdfast.tiers.segments.format import AGE_CLASSES
 from holdfast.version import __version__
 from holdfast.wire.remote.credentials import TlsFiles, server_context
 from holdfast.wire.remote.expiry import credential_finding, credential_states
@@ -221,10 +222,13 @@ def _durable(config: Config) -> Iterator[Finding]:
             yield Finding("durable", found, ok=True)
         else:
             is_chosen = bool(config.durable) or days != DURABLE_S / DAY_S
+            longest = max(AGE_CLASSES.values()) / DAY_S
+            remedy = f"set tiers.{number}.keep to {longest:g}d, lower durable_days"
+            if days > longest:
+                remedy = f"lower durable_days to {longest:g} or less"
             why = (
                 f"it deletes what was written {kept_days:g} days before, and durable_days is "
-                f"{days:g}; set tiers.{number}.keep to 30d, lower durable_days, or name a disk in "
-                "durable"
+                f"{days:g}; {remedy}, or name a disk in durable"
             )
             why = why if is_chosen else f"{why}, if you save contexts as durable"
             yield Finding("durable", found, why, ok=True, warning=is_chosen)

@@ -103,7 +103,7 @@ class SegmentMedium(Protocol):
     def probe(self, deadline: Deadline) -> MediumProbe:
         """Find out what the medium does, by objects below `probe/`, which are deleted at the end.
 
-        Called at start.
+        Called at start, and by `holdfast doctor` on a bucket.
         """
         ...
 

@@ -48,7 +48,8 @@ BUSY_CONNECTIONS = 6
 once, again and again, and opening one takes several round trips."""
 
 BUSY_S = 10.0
-"""Seconds for which more than `CONNECTIONS` idle connections are kept."""
+"""Seconds for which more than `CONNECTIONS` idle connections are kept; the end of the next call
+closes the others."""
 
 CONNECTIONS_MAX = 16
 EXTRA_CONNECTIONS = 4
