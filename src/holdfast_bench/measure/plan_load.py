@@ -2,7 +2,7 @@
 
 One request computes what a slow tier holds. Of several, those that would wait behind the others'
 prefill fetch instead: with the load, the cut moves towards the tier. The row shows it as the share
-of the held blocks that plans fetch.
+of the held tokens that the engine got from the node.
 
 The ways take turns, in an order in which linear drift of the machine's speed cancels out. A node
 keeps only the blocks on disk when it restarts, so contexts that one planner fetched are on their
@@ -17,9 +17,14 @@ from statistics import mean, median
 from typing import NamedTuple
 
 from holdfast.report import Row, at_most
-from holdfast_bench.harness.completion import NO_HINT
+from holdfast_bench.harness.completion import NO_HINT, fetched_tokens
 from holdfast_bench.harness.standard_error import of_median
-from holdfast_bench.measure.engine_pair import BYPASS, EnginePair, EnginePairSettings
+from holdfast_bench.measure.engine_pair import (
+    BYPASS,
+    TAIL_TOKENS,
+    EnginePair,
+    EnginePairSettings,
+)
 
 GOAL = 1.05
 LOADS = (1, 4, 16)
@@ -50,7 +55,7 @@ TURNS = ("planned", "fetch", "recompute", "recompute", "fetch", "planned")
 
 
 class BurstTimes(NamedTuple):
-    """Mean seconds to the first token of a burst, and the share of held blocks that plans fetch."""
+    """Mean seconds to the first token of a burst, and the share of held tokens that came."""
 
     first_token_s: float
     fetched_share: float
@@ -96,8 +101,7 @@ def under_load(
 def _burst(
     bench: EnginePair, prompts: Sequence[Sequence[int]], hint: Mapping[str, object]
 ) -> BurstTimes:
+    before = fetched_tokens(bench.behind)
     times = bench.burst_s(bench.behind, prompts, hint)
-    plans = bench.node.plans()["plans"][: len(prompts)]
-    held = sum(plan["held_blocks"] for plan in plans)
-    share = sum(plan["blocks"] for plan in plans) / held if held else 0.0
-    return BurstTimes(mean(times), share)
+    held = sum(len(prompt) - TAIL_TOKENS for prompt in prompts)
+    return BurstTimes(mean(times), (fetched_tokens(bench.behind) - before) / held)

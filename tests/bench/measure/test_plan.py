@@ -138,16 +138,12 @@ def test_only_the_parts_that_were_named_are_measured(monkeypatch):
     assert len(rows(*PARTS)) == 4 * 3 + 1 + 1 + len(loads)
 
 
-def test_plans_under_load_are_held_against_the_better_of_both_other_ways():
+def test_plans_under_load_are_held_against_the_better_of_both_other_ways(monkeypatch):
     seconds = {("best", ""): 1.5, ("held", ""): 3.0, ("held", "bypass"): 2.0}
     asked = []
 
-    class Node:
-        def plans(self):
-            return {"plans": [{"held_blocks": 4, "blocks": 1}, {"held_blocks": 4, "blocks": 2}]}
-
     class Bursts(SpinBench):
-        node = Node()
+        behind, fetched = "engine", 0
 
         def place_contexts(self, place, how, prompts):
             super().place_contexts(place, how, prompts)
@@ -160,15 +156,17 @@ def test_plans_under_load_are_held_against_the_better_of_both_other_ways():
         def burst_s(self, engine, prompts, hint=NO_HINT):
             way = self.planner, "bypass" if hint == BYPASS else ""
             asked.append(way)
+            self.fetched += 384 * len(prompts) if way == planned else 0
             return [seconds[way]] * len(prompts)
 
+    planned, fetched, computed = list(seconds)
     bench = Bursts()
+    monkeypatch.setattr(plan_load, "fetched_tokens", lambda _: bench.fetched)
     settings = EnginePairSettings("small", Path(), (), (), 8, lambda _: None)
     row = plan_load.under_load(bench, "slow", 512, 8, settings)
     assert row.value == pytest.approx(1.5 / 2.0)
     assert (row.more["at_once"], row.more["bursts"]) == (8, 4)
-    assert (row.more["fetched_share"], row.more["standard_error"]) == (3 / 8, 0)
-    planned, fetched, computed = list(seconds)
+    assert (row.more["fetched_share"], row.more["standard_error"]) == (3 / 4, 0)
     turns = [planned, fetched, computed, computed, fetched, planned]
     assert asked == [way for way in turns for _ in range(2)], "two bursts of each in each turn"
     assert bench.did == ["clear", "32 slow", "restart slow", "restart slow"]
