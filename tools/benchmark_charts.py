@@ -56,6 +56,11 @@ KINDS = {
     "cold_s": ("computed", "#9aa5b1"),
     "warm_s": ("fetched from memory", "#1f6feb"),
 }
+SAVES = {
+    "when_full": ("save: when_full", "#9aa5b1"),
+    "before_eviction": ("save: before_eviction", "#1f6feb"),
+    "auto": ("save: auto", "#7fb0f5"),
+}
 LAYOUTS = {
     "exact": ("exact blocks", "#9aa5b1"),
     "portable": ("portable blocks", "#1f6feb"),
@@ -259,6 +264,18 @@ def kinds_chart(report: dict[str, Any]) -> Chart:
         if ".warm." in row["what"]
     }
     return Chart(SECONDS, KINDS, groups)
+
+
+def saves_chart(report: dict[str, Any]) -> Chart:
+    """Return megabytes that an engine saves, by its option `save`."""
+    groups: Groups = {
+        f"{row['sessions']} sessions, {row['cached_sessions']} in the engine's cache": {
+            name: row[f"{name}_bytes"] / 1e6 for name in SAVES
+        }
+        for row in report["rows"]
+        if row["what"] == "saves.bytes"
+    }
+    return Chart("MB saved (less is better)", SAVES, groups)
 
 
 def layouts_chart(report: dict[str, Any]) -> Chart:

@@ -29,6 +29,7 @@ from benchmark_charts import (
     policies_chart,
     pool_chart,
     prestage_chart,
+    saves_chart,
     sealing_chart,
     serving_chart,
     sglang_chart,
@@ -107,6 +108,7 @@ QUESTIONS = (
         "kinds.svg",
         kinds_chart,
     ),
+    Question("How much does an engine save?", "bench saves", "saves.svg", saves_chart),
     Question("What do portable blocks cost an engine?", "bench vllm", "layouts.svg", layouts_chart),
     Question(
         "Do engines answer alike behind each other's contexts?",
