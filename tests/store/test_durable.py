@@ -7,6 +7,7 @@ import pytest
 
 import holdfast
 from holdfast import Retention
+from holdfast.blocks.envelope import header_of_record
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import BlockError, ConfigError, Outcome
 from holdfast.store.options import StoreOptions
@@ -335,6 +336,45 @@ def test_a_durable_context_stays_on_a_full_medium_that_drops_others():
         assert session.sync(tokens_for(1)) == TOKENS
         assert store.status().durable.evicted == 0
         assert any(move.reason == "renewal" for move in store.status().moves)
+
+
+class PowerCutMedium(ShortMedium):
+    """A medium that loses with the power what was written after its last flush."""
+
+    def __init__(self):
+        super().__init__()
+        self.safe = {}
+
+    def flush(self):
+        self.flushed += 1
+        if self.flushes:
+            with self._lock:
+                self.safe = dict(self._records)
+        return self.flushes
+
+    def kept_by_a_power_cut(self):
+        """The keys of the records that a power cut would leave."""
+        with self._lock:
+            left = [self.safe[place] for place in self._records if place in self.safe]
+        return {header_of_record(record).key for record in left}
+
+
+@pytest.mark.parametrize("flushes", [True, False])
+def test_a_durable_context_that_is_written_again_survives_a_loss_of_power(flushes):
+    medium = PowerCutMedium()
+    with opened([medium]) as store:
+        assert save(store).sync(tokens_for(1)) == TOKENS
+        acknowledged = medium.kept_by_a_power_cut()
+        assert len(acknowledged) == BLOCKS
+        medium.flushes = flushes
+        for seed in range(2, 20):
+            save(store, seed, Retention.SESSION)
+            until(store, "all is written", lambda: not store.status().waiting_to_write)
+            evicted = store.status().durable.evicted
+            lost = acknowledged - medium.kept_by_a_power_cut()
+            assert len(lost) <= evicted
+        assert any(move.reason == "renewal" for move in store.status().moves) == flushes
+        assert bool(evicted) != flushes
 
 
 def test_a_durable_context_whose_time_is_over_leaves_like_others():

@@ -430,6 +430,11 @@ class BlockTable:
                     self.queues.rewrite(row, tier)
             self._drop_if_unused(row)
 
+    def renewal_failed(self, row: int, tier: int) -> None:
+        """Count a durable block that was evicted while it was written again, without success."""
+        if not self.is_on(row, tier):
+            self.durable_evicted += 1
+
     def quarantine(self, row: int, tier: int, outcome: Outcome) -> None:
         """Remove a bad copy from the index at once, so that the next save rewrites the block.
 

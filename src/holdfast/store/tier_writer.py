@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import compress
 
 from holdfast.buffers import aligned_buffer
 from holdfast.codec.seal import Sealer
@@ -44,6 +45,7 @@ from holdfast.store.write_batches import (
 )
 from holdfast.tiers.base import (
     NOWHERE,
+    Flushable,
     LocalTier,
     Place,
     Queryable,
@@ -280,8 +282,29 @@ class TierWriter:
             _log.exception("writing failed tier=%s", self._tier.name)
             sent = [(Outcome.GONE, UNKNOWN_EPOCH)] * len(batch)
             self._free([block.put.place for block in batch if not block.held])
-        self._publish(batch, sent)
+        self._publish(batch, self._flush_renewed(batch, sent))
         self._pace(encoded)
+
+    def _flush_renewed(
+        self, batch: Sequence[MovingBlock], sent: Sequence[tuple[Outcome, int]]
+    ) -> list[tuple[Outcome, int]]:
+        """Flush durable blocks that were written again; return the outcomes.
+
+        Their old copies, which are flushed, are given up when the new ones are published. So a
+        block that the medium did not flush counts as not written, and keeps its old copy.
+        """
+        written = [
+            block.reason is MoveReason.RENEWAL and outcome is Outcome.OK
+            for block, (outcome, _) in zip(batch, sent, strict=True)
+        ]
+        if not any(written) or not isinstance(self._tier, Flushable) or self._tier.flush():
+            return list(sent)
+        _log.warning("durable blocks not written again: no flush tier=%s", self._tier.name)
+        self._free([block.put.place for block in compress(batch, written)])
+        return [
+            (Outcome.GONE, epoch) if lost else (outcome, epoch)
+            for lost, (outcome, epoch) in zip(written, sent, strict=True)
+        ]
 
     def _publish(self, batch: Sequence[MovingBlock], sent: Sequence[tuple[Outcome, int]]) -> None:
         """Publish the blocks that were written, defer or do not admit the others."""
@@ -297,6 +320,8 @@ class TierWriter:
         with table.lock:
             for block, (outcome, epoch) in zip(batch, sent, strict=True):
                 row, place = block.row, block.put.place
+                if block.reason is MoveReason.RENEWAL and outcome is not Outcome.OK:
+                    table.renewal_failed(row, number)
                 if row in damaged:
                     continue
                 erased = block.erase_generation != table.erase_generation(block.domain)
