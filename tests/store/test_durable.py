@@ -124,6 +124,19 @@ def test_a_medium_that_takes_no_writes_acknowledges_nothing_at_the_deadline(stor
     assert session.sync(tokens_for(1)) == TOKENS
 
 
+def test_a_sync_ends_when_its_store_is_closed(medium):
+    medium.writes, kept = False, []
+    with opened([medium]) as store:
+        session = save(store)
+        waiting = threading.Thread(
+            target=lambda: kept.append(session.sync(tokens_for(1), deadline_s=600.0))
+        )
+        waiting.start()
+        until(store, "the sync waits", lambda: store.status().durable.syncs == 1)
+    waiting.join(60.0)
+    assert kept == [0]
+
+
 def test_the_status_tells_how_many_syncs_wait_and_when_the_first_gives_up(store, medium):
     medium.writes = False
     session = save(store)

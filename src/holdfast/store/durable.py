@@ -52,7 +52,8 @@ def sync(
     because an engine is saving the chain as durable, and those that were held before are durable
     from now on. Returns when all are written and flushed, or at the deadline; at once if a flush
     fails, because no later one says whether those records are on the medium. Blocks that the tier
-    evicts during the flush are written again, and the next flush is awaited.
+    evicts during the flush are written again, and the next flush is awaited. When the store is
+    closed, what is queued for the tier is still awaited.
 
     Raises BlockError if the store has no tier that can flush.
     """
@@ -88,7 +89,7 @@ def _sync(
             expected = _expected(store, found, len(keys), saving=saving)
         kept = min(flushed, found.kept)
         left_s = until_s - store.clock.now()
-        if flushed == _NOT_FLUSHED or kept == expected or left_s <= 0:
+        if flushed == _NOT_FLUSHED or kept == expected or left_s <= 0 or store.gone:
             return max(kept, 0)
         time.sleep(min(left_s, _QUEUE_AGAIN_S))
 
@@ -199,14 +200,15 @@ def _await_copies(
             now_s = store.clock.now()
             with table.lock:
                 found = _leading(table, namespace, keys)
-                if now_s >= again_s:
+                if now_s >= again_s and not store.gone:
                     table.queues.write_through(found.missing, [table.durable_tier])
                     again_s = now_s + _QUEUE_AGAIN_S
             if found.kept < len(found.held):
                 store.mover.hurry()
             expected = _expected(store, found, len(keys), saving=saving)
             left_s = until_s - now_s
-            if found.kept == expected or left_s <= 0:
+            is_over = bool(store.gone) and not table.unwritten()
+            if found.kept == expected or left_s <= 0 or is_over:
                 return found.kept
             changed.wait(min(left_s, _LOOK_AGAIN_S))
             changed.clear()
