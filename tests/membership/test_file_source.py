@@ -111,7 +111,7 @@ def test_an_invalid_member_file_is_refused_with_the_place_of_the_error(path, tex
 
 
 def test_a_half_written_file_keeps_the_view_with_one_log_line(path, caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="holdfast")
     replace(path, FULL)
     heard = ReportedViews()
     source = FileSource(str(path), LOOK_S)
