@@ -432,7 +432,7 @@ class BlockTable:
 
     def renewal_failed(self, row: int, tier: int) -> None:
         """Count a durable block that was evicted while it was written again, without success."""
-        if not self.is_on(row, tier):
+        if not self.is_on(row, tier) and self.is_durable(row):
             self.durable_evicted += 1
 
     def quarantine(self, row: int, tier: int, outcome: Outcome) -> None:

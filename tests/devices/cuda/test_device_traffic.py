@@ -15,7 +15,7 @@ from holdfast.devices.cuda import device as device_module
 
 
 class LateWork(Future):
-    """Work that is done when somebody first looks at its result."""
+    """A future whose work is done by whoever first asks for its state or its result."""
 
     def __init__(self, work):
         super().__init__()

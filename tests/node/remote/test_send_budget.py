@@ -126,7 +126,7 @@ def test_requests_of_zero_bytes_take_no_send_budget():
 
 def test_a_flood_of_connections_does_not_delay_another_domain(senders, monkeypatch):
     """Of fifty with four pieces each, few go before all four of the victim's are gone."""
-    # One slot that nobody loses: the order is that of the slots, however late a thread runs.
+    # With one slot, which is never taken from a slow sender, the scheduler alone sets the order.
     monkeypatch.setattr(send_budget, "SPARE_SLOTS", 0)
     monkeypatch.setattr(send_budget, "SLOT_S", 600.0)
     line, log = SendScheduler(1), []

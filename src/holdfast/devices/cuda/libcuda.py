@@ -9,6 +9,7 @@ Facts about calls, structures and flags are from NVIDIA's CUDA Driver API, 12.8.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
@@ -145,10 +146,9 @@ class CudaDriver:
         return self._engine_stream()
 
     def create_event(self) -> _Event:
-        try:
+        with contextlib.suppress(IndexError):  # none is unused
             return _Event(self._unused_events.pop(), self._unused_events)
-        except IndexError:
-            self._enter()
+        self._enter()
         event = ctypes.c_void_p()
         self._call("cuEventCreate", ctypes.byref(event), _BLOCKING_SYNC | _DISABLE_TIMING)
         self._events.append(event.value or 0)

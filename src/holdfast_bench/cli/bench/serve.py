@@ -22,7 +22,7 @@ MODEL = "small"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
-    measuring.add_duration(parser, "10 minutes on two cores, and 12 GiB of memory")
+    measuring.add_duration(parser, "30 minutes on two cores, and 12 GiB of memory")
     measuring.add_rounds_argument(parser, 7, "rounds of warm prompts")
     measuring.add_quick_argument(parser, "shorter contexts, fewer sessions, and a smaller model")
     measuring.add_keep_argument(parser)
