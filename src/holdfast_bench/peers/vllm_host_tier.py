@@ -9,18 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from uuid import uuid4
 
 import holdfast_bench
 
 ABOUT = "vLLM's host tier; its CPU worker is the bench's, because vLLM has none"
 """What a row says of the tier."""
 
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (vLLM chose it)
+"""Folder in which vLLM's host tier keeps its memory, as a file."""
+
 
 def kv_transfer(
     host_bytes: int, secondary_tiers: Sequence[Mapping[str, object]] = ()
 ) -> dict[str, object]:
-    """Return the `--kv-transfer-config` of an engine, which needs `variables`, too."""
+    """Return the `--kv-transfer-config` of an engine, which needs `variables`, too.
+
+    After the engine's end, call `remove_left_memory` with it.
+    """
     return {
+        "engine_id": str(uuid4()),
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
@@ -30,6 +38,12 @@ def kv_transfer(
             "secondary_tiers": [dict(tier) for tier in secondary_tiers],
         },
     }
+
+
+def remove_left_memory(kv_transfer: Mapping[str, object]) -> None:
+    """Remove the shared memory of an engine that has ended; vLLM leaves it when it is stopped."""
+    for left in SHARED_MEMORY.glob(f"vllm_offload_{kv_transfer['engine_id']}*.mmap"):
+        left.unlink()
 
 
 def variables() -> dict[str, str]:

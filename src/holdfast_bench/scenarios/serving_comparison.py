@@ -144,6 +144,7 @@ class Servers:
         if lmcache_server.installed():
             self._lmcache = LMCacheServer(stack, folder)
             kv_transfers[LMCACHE] = self._lmcache.kv_transfer()
+        stack.callback(vllm_host_tier.remove_left_memory, kv_transfers[NATIVE])
         servers = start_servers(stack, folder, settings.options(), kv_transfers)
         self.by_name = dict(zip(kv_transfers, servers, strict=True))
         self._cooldown = EngineCooldown()
