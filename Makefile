@@ -13,7 +13,7 @@ MINUTES ?=
 PYTHON  ?= python3
 RESOLUTION ?= highest
 BENCH   ?= tiers movement metrics seal codec convert quota pool object files prestage plan calibrate vllm offload serve \
-    engines transformers sglang traces policies sim
+    saves kinds engines transformers sglang traces policies sim
 
 # The tests of what Holdfast promises: formats, names, contracts, the stateful test, past incidents.
 PROMISES := tests/blocks tests/codec tests/incidents tests/index tests/plan tests/policy \

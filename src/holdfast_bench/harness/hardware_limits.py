@@ -60,6 +60,33 @@ class CopyLimit:
         return [slot * self._block_bytes for slot in self._random.choices(slots, k=blocks)]
 
 
+class SyncedWriteLimit:
+    """`blocks` whole blocks written to a new file one after the other, then flushed (fdatasync).
+
+    Owns a scratch file in `folder`; `close` removes it.
+    """
+
+    def __init__(self, folder: Path, blocks: int, block_bytes: int) -> None:
+        self._path = folder / f".synced-write-limit-{os.getpid()}"
+        self._memory = aligned_buffer(blocks * block_bytes)
+        self._memory[:] = os.urandom(block_bytes) * blocks
+        self._block_bytes = block_bytes
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
+        os.posix_fallocate(self._file, 0, len(self._memory))
+
+    def seconds(self) -> float:
+        """Write and flush all blocks; return how long that took."""
+        start_s = time.perf_counter()
+        for at in range(0, len(self._memory), self._block_bytes):
+            os.pwritev(self._file, [self._memory[at : at + self._block_bytes]], at)
+        os.fdatasync(self._file)
+        return time.perf_counter() - start_s
+
+    def close(self) -> None:
+        os.close(self._file)
+        self._path.unlink(missing_ok=True)
+
+
 class DirectIoLimit(AbstractContextManager["DirectIoLimit"]):
     """Direct I/O speed: `preadv` and `pwritev` of whole blocks, in random order, by a few threads.
 

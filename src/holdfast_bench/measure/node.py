@@ -22,6 +22,7 @@ from holdfast.devices.base import Move, Pages
 from holdfast.devices.host import THREADS, HostDevice
 from holdfast.errors import HoldfastError
 from holdfast.limits import BLOCK_TOKENS, GIB, MIB
+from holdfast.policy.retention import Retention
 from holdfast.report import Row, at_least, at_most, share
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
@@ -49,7 +50,7 @@ LEASED = 12 * BATCH
 """Leased blocks from which a pass copies a random batch: together larger than any CPU cache."""
 
 HOST_GOAL = 0.85
-BUSY_GOAL = 0.4
+BUSY_GOAL = 0.5
 COVER_GOAL_MS = 1.0
 SERVING_GOAL_S = 2.0
 WARM_GOAL = 0.99
@@ -84,7 +85,7 @@ class BenchSession:
         chain.extend([seed] * (blocks * BLOCK_TOKENS))
         return chain
 
-    def save(self, chain: Chain) -> None:
+    def save(self, chain: Chain, retention: Retention = Retention.SESSION) -> None:
         """Save every block of a context; the payload is the block's key, repeated."""
         reserve = m.Reserve(chain.packed(), FINGERPRINT, 0)
         reserved = call(self.client, reserve, m.Reserved)
@@ -93,7 +94,7 @@ class BenchSession:
                 start = place + HEADER_BYTES
                 repeated = key * (PAYLOAD_BYTES // KEY_BYTES)
                 self.arena.view[start : start + PAYLOAD_BYTES] = repeated
-        committed = call(self.client, m.Commit(reserved.ticket), m.Committed)
+        committed = call(self.client, m.Commit(reserved.ticket, retention), m.Committed)
         if committed.blocks != len(chain):
             raise HoldfastError(f"saved {committed.blocks} of {len(chain)} blocks")
 

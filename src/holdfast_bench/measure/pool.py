@@ -38,6 +38,8 @@ from holdfast_bench.peers.plain_sockets import HOST, PlainPeer, PlainPool
 SIZES = (64 * KIB, 512 * KIB, 2 * MIB, 8 * MIB)
 BATCH = 32
 MAIN_BYTES = 2 * MIB
+SMALL_PUTS = ("put", 512 * KIB)
+"""The other batches with a goal: small records, as each of several KV groups has."""
 HOST_BYTES = GIB + 256 * MIB
 RECORDS_BYTES = 1 * GIB
 ANSWER_S = 30.0
@@ -206,14 +208,14 @@ class PoolBench(NamedTuple):
 
     def batches(self, records: RecordBatch, nbytes: int) -> list[Row]:
         rows = []
-        goal = self.goal if nbytes == MAIN_BYTES else None
         for verb, trip, plain in self._ways(records, nbytes, BATCH):
+            goal = self.goal if nbytes == MAIN_BYTES or (verb, nbytes) == SMALL_PUTS else None
             self._turn(trip(), plain)
             turns = [self._turn(trip(), plain) for _ in range(self.rounds)]
             ours, limit = zip(*turns, strict=True)
             what = f"pool.{verb}.{label(nbytes)}x{BATCH}{self.suffix}"
             rows.append(_speed_row(what, BATCH * nbytes, goal, ours, limit))
-            if goal and not self.suffix:
+            if goal and nbytes == MAIN_BYTES and not self.suffix:
                 spent, limit_s = (
                     sum(cost.local_cpu_s + cost.remote_cpu_s for cost in side)
                     for side in (ours, limit)

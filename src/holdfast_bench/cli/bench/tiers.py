@@ -9,7 +9,7 @@ from holdfast.limits import GIB
 from holdfast.report import Row
 from holdfast_bench.cli import measuring
 from holdfast_bench.cli.progress import Steps
-from holdfast_bench.measure import disk, index, node
+from holdfast_bench.measure import disk, durable, index, node
 
 ALSO = ("cpu_s_per_gb", "mixed_us")
 
@@ -32,7 +32,7 @@ def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     rounds, disk_bytes, blocks = args.rounds, RECOVERY_BYTES, INDEX_BLOCKS
     if args.quick:
         disk_bytes, blocks = QUICK_RECOVERY_BYTES, QUICK_INDEX_BLOCKS
-    steps.plan(4)
+    steps.plan(5)
     steps.begin("names, coverage and a plan of 128K tokens")
     yield index.coverage_row(rounds)
     yield index.plan_row(rounds)
@@ -42,5 +42,7 @@ def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
         yield from disk.disk_rows(scratch / "disk", SCRATCH_BYTES, rounds)
         steps.begin("a node: coverage, pages, kill -9")
         yield from node.node_rows(scratch / "node", rounds, disk_bytes)
+        steps.begin("saves until the disk has acknowledged them")
+        yield from durable.durable_rows(scratch / "durable", rounds)
     steps.begin(f"the index at {blocks:,} blocks")
     yield index.index_row(blocks)
