@@ -69,20 +69,20 @@ class VllmServerOptions(msgspec.Struct, frozen=True):
     environment: dict[str, str] = {}
 
 
-def equal_threads() -> dict[str, str]:
-    """Return variables with which every engine computes with one thread bound to each core.
+def thread_variables(workers: int) -> dict[str, str]:
+    """Return variables with which every engine computes on all cores, a thread bound to each.
 
     vLLM's own binding leaves a core idle in an engine without a connector. Without any, both
     compute threads of a step may start on one core of two, because the engine's scheduler
-    busy-waits on the other: one warm request took 0.09 s, the next 0.25 s.
+    busy-waits on the other: one warm request took 0.09 s, the next 0.25 s. The threads of several
+    workers are not bound, because each worker would bind its own to the same cores.
     """
     cores = len(os.sched_getaffinity(0))
-    return {
+    threads = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(cores),
-        "OMP_PROC_BIND": "true",
-        "OMP_PLACES": "threads",
+        "OMP_NUM_THREADS": str(max(1, cores // workers)),
     }
+    return threads | ({"OMP_PROC_BIND": "true", "OMP_PLACES": "threads"} if workers == 1 else {})
 
 
 def holdfast_kv_transfer(
@@ -126,9 +126,8 @@ class VllmServer:
             argv += ["--max-num-seqs", str(options.requests_max)]
         if options.kv_transfer:
             argv += ["--kv-transfer-config", json.dumps(options.kv_transfer)]
-        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-        # Bind the engine to all cores; by default vLLM reserves one for its front end.
-        env = ENGINE_ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": cores} | options.environment
+        threads = thread_variables(options.ranks * options.stages)
+        env = ENGINE_ENVIRONMENT | threads | options.environment
         self.process = ChildProcess(name, argv, log, env)
 
     def ready(self) -> bool:

@@ -16,7 +16,6 @@ from holdfast_bench.harness.server import (
     EngineCooldown,
     VllmServer,
     VllmServerOptions,
-    equal_threads,
     holdfast_kv_transfer,
     start_servers,
 )
@@ -54,9 +53,7 @@ def measure(
     """
     with ExitStack() as stack:
         node = stack.enter_context(NodeUnderTest(folder / "node"))
-        options = VllmServerOptions(
-            model=made, model_tokens_max=len(prompt) + 1024, environment=equal_threads()
-        )
+        options = VllmServerOptions(model=made, model_tokens_max=len(prompt) + 1024)
         transfers = {"alone": {}, "behind": holdfast_kv_transfer(node.address)}
         alone, behind = start_servers(stack, folder, options, transfers)
         rest = EngineCooldown()

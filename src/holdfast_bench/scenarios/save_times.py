@@ -21,7 +21,6 @@ from holdfast_bench.harness.node import NodeUnderTest
 from holdfast_bench.harness.server import (
     VllmServer,
     VllmServerOptions,
-    equal_threads,
     holdfast_kv_transfer,
     start_servers,
 )
@@ -77,7 +76,6 @@ class SaveTimeSettings(NamedTuple):
             model_tokens_max=self.load.sessions.longest + 2 * BLOCK_TOKENS,
             batch_tokens_max=BATCH_TOKENS,
             kv_bytes=self.load.cache_tokens * self.shape.token_bytes,
-            environment=equal_threads(),
         )
 
 

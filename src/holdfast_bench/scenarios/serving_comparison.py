@@ -23,7 +23,6 @@ from holdfast_bench.harness.server import (
     EngineCooldown,
     VllmServer,
     VllmServerOptions,
-    equal_threads,
     holdfast_kv_transfer,
     start_servers,
 )
@@ -118,7 +117,7 @@ class ServeSettings(NamedTuple):
             model_tokens_max=loads.context_tokens,
             requests_max=REQUESTS_AT_ONCE,
             kv_bytes=loads.cache_tokens * self.shape.token_bytes,
-            environment=equal_threads() | vllm_host_tier.variables() | lmcache_server.variables(),
+            environment=vllm_host_tier.variables() | lmcache_server.variables(),
         )
 
 

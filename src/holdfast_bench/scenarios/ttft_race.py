@@ -23,7 +23,6 @@ from holdfast_bench.harness.server import (
     EngineCooldown,
     VllmServer,
     VllmServerOptions,
-    equal_threads,
     holdfast_kv_transfer,
     start_servers,
 )
@@ -85,7 +84,7 @@ def lay_track(stack: ExitStack, folder: Path, model: Path, tokens_max: int) -> R
     options = VllmServerOptions(
         model=model,
         model_tokens_max=tokens_max,
-        environment=equal_threads() | lmcache_server.variables(),
+        environment=lmcache_server.variables(),
     )
     alone, behind, portable, *peer = start_servers(stack, folder, options, flags)
     return RaceTrack(alone, behind, portable, peer[0] if peer else None, node, EngineCooldown())
