@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,6 +58,16 @@ def add_rounds_argument(
 def add_duration(parser: argparse.ArgumentParser, takes: str) -> None:
     """Say in the help of a subject what its full length takes."""
     parser.description = f"{parser.description}. Takes about {takes}."
+
+
+def add_only_argument(parser: argparse.ArgumentParser, parts: Mapping[str, str]) -> None:
+    """Declare `--only PART...`, all by default, and list the parts at the end of the help."""
+    lines = "\n".join(f"  {name:<11}{about}" for name, about in parts.items())
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"parts:\n{lines}\n\n{parser.epilog}" if parser.epilog else f"parts:\n{lines}"
+    parser.add_argument(
+        "--only", nargs="+", choices=parts, metavar="PART", help="measure these parts alone"
+    )
 
 
 def add_quick_argument(parser: argparse.ArgumentParser, about: str) -> None:

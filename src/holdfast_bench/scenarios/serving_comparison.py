@@ -7,7 +7,7 @@ measured at a time; the others are idle.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean, median
@@ -168,20 +168,32 @@ class Servers:
         return saved
 
 
-def serve_rows(folder: Path, settings: ServeSettings) -> Iterator[Row]:
-    """Start the servers, and measure one load after the other; the servers end with the rows."""
+LOADS = {
+    "warm": "a context again, one request at a time",
+    "sessions": "sessions of several turns, 2 and 8 at once",
+    "repetition": "vLLM's load generator with its data set prefix_repetition",
+    "crowd": "16 and 50 requests behind one prefix, all at once",
+}
+"""The loads that `serve_rows` puts on the servers, in this order."""
+
+
+def serve_rows(
+    folder: Path, settings: ServeSettings, chosen: Collection[str] = LOADS
+) -> Iterator[Row]:
+    """Start the servers, and measure the chosen loads in turn; the servers end with the rows."""
     loads = settings.loads
     if not lmcache_server.installed():
         yield not_measured(f"serve.{LMCACHE}", lmcache_server.why_not())
     with ExitStack() as stack:
         settings.tell("the servers start")
         servers = Servers(stack, folder / "servers", settings)
-        for tokens in loads.warm_tokens:
+        for tokens in loads.warm_tokens if "warm" in chosen else ():
             yield _warm_row(servers, settings, tokens)
-        for clients in loads.clients:
+        for clients in loads.clients if "sessions" in chosen else ():
             yield from _session_rows(servers, settings, clients)
-        yield from _prefix_repetition_rows(servers, settings)
-        for size in loads.crowds:
+        if "repetition" in chosen:
+            yield from _prefix_repetition_rows(servers, settings)
+        for size in loads.crowds if "crowd" in chosen else ():
             yield _crowd_row(servers, settings, size)
 
 

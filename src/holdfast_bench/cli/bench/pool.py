@@ -35,14 +35,9 @@ QUICK = ("sockets", "tls")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
-    lines = "\n".join(f"  {name:<11}{about}" for name, about in PARTS.items())
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = f"parts:\n{lines}\n\n{parser.epilog}" if parser.epilog else f"parts:\n{lines}"
     measuring.add_rounds_argument(parser, 15)
     measuring.add_folder_argument(parser, "logs and certificates")
-    parser.add_argument(
-        "--only", nargs="+", choices=PARTS, metavar="PART", help="measure these parts alone"
-    )
+    measuring.add_only_argument(parser, PARTS)
     measuring.add_quick_argument(parser, f"the same as --only {' '.join(QUICK)}")
 
 
