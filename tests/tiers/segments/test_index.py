@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 
 from holdfast.tiers.segments.format import IndexedSegment, SegmentName, head_bytes
@@ -53,6 +54,27 @@ def test_the_newest_segment_of_a_block_counts_and_the_old_one_loses_it():
     assert index.name_of(position.segment) == name(2)
     assert {state.name: state.live_blocks for state in index.segments()} == {name(1): 2, name(2): 2}
     assert index.live_keys(name(1), [key(n) for n in range(4)]) == [True, True, False, False]
+
+
+def test_two_indexes_agree_about_a_block_of_two_segments_in_whichever_order_they_learn():
+    one, other = SegmentIndex(), SegmentIndex()
+    for index, order in ((one, [1, 2]), (other, [2, 1])):
+        for number in order:
+            index.add(listed(number, range(number, number + 4)), 0.0)
+    for index in (one, other):
+        live = {state.name: state.live_blocks for state in index.segments()}
+        assert live == {name(1): 1, name(2): 4}
+        assert index.live_keys(name(1), [key(n) for n in range(1, 5)]) == [True] + [False] * 3
+        assert index.forget_segment(name(1)) == 1
+        assert index.held_run(SPACE, [key(n) for n in range(2, 6)]) == 4
+
+
+def test_a_segment_that_is_kept_longer_has_its_blocks_whatever_comes_later():
+    index, brief = SegmentIndex(), name(9)._replace(age_class="1d")
+    index.add(listed(1, range(4)), 0.0)
+    index.add(msgspec.structs.replace(listed(9, range(2, 6)), path=brief.path), 0.0)
+    live = {state.name: state.live_blocks for state in index.segments()}
+    assert live == {name(1): 4, brief: 2}
 
 
 def test_a_segment_that_leaves_takes_its_blocks_along():

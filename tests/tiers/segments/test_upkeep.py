@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 from holdfast.clock import ManualClock
+from holdfast.codec.seal import DataKey
 from holdfast.errors import Outcome
 from holdfast.limits import MIB
 from holdfast.testing.chained import ChainedBlocks
@@ -150,6 +151,90 @@ def test_one_late_listing_forgets_nothing(objects):
         await_that(lambda: objects.calls.count(("list", "index")) >= rounds)
         assert ("list", "7d") not in objects.calls
         assert tier.held(blocks.namespace, blocks.keys(4), 0) == 4
+
+
+class LateLearning(MemoryMedium):
+    """Lists only what it has put itself, until `learns`: as between two listings."""
+
+    def __init__(self, objects):
+        super().__init__(objects)
+        self.learns, self.own = False, set()
+
+    def put(self, name, parts, deadline):
+        self.own.add(name)
+        return super().put(name, parts, deadline)
+
+    def list(self, prefix, deadline):
+        answer = super().list(prefix, deadline)
+        if self.learns:
+            return answer
+        return answer._replace(names=[name for name in answer.names if name in self.own])
+
+
+def test_a_block_that_two_writers_saved_at_once_keeps_one_of_its_copies(objects):
+    """Each of them learns of the other's copy after its own."""
+    blocks, media = ChainedBlocks(65_000), [LateLearning(objects) for _ in range(2)]
+    with (
+        closing(open_tier(objects, medium=media[0], **QUICK)) as one,
+        closing(open_tier(objects, medium=media[1], **QUICK)) as other,
+    ):
+        assert blocks.save(one, range(4)) == [Outcome.OK] * 4
+        assert blocks.save(other, range(4)) == [Outcome.OK] * 4
+        assert len(segments(objects)) == 2
+        for medium in media:
+            medium.learns = True
+        await_that(lambda: len(segments(objects)) == 1)
+        for tier in (one, other):
+            rounds = objects.calls.count(("list", "index")) + 10
+            await_that(lambda rounds=rounds: objects.calls.count(("list", "index")) >= rounds)
+            assert tier.held(blocks.namespace, blocks.keys(4), 0) == 4
+        with closing(open_tier(objects)) as third:
+            assert third.held(blocks.namespace, blocks.keys(4), 0) == 4
+            assert blocks.load(third, range(4)) == [Outcome.OK] * 4
+
+
+def test_a_block_stays_in_the_segment_that_is_kept_longer(objects):
+    """A copy that is made later, and deleted earlier, does not take its place."""
+    blocks = ChainedBlocks(65_000)
+    with closing(open_tier(objects, age="30d", **QUICK)) as lasting:
+        assert blocks.save(lasting, range(4)) == [Outcome.OK] * 4
+        with closing(open_tier(objects, age="1d", **QUICK)) as brief:
+            assert blocks.save(brief, range(4)) == [Outcome.OK] * 4
+            await_that(lambda: [name[:4] for name in segments(objects)] == ["30d/"])
+            assert brief.held(blocks.namespace, blocks.keys(4), 0) == 4
+        assert lasting.held(blocks.namespace, blocks.keys(4), 0) == 4
+
+
+def sealed(blocks, nonce):
+    """Return a block to write, sealed with a data key."""
+    [put] = blocks.puts([0])
+    record = memoryview(bytearray(len(put.record)))
+    sealer = DataKey(b"o" * 32, 1).sealer(put.record, nonce)
+    assert sealer.seal(put.record, record) is Outcome.OK
+    return put._replace(record=record)
+
+
+def test_a_record_that_cannot_be_verified_is_replaced_by_a_writer_whose_clock_is_behind(objects):
+    pytest.importorskip("cryptography")
+    blocks = ChainedBlocks(65_000)
+    bad, good = sealed(blocks, b"n" * 12), sealed(blocks, b"m" * 12)
+    bad.record[200] ^= 1
+    with (
+        closing(open_tier(objects, wall_s=lambda: time.time() + 600)) as ahead,
+        closing(open_tier(objects)) as tier,
+    ):
+        assert ahead.write([bad]) == [Outcome.OK]
+        await_that(lambda: tier.held(blocks.namespace, blocks.keys(1), 0) == 1)
+        tier.delete_corrupt(blocks.gets([0]))
+        assert tier.known([good]) == [False]
+        assert tier.write([good]) == [Outcome.OK]
+        for reader in (tier, ahead):
+
+            def reads(reader=reader):
+                [get] = blocks.gets([0])
+                return reader.read([get]) == [Outcome.OK] and get.into == good.record
+
+            await_that(reads)
 
 
 def damaged(data, how):

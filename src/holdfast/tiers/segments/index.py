@@ -41,7 +41,8 @@ class RecordPosition(NamedTuple):
 class SegmentState(NamedTuple):
     """What this process knows of a segment; `used_s` is the last read here, in monotonic seconds.
 
-    `live_blocks`: blocks for which this is the newest segment, and that were not deleted.
+    `live_blocks`: blocks whose position is in this segment, because no other segment with them
+    outlasts it, and that were not deleted.
     """
 
     name: SegmentName
@@ -89,7 +90,12 @@ class SegmentIndex:
         """Bytes of all segments."""
 
     def add(self, listed: IndexedSegment, now_s: float) -> None:
-        """Add a segment; it replaces older positions of its blocks. Nothing if it is there."""
+        """Add a segment; its blocks have their positions in it, or in a segment that outlasts it.
+
+        Which of two segments a block belongs to follows from their names, so all writers agree, in
+        whichever order they learn of them: each deletes those of its own without live blocks. A
+        segment that is here already is not added.
+        """
         tags = _tags(listed.namespace, listed.keys)
         with self._lock:
             if listed.name in self._numbers:
@@ -97,9 +103,12 @@ class SegmentIndex:
             self._segments.append(segment := _Segment(listed, now_s))
             self.stored_bytes += segment.nbytes
             number = self._numbers[listed.name] = len(self._segments) - 1
-            self._release(self._table.find(tags))
+            found = self._find(tags)
+            stays = self._outlast(found, segment)
+            segment.live -= int(stays.sum())
+            self._release(found[~stays])
             positions = np.arange(listed.blocks, dtype=np.int64)
-            self._table.put(tags, np.int64(number << _SHIFT) | positions)
+            self._table.put(tags[~stays], np.int64(number << _SHIFT) | positions[~stays])
 
     def held_run(self, namespace: bytes, keys: Sequence[bytes]) -> int:
         """Return the number of leading keys that are held."""
@@ -146,7 +155,7 @@ class SegmentIndex:
             return segment.live
 
     def forget_blocks(self, name: SegmentName, keys: bytes) -> int:
-        """Remove blocks (16 bytes each) whose newest segment this is; return their number."""
+        """Remove blocks (16 bytes each) that are live in this segment; return their number."""
         with self._lock:
             number = self._numbers.get(name)
             segment = self._segments[number] if number is not None else None
@@ -165,7 +174,7 @@ class SegmentIndex:
             return [segment.state() for segment in self._segments if segment is not None]
 
     def live_keys(self, name: SegmentName, keys: Sequence[bytes]) -> list[bool]:
-        """Return for each key of a segment, in its order, whether the segment is its newest."""
+        """Return for each key of a segment, in its order, whether it is live there."""
         with self._lock:
             number = self._numbers.get(name)
             segment = self._segments[number] if number is not None else None
@@ -195,6 +204,15 @@ class SegmentIndex:
                 found[(found >= 0) & ((found >> _SHIFT) == number)] = ABSENT
         return found
 
+    def _outlast(self, values: Values, segment: _Segment) -> npt.NDArray[np.bool_]:
+        """Return for each value whether its segment outlasts this one. Call under the lock."""
+        stays = np.zeros(len(values), np.bool_)
+        for number in set((values[values >= 0] >> _SHIFT).tolist()):
+            other = self._segments[number]
+            if other is not None and _rank(other.name) > _rank(segment.name):
+                stays |= (values >= 0) & ((values >> _SHIFT) == number)
+        return stays
+
     def _position(self, value: int, now_s: float | None) -> RecordPosition | None:
         segment = self._segments[value >> _SHIFT] if value != ABSENT else None
         if segment is None:
@@ -217,6 +235,11 @@ class SegmentIndex:
         alive = np.array([segment is not None for segment in self._segments], np.bool_)
         self._table.keep(alive, _SHIFT)
         self._dead = 0
+
+
+def _rank(name: SegmentName) -> tuple[float, str, str]:
+    """Order segments of all writers: those that are kept longer, and newer ones, come later."""
+    return name.expires_s(), name.number, name.writer
 
 
 def _tags(namespace: bytes, keys: bytes) -> Tags:

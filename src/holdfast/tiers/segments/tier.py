@@ -17,7 +17,7 @@ from holdfast.blocks.envelope import Header, header_of_record, record_length
 from holdfast.blocks.namespace import Namespace, namespace_digest, namespace_of
 from holdfast.errors import Outcome
 from holdfast.status import MemberStatus
-from holdfast.tiers.base import AnsweringTier, HeldAnswer, TierGet, TierPut, TierUsage
+from holdfast.tiers.base import NOWHERE, AnsweringTier, HeldAnswer, TierGet, TierPut, TierUsage
 from holdfast.tiers.gate import MediumGate
 from holdfast.tiers.segments.bounds import SpaceLimits, is_near_end
 from holdfast.tiers.segments.format import (
@@ -223,7 +223,8 @@ class SegmentTier(AnsweringTier):
             else:
                 self._note_stale(self._index.forget_blocks(name, get.key))
         is_use = any(batch[index].is_use for index in wanted.indices)
-        if is_use and is_near_end(name, self._writer.wall_s()):
+        near_end = is_near_end(name, self._writer.wall_s())
+        if is_use and near_end and self._writer.outlasts(name):
             self._resaver.add(name)
 
     # Writes.
@@ -247,6 +248,7 @@ class SegmentTier(AnsweringTier):
             if failed is not None:
                 stored = [failed] * len(items)
             else:
+                self._remove_replaced([header for _, header, _ in items])
                 stored = self._packer.save([item for _, _, item in items], deadline)
         for (number, header, _), outcome in zip(items, stored, strict=True):
             outcomes[number] = outcome
@@ -385,6 +387,16 @@ class SegmentTier(AnsweringTier):
         self._resaver.close()
         self._upkeep.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _remove_replaced(self, headers: Sequence[Header]) -> None:
+        """Delete unverified records that are written again, whatever their segments' names say."""
+        replaced = [
+            TierGet(NOWHERE, header.key, memoryview(b""), namespace_of(header))
+            for header in headers
+            if self._is_replaced_by(header)
+        ]
+        if replaced:
+            self.delete(replaced)
 
     def _is_replaced_by(self, header: Header) -> bool:
         return self._unverified.is_replaced_by(namespace_of(header), header)

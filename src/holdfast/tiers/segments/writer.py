@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.tiers.segments.format import SegmentName, next_number
+from holdfast.tiers.segments.format import AGE_CLASSES, SegmentName, next_number
 
 
 class SegmentWriter:
@@ -30,6 +30,10 @@ class SegmentWriter:
         self._age_class = age_class
         self._lock = threading.Lock()
         self._last = ""
+
+    def outlasts(self, name: SegmentName) -> bool:
+        """Return whether a segment that is made now is kept longer than another one."""
+        return self.wall_s() + AGE_CLASSES[self._age_class] > name.expires_s()
 
     def new_segment(self) -> SegmentName:
         """Return a name that no object has had."""
