@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import KvGroup, Layout
-from holdfast.client.engine import EngineGroup, GroupPages, LookupOptions
+from holdfast.client.engine import BlockRun, EngineGroup, GroupPages, LookupOptions
 from holdfast.client.engine_opening import open_engine
 from holdfast.errors import BlockError, Outcome
 from holdfast.testing.embedded import (
@@ -322,6 +322,25 @@ def test_a_checkpoint_one_block_off_is_not_used(hybrid):
     assert hybrid.lookup(1, 256).held == 0
     hybrid.save(1, 256, [range(4, 5), range(8, 10), range(0)])
     assert hybrid.lookup(1, 256).held == 160
+
+
+class WindowEngine(HybridEngine):
+    """An engine whose layers all have one window."""
+
+    RULES = (("window", 40, 16),)
+
+
+def test_a_part_of_a_window_is_of_no_use(store):
+    """A resume after fewer tokens needs an earlier block, which the load did not name."""
+    with contextlib.closing(WindowEngine(store)) as engine:
+        engine.save(1, 128, [range(4, 7)])
+        ticket, keys = engine.lookup(1, 112), engine.context(1, 128).chains[0].packed(5, 8)
+        assert [list(run.blocks) for run in ticket.runs] == [[4, 5, 6]]
+        assert engine.load(1, ticket).tokens == 112
+        # As if block 7 had been evicted since the lookup.
+        evicted = ticket._replace(tokens=128, runs=(BlockRun(5, keys),))
+        pages = [GroupPages(engine.memories[0].device, [5, 6, 7])]
+        assert engine.client.load(evicted, pages).wait(ANSWER_S).tokens == 0
 
 
 def test_blocks_of_a_group_are_not_found_by_another_one(hybrid):

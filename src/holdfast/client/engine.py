@@ -141,8 +141,8 @@ class Loaded(NamedTuple):
     """The result of a load: the leading tokens that are valid in the engine's pages.
 
     `tokens`: `have` of the ticket if nothing is; between it and the ticket's tokens only if the
-    model has one group. Other pages must not be used. `sources`: verified blocks by tier. `outcome`
-    and `reason` tell why tokens are missing, if any are.
+    model has one group, of full attention. Other pages must not be used. `sources`: verified blocks
+    by tier. `outcome` and `reason` tell why tokens are missing, if any are.
     """
 
     tokens: int

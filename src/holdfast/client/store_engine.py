@@ -153,7 +153,7 @@ class StoreEngine:
             loads.append(GroupLoad(group, run.keys, given.device, list(given.pages), given.first))
         running = self._loader.put(LoadJob(tuple(loads), ticket.deadline_s, ticket.plan, after))
         start, page_tokens = ticket.have, 0
-        if len(self.groups) == 1:
+        if [rule.attention for rule in self._rules] == ["full"]:
             size = self._rules[0].block_tokens
             page_tokens = size // loads[0].device.pages.pages_per_block
             start = ticket.runs[0].first * size + loads[0].first * page_tokens
@@ -370,9 +370,10 @@ class _PendingTicket:
 
 
 class _PendingLoad:
-    """A load that runs; `start` and `page_tokens`: where the pages of the only group begin.
+    """A load that runs; `start` and `page_tokens`: where the pages of full attention begin.
 
-    `observe` reports its end to the store.
+    `page_tokens` 0: leading pages are of no use without the others, because a resume after fewer
+    tokens needs other blocks, too. `observe` reports its end to the store.
     """
 
     def __init__(
@@ -408,6 +409,8 @@ class _PendingLoad:
         tokens = ticket.tokens
         if self._page_tokens:
             tokens = min(self._start + result.pages * self._page_tokens, tokens)
+        elif result.pages < self._load.job.wanted:
+            tokens = ticket.have
         tokens = max(tokens, ticket.have) if result.pages else ticket.have
         outcome = _OUTCOMES.get(result.outcome, Outcome.GONE)
         self._loaded = Loaded(tokens, result.sources, outcome, result.reason)

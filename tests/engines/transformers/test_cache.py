@@ -10,7 +10,9 @@ transformers = pytest.importorskip("transformers")
 from random_models import CONFIGS, answer, model_of, own_cache, prompt_of, tail  # noqa: E402
 
 import holdfast  # noqa: E402
+from holdfast.blocks.envelope import HEADER_BYTES  # noqa: E402
 from holdfast.errors import BlockError  # noqa: E402
+from holdfast.testing.store_view import HOST, StoreView  # noqa: E402
 
 BLOCK, PROMPT, HELD = 32, 170, 160
 IDS = prompt_of(1, PROMPT)
@@ -229,3 +231,15 @@ def test_a_window_model_loads_only_the_blocks_of_its_window(store):
     found = cache_of(model, IDS, store).prefix
     # All five blocks of the full layer; of the window of 50, the tokens from 111 to 160.
     assert found.sources == {"host": 5 + 2}
+
+
+def test_a_window_of_which_one_block_is_damaged_is_computed(store):
+    """The other blocks of the window do not serve a shorter prefix: it needs an earlier one."""
+    model = model_of("mistral")
+    cache_of(model, IDS, store)
+    view = StoreView(store)
+    last = view.copies(HOST)[-1]
+    view.record(last.namespace, last.key)[HEADER_BYTES] ^= 1
+    cache = cache_of(model, IDS, store)
+    assert cache.prefix.fetched == 0
+    assert torch.equal(tail(model, IDS, cache), tail(model, IDS, own_cache(model, IDS, HELD)))
