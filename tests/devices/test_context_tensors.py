@@ -54,13 +54,30 @@ def test_tensors_of_torch_with_any_strides_of_heads_and_tokens_are_used_in_place
     assert torch.equal(found[1], values)
 
 
+@pytest.mark.parametrize("other", ["float16", "float32"])
+def test_tensors_of_another_data_type_are_refused_although_their_elements_may_have_its_size(other):
+    torch = pytest.importorskip("torch")
+    layout = Layout.portable(
+        layers=1, kv_heads=2, head_size=8, dtype="bfloat16", block_tokens=TOKENS
+    )
+    states = [torch.randn(2, TOKENS, 8).to(getattr(torch, other)) for _ in range(2)]
+    message = f"layer 0: .* is of {other}, the layout says bfloat16"
+    with pytest.raises(BlockError, match=message):
+        tensors_to_blocks(layout, [states])
+    with pytest.raises(BlockError, match=message):
+        tensors_to_blocks(layout, [[state.numpy() for state in states]])
+    blocks = tensors_to_blocks(layout, [[state.bfloat16() for state in states]])
+    with pytest.raises(BlockError, match=message):
+        blocks_to_tensors(layout, blocks, [states])
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
         (lambda layers: layers[:2], "2 layers given, the layout has 3"),
         (lambda layers: [layers[0], layers[1], layers[0]], "layer 2: 2 tensors given, it has 1"),
         (lambda layers: [layers[1], layers[0], layers[2]], "has 4 heads, 40 tokens and 16 bytes"),
-        (lambda layers: [[s.astype("f4") for s in states] for states in layers], "32 bytes a"),
+        (lambda layers: [[s.astype("f4") for s in states] for states in layers], "is of float32"),
         (lambda layers: [[s[None] for s in states] for states in layers], "without a batch"),
         (lambda layers: [[s[..., ::2] for s in states] for states in layers], "are contiguous"),
         (lambda layers: [[s.tolist() for s in states] for states in layers], "shape .* pass"),

@@ -13,11 +13,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.blocks.layout import PortableLayout
+from holdfast.blocks.layout import DTYPE_BYTES, PortableLayout
 from holdfast.errors import BlockError
 
 Tensor: TypeAlias = Any
 """A numpy array, or a torch tensor on the CPU: `[head][token][dim]`, dims contiguous."""
+
+_RAW = ("uint8", "int8")
+"""Types of tensors that hold elements whose own type numpy, for example, does not have."""
 
 _Rows: TypeAlias = npt.NDArray[np.generic]
 
@@ -69,6 +72,7 @@ def _rows(
             )
         for tensor, (name, size) in zip(states, expected.states, strict=True):
             run = next(runs)
+            _check_dtype(layout, tensor, f"layer {number}: {name}")
             array = _bytes(tensor, f"layer {number}: {name}")
             row = size * layout.element_bytes
             heads, held, given = array.shape
@@ -87,6 +91,16 @@ def _tokens(tensor: Tensor) -> int:
     """Return the tokens of a tensor; 0 for another shape, which `_bytes` refuses."""
     shape = tuple(getattr(tensor, "shape", ()))
     return int(shape[1]) if len(shape) == 3 else 0  # noqa: PLR2004
+
+
+def _check_dtype(layout: PortableLayout, tensor: Tensor, what: str) -> None:
+    """Raise BlockError for elements of another kind than the layout's, though of equal size."""
+    dtype = str(getattr(tensor, "dtype", "")).removeprefix("torch.")
+    if dtype in DTYPE_BYTES and dtype != layout.dtype and dtype not in _RAW:
+        raise BlockError(
+            f"{what} is of {dtype}, the layout says {layout.dtype}; convert the tensors, or name "
+            "their data type in the layout"
+        )
 
 
 def _bytes(tensor: Tensor, what: str) -> npt.NDArray[np.uint8]:
