@@ -67,6 +67,22 @@ def test_an_argument_that_changes_pages_changes_the_name(folder, arguments):
     assert digest(folder, arguments) != digest(folder)
 
 
+@pytest.mark.parametrize("length", [None, 4097, 131_072])
+def test_keys_that_depend_on_the_other_requests_of_a_batch_are_refused(tmp_path, length):
+    """With LongRoPE SGLang takes the long factors for a batch with one position beyond 4096."""
+    rope = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+    config = CONFIG | {"rope_scaling": rope, "max_position_embeddings": 131_072}
+    inner = {"text_config": config | {"original_max_position_embeddings": 4096}}
+    for number, given in enumerate([inner["text_config"], inner]):
+        folder = model_folder(tmp_path / str(number), given)
+        with pytest.raises(ConfigError, match=r"LongRoPE.*start it with --context-length 4096"):
+            digest(folder, {"context_length": length})
+        assert digest(folder, {"context_length": 4096})
+    unknown = model_folder(tmp_path / "unknown", config)
+    with pytest.raises(ConfigError, match="LongRoPE"):
+        digest(unknown, {"context_length": 4096})
+
+
 @pytest.mark.parametrize(
     "config",
     [

@@ -6,8 +6,13 @@ import torch
 from sglang_stubs import UTILS, HostPool, MLATokenToKVPoolHost, indices
 
 import holdfast
-from holdfast.engines.sglang.portable_pool import portable_layout
-from holdfast.errors import ConfigError
+from holdfast.blocks.key import Chain
+from holdfast.client.engine import EngineGroup, Loaded, Saved
+from holdfast.engines.sglang.page_names import PageNames
+from holdfast.engines.sglang.portable_pool import HostPoolPages, PortablePool, portable_layout
+from holdfast.errors import ConfigError, Outcome
+from holdfast.named_blocks import PrefixPosition
+from holdfast.testing.embedded import fingerprint_for
 from holdfast_bench.harness import model
 
 TOKENS = [*range(500, 523)]
@@ -129,6 +134,7 @@ def test_pages_that_do_not_follow_each_other_are_not_saved(sglang):
         ({"arguments": {"quantization": "fp8"}}, "quantisation on load"),
         ({"arguments": {"speculative_algorithm": "EAGLE"}}, "speculative decoding"),
         ({"interface_v1": 0}, "interface_v1"),
+        ({"images": True, "multimodal": True}, "images, for which SGLang has numbers"),
         (
             {"arguments": {"json_model_override_args": '{"rope_scaling": {"long_factor": [1]}}'}},
             "LongRoPE",
@@ -139,6 +145,37 @@ def test_pages_that_do_not_follow_each_other_are_not_saved(sglang):
 def test_what_has_no_portable_form_is_refused_in_one_sentence(sglang, changes, named):
     with pytest.raises(ConfigError, match=named):
         sglang.storage(layout="portable", **changes)
+
+
+class Unhurried:
+    """An engine client whose loads and saves have not ended when a wait for them is over."""
+
+    groups = (EngineGroup(fingerprint_for(portable_layout(HostPool()), "unhurried")),)
+
+    def __init__(self, result):
+        self.result, self.waits = result, 0
+
+    def load(self, *_):
+        return self
+
+    save = load
+
+    def wait(self, timeout_s):
+        self.waits += 1
+        return self.result if self.waits > 3 else None
+
+
+@pytest.mark.parametrize(
+    ("verb", "result"),
+    [("load", Loaded(12, {}, Outcome.OK, "")), ("save", Saved(3, Outcome.OK))],
+)
+def test_pages_are_not_given_back_while_they_are_copied(verb, result):
+    """SGLang uses them for something else after the call."""
+    page_names = PageNames(lambda: Chain(bytes(32), bytes(16), 4))
+    keys = page_names.name(None, TOKENS[:12], None, 4)
+    pool = PortablePool(HostPoolPages(HostPool()), Unhurried(result), page_names)
+    how = 5.0 if verb == "load" else PrefixPosition()
+    assert getattr(pool, verb)(keys, indices([0, 1, 2]), how) == [True] * 3
 
 
 def test_a_second_pool_is_refused(sglang):

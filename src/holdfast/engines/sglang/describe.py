@@ -100,6 +100,7 @@ def served_model(arguments: Any, setting: StorageOptions, version: str, device: 
     Raises NoDigestError if nothing identifies the weights, ConfigError for what SGLang's names of
     pages do not tell apart.
     """
+    _refuse_long_rope(arguments)
     if arguments.load_format == DUMMY and not setting.model_digest:
         raise NoDigestError(
             f"{EXTRA_CONFIG}: load_format is {DUMMY}, so no file identifies the weights; set "
@@ -125,6 +126,39 @@ def served_model(arguments: Any, setting: StorageOptions, version: str, device: 
         version=version,
         device=device,
     )
+
+
+def _refuse_long_rope(arguments: Any) -> None:
+    """Raise ConfigError for LongRoPE with prompts beyond the trained length.
+
+    SGLang chooses the factors of a whole batch by its longest position, so the keys of a page
+    depend on which requests were computed beside it.
+    """
+    folder = model_folder(arguments.model_path, arguments.revision)
+    if folder is None or not (folder / CONFIG).is_file():
+        return  # nothing identifies such a model
+    config = json.loads((folder / CONFIG).read_bytes())
+    given = {**config, **json.loads(arguments.json_model_override_args or "{}")}
+    if _LONG_ROPE not in canonical_json(given):
+        return
+    trained = int(_setting(given, "original_max_position_embeddings") or 0)
+    served = getattr(arguments, "context_length", None)
+    longest = int(served or _setting(given, "max_position_embeddings") or 0)
+    if not 0 < longest <= trained:
+        raise ConfigError(
+            f"{EXTRA_CONFIG}: the model has LongRoPE, and SGLang rotates the keys of all requests "
+            "of a batch by the longest of them, so the pages of one prompt differ from time to "
+            f"time; start it with --context-length {trained or 'of the trained length'}, or "
+            "without this storage"
+        )
+
+
+def _setting(fields: Mapping[str, Any], name: str) -> Any:
+    """Return the first value of a setting in the sections of a configuration; None without one."""
+    if name in fields:
+        return fields[name]
+    inner = (_setting(value, name) for value in fields.values() if isinstance(value, Mapping))
+    return next((value for value in inner if value is not None), None)
 
 
 def refuse_images(model_config: Any, setting: StorageOptions) -> None:
@@ -187,7 +221,7 @@ def fingerprint_of(
     return Fingerprint(meaning, layout)
 
 
-def refuse_portable(arguments: Any, config: Any) -> None:
+def refuse_portable(arguments: Any, config: Any, setting: StorageOptions) -> None:
     """Raise ConfigError if the pages of this server have no portable form.
 
     `config`: SGLang's HiCacheStorageConfig.
@@ -199,6 +233,7 @@ def refuse_portable(arguments: Any, config: Any) -> None:
         "quantisation on load": arguments.quantization is not None,
         "adapters": bool(getattr(arguments, "lora_paths", None)),
         "speculative decoding": getattr(arguments, "speculative_algorithm", None) is not None,
+        "images, for which SGLang has numbers of 63 bits and no tokens": setting.images,
         "interface_v1 not set to 1": not (config.extra_config or {}).get("interface_v1"),
     }
     found = [reason for reason, holds in reasons.items() if holds]

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.blocks.layout import Layout, PortableLayout
 from holdfast.buffers import SharedMapping
-from holdfast.client.engine import BlockRun, ContextKeys, GroupPages, LookupOptions, Ticket
+from holdfast.client.engine import (
+    BlockRun,
+    ContextKeys,
+    GroupPages,
+    LookupOptions,
+    Pending,
+    Ticket,
+)
 from holdfast.client.store_engine import StoreEngine
 from holdfast.devices.base import LockedRanges, Move, Pages
 from holdfast.engines.sglang.page_names import PageNames, keys_of
@@ -15,10 +22,13 @@ from holdfast.errors import BlockError, Outcome
 from holdfast.named_blocks import BlockMemory, PrefixPosition
 from holdfast.session import LOOK_S
 
-LATE_S = 2.0
-"""Time after a deadline at which an answer is not waited for any longer."""
+T = TypeVar("T")
 
-SAVE_S = 30.0
+LATE_S = 2.0
+"""Time after a deadline at which the answer to a lookup is not waited for any longer."""
+
+LOOK_AGAIN_S = 60.0
+"""Interval at which a wait for the end of a load or save is begun again."""
 
 TO_PORTABLE = {
     "layer_first": (0, 2, 1, 3),
@@ -132,8 +142,8 @@ class PortablePool:
         run = BlockRun(0, b"".join(keys_of(keys)))
         tokens = len(keys) * self._page_tokens
         ticket = Ticket(tokens, runs=(run,), deadline_s=deadline_s, outcome=Outcome.OK)
-        loaded = self._engine.load(ticket, [self._pages(indices)]).wait(deadline_s + LATE_S)
-        pages = loaded.tokens // self._page_tokens if loaded is not None else 0
+        loaded = _end_of(self._engine.load(ticket, [self._pages(indices)]))
+        pages = loaded.tokens // self._page_tokens
         return [i < pages for i in range(len(keys))]
 
     def save(self, keys: Sequence[str], indices: Any, after: PrefixPosition) -> list[bool]:
@@ -141,8 +151,8 @@ class PortablePool:
         chain = self._names.context(keys)
         blocks = range(len(chain) - len(keys), len(chain))
         given = [self._pages(indices)]
-        saved = self._engine.save(ContextKeys((chain,)), [blocks], given).wait(SAVE_S)
-        return [saved is not None and saved.outcome is Outcome.OK] * len(keys)
+        saved = _end_of(self._engine.save(ContextKeys((chain,)), [blocks], given))
+        return [saved.outcome is Outcome.OK] * len(keys)
 
     def load_into(
         self, keys: Sequence[str], memory: Sequence[BlockMemory], deadline_s: float
@@ -161,6 +171,16 @@ class PortablePool:
     def _pages(self, indices: Any) -> GroupPages:
         firsts = indices[:: self._page_tokens].tolist()
         return GroupPages(self._device, [first // self._page_tokens for first in firsts])
+
+
+def _end_of(pending: Pending[T]) -> T:
+    """Wait until a load or save has ended, which its own deadlines bound; return its result.
+
+    Until then it writes or reads pages that SGLang uses for something else after the call.
+    """
+    while (result := pending.wait(LOOK_AGAIN_S)) is None:
+        pass
+    return result
 
 
 def portable_layout(pool: Any) -> PortableLayout:

@@ -52,7 +52,7 @@ class ServedRank:
         refuse_images(ModelConfig.from_server_args(arguments), options)
         self._model = served_model(arguments, options, sglang.__version__, _device(arguments))
         if options.layout == "portable":
-            refuse_portable(arguments, config)
+            refuse_portable(arguments, config, options)
         self._in_place = bool((config.extra_config or {}).get("interface_v1"))
 
     def host_pool(self, name: str, pool: Any) -> HostPool | PortablePool:
