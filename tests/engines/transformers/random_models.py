@@ -95,6 +95,44 @@ def new_model(name):
     return model
 
 
+def image_model():
+    """Return a model of texts and images, whose positions are those of images, too (M-RoPE)."""
+    torch.manual_seed(0)
+    config = transformers.Qwen2VLConfig(
+        text_config={
+            "vocab_size": VOCABULARY + 10, "hidden_size": 64, "intermediate_size": 64,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3,
+            "rope_parameters": {
+                "rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4,
+            },
+        },
+        vision_config={
+            "depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2,
+            "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 1, "in_channels": 1,
+        },
+        image_token_id=VOCABULARY, video_token_id=VOCABULARY + 1,
+        vision_start_token_id=VOCABULARY + 2, vision_end_token_id=VOCABULARY + 3,
+    )  # fmt: skip
+    return transformers.Qwen2VLForConditionalGeneration(config).eval()
+
+
+def image_prompt(side):
+    """Return the inputs of a prompt with an image of `side` x `side` tokens."""
+    patches, tokens = (2 * side) ** 2, side**2
+    ids = torch.cat(
+        [prompt_of(5, 40), torch.full((1, tokens), VOCABULARY), prompt_of(6, 20)], dim=1
+    )
+    generator = torch.Generator().manual_seed(side)
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "mm_token_type_ids": (ids == VOCABULARY).int(),
+        "pixel_values": torch.randn(patches, 16, generator=generator),
+        "image_grid_thw": torch.tensor([[1, 2 * side, 2 * side]]),
+    }
+
+
 def prompt_of(seed, tokens):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(10, VOCABULARY, (1, tokens), generator=generator)

@@ -1,6 +1,8 @@
 """Two models that differ in anything that shapes KV state never find each other's contexts."""
 
 import copy
+import importlib
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -115,6 +117,51 @@ def test_quantised_weights_need_a_name(saved):
         fetched(saved.model, saved.store)
 
 
+OWN_CODE = """
+from torch import nn
+class OwnNorm(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.weight, self.epsilon = norm.weight, norm.variance_epsilon
+    def forward(self, states):
+        return nn.functional.rms_norm(states, self.weight.shape, self.weight, self.epsilon) * SCALE
+"""
+
+
+def with_own_code(folder, path, scale, monkeypatch):
+    """Return the model of a folder, one part of which is of a class in a file of its user's."""
+    path.write_text(f"SCALE = {scale}\n{OWN_CODE}")
+    monkeypatch.syspath_prepend(path.parent)
+    monkeypatch.delitem(sys.modules, path.stem, raising=False)
+    importlib.invalidate_caches()
+    model = loaded(folder)
+    layer = model.model.layers[0]
+    layer.input_layernorm = importlib.import_module(path.stem).OwnNorm(layer.input_layernorm)
+    return model
+
+
+def test_code_of_the_users_own_is_part_of_the_model(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    path = tmp_path / "own_norm.py"
+    models = (with_own_code(saved.folder, path, scale, monkeypatch) for scale in (1, 1, 2))
+    assert [fetched(model, saved.store) for model in models] == [0, HELD, 0]
+    model = with_own_code(saved.folder, path, 1, monkeypatch)
+    monkeypatch.delattr(sys.modules["own_norm"], "__file__")
+    with pytest.raises(NoDigestError, match=r"own_norm, which has no source file; pass model_dig"):
+        fetched(model, saved.store)
+    assert fetched(model, saved.store, model_digest="7") == 0
+
+
+def test_a_hook_that_may_change_states_needs_a_name(saved):
+    layer = saved.model.model.layers[1]
+    handle = layer.register_forward_hook(lambda module, given, output: output + 0.1)
+    with pytest.raises(NoDigestError, match=r"forward hook .* pass model_digest="):
+        fetched(saved.model, saved.store)
+    assert [fetched(saved.model, saved.store, model_digest="7") for _ in range(2)] == [0, HELD]
+    handle.remove()
+    assert fetched(saved.model, saved.store) == HELD
+
+
 def test_the_block_size_is_part_of_the_name(saved):
     cache = holdfast.transformers.cache(saved.model, IDS, saved.store, block_tokens=16)
     assert cache.prefix.fetched == 0
@@ -134,3 +181,43 @@ def test_other_engines_find_a_models_contexts_unless_they_rotate_in_another_way(
     )
     session = store.session(holdfast.portable_fingerprint(tmp_path, layout))
     assert session.cover(IDS[0].tolist()) == shared
+
+
+def test_a_model_that_was_converted_after_loading_rotates_in_another_way(saved):
+    """`to` rounds the frequencies of the rope, too; loading with a data type does not."""
+    right = loaded(saved.folder, dtype=torch.bfloat16)
+    converted = loaded(saved.folder).to(torch.bfloat16)
+    assert [fetched(model, saved.store) for model in (right, converted)] == [0, 0]
+    assert fetched(loaded(saved.folder).bfloat16(), saved.store) == HELD  # rounded alike
+    assert fetched(loaded(saved.folder, dtype=torch.bfloat16), saved.store) == HELD
+    back = loaded(saved.folder, dtype=torch.float16).to(torch.bfloat16).to(torch.float32)
+    assert fetched(back, saved.store) == 0
+
+
+def test_a_name_of_weights_does_not_stand_for_rounded_rotations(saved):
+    named = {"model_digest": "7"}
+    fetched(loaded(saved.folder, dtype=torch.bfloat16), saved.store, **named)
+    assert fetched(loaded(saved.folder).to(torch.bfloat16), saved.store, **named) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_autocast_computes_is_of_another_model(dtype, saved):
+    half = loaded(saved.folder, dtype=torch.bfloat16)
+    assert [fetched(half, saved.store) for _ in range(2)] == [0, HELD]
+    for model in (saved.model, half):
+        with torch.autocast("cpu", dtype):
+            assert [fetched(model, saved.store) for _ in range(2)] == [0, HELD]
+        assert fetched(model, saved.store) == HELD
+
+
+def test_attention_that_leaves_out_a_limit_of_the_settings_is_of_another_model(store):
+    torch.manual_seed(0)
+    config = transformers.Gemma2Config(
+        vocab_size=1000, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, attn_logit_softcapping=5.0,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model.set_attn_implementation("eager")
+    assert [fetched(model, store) for _ in range(2)] == [0, HELD]
+    model.set_attn_implementation("sdpa")
+    assert [fetched(model, store) for _ in range(2)] == [0, HELD]

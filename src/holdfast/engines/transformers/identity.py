@@ -7,6 +7,7 @@ or one that was trained, merged or converted after it was loaded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -18,6 +19,11 @@ from holdfast.client.local_model import CONFIG, local_source, weight_files
 from holdfast.client.model_meaning import VOLATILE_FIELDS, ModelSource, canonical_json
 from holdfast.client.weights_digest import NoDigestError
 from holdfast.engines.compared_models import computed_by
+from holdfast.engines.transformers.computation import (
+    LENGTH_DEPENDENT,
+    code_of,
+    computation_of,
+)
 from holdfast.errors import BlockError
 
 NAME_REMEDY = "pass model_digest=, a name that changes whenever the KV state would"
@@ -25,10 +31,13 @@ NAME_REMEDY = "pass model_digest=, a name that changes whenever the KV state wou
 SAMPLES = 16
 """Elements of each tensor that `weights_state` compares."""
 
-LENGTH_DEPENDENT = ("dynamic", "longrope")
-"""Kinds of rope whose rotations depend on the length of the prompt, beyond a limit."""
-
 ENGINE = "transformers"
+
+_MEDIA_TOKEN = re.compile(r"(image|video|audio|speech)_token_(id|index)")
+"""Settings that name the token of which a prompt has one for each part of an image or sound."""
+
+_HARMLESS = ("torch", "transformers", "accelerate")
+"""Libraries whose forward hooks move or report values, and do not change them."""
 
 _NOT_MEANING = (*VOLATILE_FIELDS, "architectures", "use_cache")
 
@@ -38,15 +47,16 @@ def source_of(model: Any, dtype: str, name: str) -> ModelSource:
 
     `name`: the caller's name of weights and adapters; empty: they are compared or hashed.
     """
-    folder = _folder_of(model)
+    folder, computation = _folder_of(model), computation_of(model)
     if folder is not None and (name or _has_weights_of(model, folder)):
-        source = local_source(folder, dtype, name=name, overrides=_overrides(model, folder))
-        by = computed_by(ENGINE, source.config, source.overrides)
-        return source._replace(computed_by=by)
-    weights = f"pinned:{name}" if name else f"tensors:{_tensors_digest(model.state_dict())}"
-    config = _meaning_of(model.config.to_dict())
-    by = computed_by(ENGINE, config, {})
-    return ModelSource(weights, config, {}, dtype, "none", "none", by)
+        overrides = _overrides(model, folder) | computation
+        source = local_source(folder, dtype, name=name, overrides=overrides)
+    else:
+        weights = f"pinned:{name}" if name else f"tensors:{_tensors_digest(model.state_dict())}"
+        config = _meaning_of(model.config.to_dict())
+        source = ModelSource(weights, config, computation, dtype, "none", "none", ENGINE)
+    alike = computed_by(ENGINE, source.config, source.overrides)
+    return source._replace(computed_by=ENGINE if computation else alike)
 
 
 def weights_state(model: Any) -> object:
@@ -60,23 +70,27 @@ def weights_state(model: Any) -> object:
     for each in tensors:
         flat = each.reshape(-1)
         samples.setdefault(each.dtype, []).append(flat[:: max(1, flat.numel() // SAMPLES)])
-    sampled = _tensors_digest({str(dtype): torch.cat(some) for dtype, some in samples.items()})
+    with torch.autocast(model.device.type, enabled=False):  # it would convert what is compared
+        joined = {str(dtype): torch.cat(some) for dtype, some in samples.items()}
+    sampled = _tensors_digest(joined)
     places = tuple((each.data_ptr(), _version(each)) for each in tensors)
     return places, sampled, canonical_json(model.config.to_dict())
 
 
 def check_length(model: Any, tokens: int) -> None:
-    """Raise BlockError for a prompt so long that keys depend on its length."""
+    """Raise BlockError for a prompt or a cache so long that keys depend on its length."""
     for settings, kind in _ropes(model):
         limit = settings.get("original_max_position_embeddings")
         if kind not in LENGTH_DEPENDENT:
             continue
         limit = limit or model.config.get_text_config(decoder=True).max_position_embeddings
+        if kind == "dynamic":  # at the limit it keeps the frequencies of a longer prompt before
+            limit -= 1
         if tokens > limit:
             raise BlockError(
                 f"ids: {tokens} tokens; beyond {limit} the rope of this model ({kind}) rotates "
                 "keys by the length of the prompt, so they are not those of a prefix; use "
-                "generate without this cache"
+                "generate without this cache, and do not save what it computed"
             )
 
 
@@ -96,6 +110,46 @@ def _sections(fields: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield from _sections(value)
 
 
+def check_states(model: Any) -> None:
+    """Raise BlockError for a model whose states of a prefix are not those of its tokens alone.
+
+    Also for one of whose states this process has a part.
+    """
+    settings = model.config.get_text_config(decoder=True)
+    if (processes := getattr(model, "tp_size", None) or 1) > 1:
+        raise BlockError(
+            f"the model is divided over {processes} processes, so each of their caches has a part "
+            "of the heads; use generate without this cache"
+        )
+    if model.config.is_encoder_decoder:
+        raise BlockError(
+            "the model has an encoder, on whose input the states of its answers depend; use "
+            "generate without this cache"
+        )
+    both_ways = getattr(settings, "use_bidirectional_attention", None)
+    if both_ways not in {None, False, "vision"} or not getattr(settings, "is_causal", True):
+        raise BlockError(
+            "the model attends to later tokens, so the states of a prefix depend on what follows; "
+            "use generate without this cache"
+        )
+
+
+def is_text_model(model: Any) -> bool:
+    """Return whether a model has no other parts than the one that generates text."""
+    return model.config.get_text_config(decoder=True) is model.config
+
+
+def media_tokens(model: Any) -> set[int]:
+    """Return the tokens that stand for parts of images and sounds in a model's prompts."""
+    found = (
+        value
+        for settings in _sections(model.config.to_dict())
+        for name, value in settings.items()
+        if _MEDIA_TOKEN.fullmatch(str(name)) and isinstance(value, int)
+    )
+    return set(found)
+
+
 def refuse_unknown_weights(model: Any) -> None:
     """Raise NoDigestError for weights that no digest of files or tensors identifies."""
     if getattr(model, "peft_config", None) or getattr(model, "_hf_peft_config_loaded", False):
@@ -105,8 +159,31 @@ def refuse_unknown_weights(model: Any) -> None:
             f"the model's weights are quantised, which each engine does in its own way; "
             f"{NAME_REMEDY}"
         )
+    hook = next(_foreign_hooks(model), None)
+    if hook is not None:
+        raise NoDigestError(
+            f"the model has the forward hook {hook!r}, which may change its KV state; {NAME_REMEDY}"
+        )
+    if unknown := code_of(model).unknown:
+        raise NoDigestError(
+            f"parts of the model are of classes in {', '.join(unknown)}, which has no source file; "
+            f"{NAME_REMEDY}"
+        )
     if any(each.is_meta for each in model.parameters()):
         raise NoDigestError(f"some of the model's weights are not in memory; {NAME_REMEDY}")
+
+
+def _foreign_hooks(model: Any) -> Iterator[Any]:
+    """Yield the functions that are called with the input or output of a part of a model.
+
+    Those of libraries that do not change it are left out.
+    """
+    for module in model.modules():
+        hooks = (module._forward_pre_hooks, module._forward_hooks)  # noqa: SLF001  # the only list
+        for hook in chain.from_iterable(each.values() for each in hooks):
+            origin = getattr(hook, "__module__", None) or type(hook).__module__
+            if origin.partition(".")[0] not in _HARMLESS:
+                yield hook
 
 
 def _folder_of(model: Any) -> Path | None:

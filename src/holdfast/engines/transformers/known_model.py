@@ -16,7 +16,9 @@ from transformers import DynamicCache
 from holdfast.blocks.fingerprint import TOKENS, Fingerprint, Meaning
 from holdfast.client.engine import EngineGroup
 from holdfast.client.model_meaning import model_digest, positions_of
+from holdfast.engines.transformers.computation import mode_of
 from holdfast.engines.transformers.identity import (
+    check_states,
     refuse_unknown_weights,
     source_of,
     weights_state,
@@ -44,14 +46,15 @@ _known: weakref.WeakKeyDictionary[Any, tuple[object, KnownModel]] = weakref.Weak
 def known_model(model: Any, name: str, block_tokens: int) -> KnownModel:
     """Return what is known of a model; `name`: the caller's name of its weights, or empty.
 
-    Raises BlockError for a model that trains or keeps unknown states, NoDigestError for weights
-    that need a name.
+    Raises BlockError for a model that trains, attends to later tokens or keeps unknown states,
+    NoDigestError for weights that need a name.
     """
     if model.training:
         raise BlockError("model: it is in training mode, so dropout changes its KV; call eval()")
+    check_states(model)
     if not name:
         refuse_unknown_weights(model)
-    state = (name, block_tokens, weights_state(model))
+    state = (name, block_tokens, mode_of(model), weights_state(model))
     before = _known.get(model)
     if before is not None and before[0] == state:
         return before[1]

@@ -38,6 +38,9 @@ _RECURRENT = (
 )
 _CHUNKS = "chunked_attention"
 
+_AXES = 4
+"""Axes of the keys of a layer: sequence, head, token, element."""
+
 
 class AttentionLayers(NamedTuple):
     """Layers that attend alike, by their places in a cache; blocks are portable."""
@@ -51,12 +54,23 @@ class AttentionLayers(NamedTuple):
         return range(first, stop)
 
     def read(self, cache: Any, rows: Rows, spare: int) -> None:
-        """Fill rows with the last blocks of a cache, before its last `spare` tokens."""
+        """Fill rows with the last blocks of a cache, before its last `spare` tokens.
+
+        Raises BlockError for a cache that does not keep them, such as a quantised one.
+        """
         states = []
         for place in self.places:
             layer = cache.layers[place]
-            stop = min(int(layer.get_seq_length()), layer.keys.shape[-2]) - spare
-            tokens = slice(stop - len(rows) * self.layout.block_tokens, stop)
+            kept = layer.keys.shape[-2] if layer.keys.ndim == _AXES else 0
+            stop = min(int(layer.get_seq_length()), kept) - spare
+            start = stop - len(rows) * self.layout.block_tokens
+            if start < 0:
+                raise BlockError(
+                    f"cache: layer {place}, a {type(layer).__name__}, keeps {kept} tokens as the "
+                    f"model computed them, and {kept - start} are to be saved; generate with a "
+                    "DynamicCache or a StaticCache"
+                )
+            tokens = slice(start, stop)
             states.append((layer.keys[0, :, tokens].cpu(), layer.values[0, :, tokens].cpu()))
         rows[:] = tensors_to_blocks(self.layout, states)
 
@@ -117,6 +131,12 @@ class RecurrentLayers(NamedTuple):
         at = 0
         for slot in self.slots:
             state = slot.of(cache).cpu().contiguous().reshape(-1)
+            dtype = str(state.dtype).removeprefix("torch.")
+            if (dtype, state.nbytes) != (slot.dtype, slot.nbytes):
+                raise BlockError(
+                    f"cache: layer {slot.place} keeps a state of {state.nbytes} bytes of {dtype}, "
+                    f"and the model's has {slot.nbytes} of {slot.dtype}"
+                )
             rows[0, at : at + slot.nbytes] = state.view(torch.uint8).numpy()
             at += slot.nbytes
         rows[0, at:] = 0

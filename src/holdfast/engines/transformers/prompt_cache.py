@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache
 
 from holdfast.client.session import NodeStore
 from holdfast.engines.transformers import identity, layer_states
+from holdfast.engines.transformers.computation import forget_positions
 from holdfast.engines.transformers.known_model import (
     KnownModel,
     cache_argument,
@@ -28,6 +29,12 @@ from holdfast.engines.transformers.prompt_blocks import PromptBlocks
 from holdfast.errors import BlockError
 from holdfast.limits import BLOCK_TOKENS
 from holdfast.store.store import Store
+
+_OF_TOKENS = ("input_ids", "attention_mask")
+"""Inputs of a model that a prompt without padding determines."""
+
+_KINDS_OF_TOKENS = "token_type_ids"
+"""In models of images: which tokens are text (0)."""
 
 STATE_TOKENS = 1024
 """Tokens between two saved states of a recurrent model; the last of a prompt is saved, too."""
@@ -147,6 +154,7 @@ def save(
     also raises BlockError for a cache of several sequences, and for one of another prompt.
     """
     known, tokens = known_model(model, model_digest, block_tokens), prompt_of(model, ids)
+    identity.check_length(model, max(len(tokens), int(cache.get_seq_length())))
     if isinstance(cache, _OfPrompt):
         cache.check_prompt(tokens)
     if [each.kv_group.attention for each in known.layers] != ["full"]:
@@ -166,9 +174,13 @@ def save(
 
 
 def prompt_of(model: Any, ids: Any) -> list[int]:
-    """Return the tokens of a prompt; raise BlockError unless it is one row without padding."""
+    """Return the tokens of a prompt.
+
+    Raises BlockError unless it is one row without padding, of tokens only: no images or sounds.
+    """
     mask = None
     if isinstance(ids, Mapping):
+        _refuse_other_inputs(model, ids)
         mask = ids.get("attention_mask")
         ids = ids["input_ids"]
     found = torch.as_tensor(ids)
@@ -188,13 +200,34 @@ def prompt_of(model: Any, ids: Any) -> list[int]:
             "ids: the prompt is padded, so its tokens have other positions; pass it without "
             "padding and without an attention mask that hides tokens"
         )
+    media = identity.media_tokens(model).intersection(tokens)
+    if media:
+        raise BlockError(
+            f"ids: token {min(media)} stands for a part of an image or sound, and does not say of "
+            "which; use generate without this cache"
+        )
     return tokens
+
+
+def _refuse_other_inputs(model: Any, inputs: Mapping[str, Any]) -> None:
+    """Raise BlockError for inputs on which the states of a prompt depend besides its tokens."""
+    of_text = identity.is_text_model(model)
+    for name, value in inputs.items():
+        if name in _OF_TOKENS or name not in parameters_of(model) or value is None:
+            continue
+        is_text = name.endswith(_KINDS_OF_TOKENS) and not torch.as_tensor(value).any()
+        if of_text or not is_text:
+            raise BlockError(
+                f"ids: the model takes {name}, too, on which its states depend; pass the tokens of "
+                "a text, or use generate without this cache"
+            )
 
 
 def _fill(
     model: Any, tokens: list[int], store: Store | NodeStore, known: KnownModel
 ) -> tuple[DynamicCache, Prefix]:
     """Return a dynamic cache of the whole blocks of a prompt, fetched or computed and saved."""
+    forget_positions(model)  # `generate` does so only for a prompt without a cache
     size, filled = known.block_tokens, DynamicCache(config=model.config)
     held = (len(tokens) - 1) // size * size  # `generate` must compute at least one token
     blocks = PromptBlocks(store, known, tokens[: held + 1])
