@@ -34,7 +34,7 @@ def output(tmp_path_factory, unpack_program):
     """Run the page in an empty folder; returns what each of its parts printed."""
     folder = tmp_path_factory.mktemp("fp")
     install, *blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert "pip install 'holdfast-kv[secure]'" in install
+    assert "pip install '/path/to/clone[secure]'" in install
     rng = random.Random()
     script = "set -euo pipefail\nset -m\n" + "\necho '# next part'\n".join(blocks)
     for ports in ("744", "946"):

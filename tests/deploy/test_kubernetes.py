@@ -1,5 +1,8 @@
 """The Kubernetes manifests agree with each other, with their configurations, and with the node."""
 
+import json
+
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -110,3 +113,24 @@ def test_nodes_may_watch_the_endpoints_of_the_service_that_they_name(manifests, 
     assert pool == f"kubernetes://holdfast/{service['metadata']['name']}:{ports[0]}"
     (rule,) = manifests["Role", "holdfast-node"]["rules"]
     assert (rule["resources"], rule["verbs"]) == (["endpointslices"], ["list", "watch"])
+
+
+def test_the_example_of_an_engine_finds_the_node_of_its_machine(deploy, manifests, tmp_path):
+    engine = yaml.safe_load((deploy / "kubernetes" / "examples" / "vllm.yaml").read_text())
+    for version in sorted(set(kubernetes_validate.utils.all_versions())):
+        kubernetes_validate.validate(engine, version, strict=True)
+    nodes = manifests["DaemonSet", "holdfast-node"]
+    config, _ = config_of(nodes, manifests, tmp_path)
+    pod, node_pod = (each["spec"]["template"]["spec"] for each in (engine, nodes))
+    assert pod["nodeSelector"] == node_pod["nodeSelector"]
+    folders = {
+        each["name"]: each["hostPath"]["path"] for each in pod["volumes"] if "hostPath" in each
+    }
+    container = container_of(engine)
+    mounted = {each["mountPath"]: folders[each["name"]] for each in container["volumeMounts"]}
+    assert mounted["/run/holdfast"] == "/run/holdfast"
+    args = container["args"]
+    transfer = json.loads(args[args.index("--kv-transfer-config") + 1])
+    assert transfer["kv_connector_extra_config"]["holdfast"] == config.node_address
+    labels = engine["spec"]["template"]["metadata"]["labels"]
+    assert engine["spec"]["selector"]["matchLabels"].items() <= labels.items()

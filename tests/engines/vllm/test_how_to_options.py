@@ -20,7 +20,7 @@ from holdfast.engines.vllm.options import read_options
 from holdfast.engines.vllm.tier.options import read_tier_options
 
 HOW_TO = Path(__file__).resolve().parents[3] / "docs" / "how-to"
-SERVER = "python -m vllm.entrypoints.openai.api_server "
+SERVER = "vllm serve MODEL "
 
 
 def shown(page):

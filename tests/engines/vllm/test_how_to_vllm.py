@@ -48,7 +48,9 @@ def test_a_decode_engine_loads_the_context_of_the_documented_prefill_engine(tmp_
 
     def here(text):
         patient = {'node.sock"}': 'node.sock", "cover_deadline_ms": 60000}'}
-        changes = {"/run/holdfast": str(tmp_path), "MODEL": model, **ports, **patient}
+        # The script `vllm` names the Python of the folder that it was installed in.
+        script = {"vllm serve": "python -m vllm.entrypoints.cli.main serve"}
+        changes = {"/run/holdfast": str(tmp_path), "MODEL": model, **ports, **patient, **script}
         for old, new in changes.items():
             text = text.replace(old, new)
         return text

@@ -43,7 +43,8 @@ SUBJECTS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subjects; each one's own options are read when it is chosen."""
-    lines = "\n".join(f"  {name:<11}{about}" for name, about in SUBJECTS.items())
+    width = max(map(len, SUBJECTS)) + 2
+    lines = "\n".join(f"  {name:<{width}}{about}" for name, about in SUBJECTS.items())
     about = f"subjects:\n{lines}\n\n`holdfast bench SUBJECT --help` lists its options."
     parser.epilog = f"{about}\n\n{parser.epilog}" if parser.epilog else about
     parser.add_argument("subject", choices=tuple(SUBJECTS), metavar="SUBJECT")
