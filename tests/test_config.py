@@ -44,6 +44,8 @@ def written(tmp_path):
         ("2 GB", 2 * 10**9),
         (" 7 b ", 7),
         ("1 TiB", 1024 * GIB),
+        ("0.5 PiB", 512 * 1024 * GIB),
+        ("2 PB", 2 * 10**15),
     ],
 )
 def test_sizes_are_bytes_or_numbers_with_a_unit(text, nbytes):
@@ -218,7 +220,10 @@ def test_an_error_names_path_value_limit_and_remedy(given_, words):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("HOLDFAST__TIERS__7__CAPACITY", "HOLDFAST__TIERS__7__CAPACITY: '7' does not exist in"),
+        (
+            "HOLDFAST__TIERS__7__CAPACITY",
+            "HOLDFAST__TIERS__7__CAPACITY: '7' does not exist in a list of 1",
+        ),
         ("HOLDFAST__TIERS__X", "HOLDFAST__TIERS__X: 'x' does not exist in"),
         ("HOLDFAST__LISTEN__X", "HOLDFAST__LISTEN__X: 'x' does not exist in '/run/a.sock'"),
         ("HOLDFAST__LEAS_S", "configuration: contains unknown field 'leas_s'"),

@@ -7,7 +7,8 @@ import re
 from holdfast.limits import GIB, KIB
 
 _UNITS = {"": 1, "b": 1, "kib": KIB, "mib": KIB * KIB, "gib": GIB, "tib": KIB * GIB}
-_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"pib": KIB * KIB * GIB}
+_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15}
 _SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
@@ -27,7 +28,10 @@ class Size(int):
             return cls._within(value)
         found = _SIZE.fullmatch(value) if isinstance(value, str) else None
         if found is None or found[2].lower() not in _UNITS:
-            raise ValueError('not a size; write bytes, or a number and a unit such as "64 GiB"')
+            raise ValueError(
+                'not a size; write bytes, or a number and a unit such as "64 GiB" (KiB to PiB, or '
+                "KB to PB)"
+            )
         return cls._within(float(found[1]) * _UNITS[found[2].lower()])
 
     @classmethod

@@ -112,6 +112,11 @@ def test_an_invalid_drain_is_refused_and_changes_nothing(file, capsys):
     assert main(["pool", "drain", "b", "--members", str(file)]) == 2
     assert "the last one that takes segments" in capsys.readouterr().err
     assert states(file)["b"] == "serving"
+    file.write_text("members: []\n")
+    assert main(["pool", "drain", "a", "--members", str(file)]) == 2
+    assert "no member 'a'; the list is empty" in capsys.readouterr().err
+    assert main(["pool", "drain", "a", "--members", f"{file}.gone"]) == 2
+    assert "No such file or directory; name the members file" in capsys.readouterr().err
 
 
 def test_a_link_stays_a_link_and_the_file_keeps_its_mode(file, tmp_path, capsys):

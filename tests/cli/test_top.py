@@ -65,6 +65,9 @@ def test_an_interval_out_of_bounds_is_refused(holdfast, node):
     done = holdfast("top", "--node", node, "--every", 0)
     assert done.returncode == 2
     assert "--every 0: is not from 0.1 to 3,600 seconds" in done.stderr
+    done = holdfast("top", "--node", node, "--views", -1)
+    assert done.returncode == 2
+    assert "--views -1: is below 0; give 1 or more" in done.stderr
 
 
 @pytest.mark.parametrize("module", [activity, metrics, pages, stats, top])

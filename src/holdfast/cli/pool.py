@@ -67,7 +67,10 @@ def run(args: argparse.Namespace) -> int:
     except TimeoutError as error:
         raise ConfigError(f"{path}: {error}") from error
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be changed: {error.strerror}") from error
+        raise ConfigError(
+            f"{path}: cannot be changed: {error.strerror}; name the members file that the hosts "
+            "read, as a user who may write to its folder"
+        ) from error
     print(f"{args.member}: {state}")
     return 0
 
@@ -80,7 +83,8 @@ def _set_state(file: Path, member: str, state: MemberState) -> None:
         raise ConfigError(str(error)) from error
     known = {each.id: each for each in members}
     if member not in known:
-        raise ConfigError(f"{file}: no member {member!r}; known: {', '.join(known)}")
+        listed = f"known: {', '.join(known)}" if known else "the list is empty"
+        raise ConfigError(f"{file}: no member {member!r}; {listed}")
     known[member] = msgspec.structs.replace(known[member], state=state)
     if not any(each.takes_segments for each in known.values()):
         raise ConfigError(

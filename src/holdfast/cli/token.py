@@ -67,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
         try:
             replace_file(Path(args.out), f"{line}\n".encode())
         except OSError as error:
-            raise ConfigError(f"--out: {args.out!r} cannot be written: {error.strerror}") from error
+            raise ConfigError(
+                f"--out: {args.out!r} cannot be written: {error.strerror}; choose another file"
+            ) from error
     else:
         print(line)
     return 0

@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"--every {args.every:g}: is not from {EVERY_S_MIN:g} to {EVERY_S_MAX:,.0f} seconds"
         )
+    if args.views < 0:
+        raise ConfigError(f"--views {args.views}: is below 0; give 1 or more, or 0 for no end")
     try:
         from rich.console import Console, Group
         from rich.live import Live

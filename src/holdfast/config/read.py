@@ -137,7 +137,11 @@ def _put(data: dict[str, Any], keys: list[str], value: str, name: str) -> None:
         if isinstance(here, dict):
             here.setdefault(key, None)
         elif not isinstance(here, list) or not key.isdecimal() or int(key) > len(here):
-            raise ConfigError(f"{name}: {key!r} does not exist in {here!r:.60}; correct the name")
+            where, remedy = f"{here!r:.60}", "correct the name"
+            if isinstance(here, list):
+                where = f"a list of {len(here)}"
+                remedy = f"name one of its entries by a number from 0, or add one with {len(here)}"
+            raise ConfigError(f"{name}: {key!r} does not exist in {where}; {remedy}")
         else:
             place = int(key)
             if place == len(here):

@@ -20,7 +20,7 @@ _SIZE = {
     "description": 'Bytes, or a number and a unit such as "64 GiB".',
     "anyOf": [
         {"type": "integer", "minimum": 0},
-        {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*([KMGTkmgt][Ii]?)?[Bb]?\s*$"},
+        {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*([KMGTPkmgtp][Ii]?)?[Bb]?\s*$"},
     ],
 }
 _PLAIN = {

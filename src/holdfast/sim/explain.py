@@ -53,7 +53,9 @@ def find_claim(name: str) -> CirculatingClaim:
     if name in known:
         return known[name]
     close = difflib.get_close_matches(name, known, 3, 0.4) or list(known)
-    raise ConfigError(f"claim {name!r}: not known; try {', '.join(close)}")
+    raise ConfigError(
+        f"claim {name!r}: not known; try {', '.join(close)}, or --explain without a name for all"
+    )
 
 
 def _claim(name: str, says: str) -> Callable[[Callable[[], Explained]], Callable[[], Explained]]:

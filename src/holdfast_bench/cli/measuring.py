@@ -131,11 +131,19 @@ def engines(keep: Path | None) -> Iterator[Path]:
 def run_folder(keep: Path | None) -> Iterator[Path]:
     """Yield the absolute path of a folder for the logs and the store of engines.
 
-    It is `keep`, or else a scratch folder. Raises ConfigError if `keep` is not empty: a run must
-    not find the blocks of an earlier one.
+    It is `keep`, or else a scratch folder. Raises ConfigError if `keep` cannot be made, or is not
+    empty: a run must not find the blocks of an earlier one.
     """
-    if keep is not None and keep.is_dir() and any(keep.iterdir()):
-        raise ConfigError(f"--keep {keep}: the folder is not empty; name a new one, or empty it")
+    if keep is not None:
+        try:
+            keep.mkdir(parents=True, exist_ok=True)
+            is_used = any(keep.iterdir())
+        except OSError as error:
+            raise ConfigError(
+                f"--keep {keep}: {error.strerror}; name a folder that can be written"
+            ) from error
+        if is_used:
+            raise ConfigError(f"--keep {keep}: the folder is not empty; name another, or empty it")
     with scratch(Path(PRIVATE_PARENT)) as folder:
         yield (keep or folder).absolute()
 

@@ -26,7 +26,19 @@ def test_a_folder_with_the_blocks_of_an_earlier_run_is_refused(tmp_path, engine_
         assert folder == kept
         (kept / "node").mkdir()
     with (
-        pytest.raises(ConfigError, match=f"--keep {kept}: the folder is not empty; name a new"),
+        pytest.raises(ConfigError, match=f"--keep {kept}: the folder is not empty; name another"),
         measuring.engines(kept),
     ):
         pass
+
+
+def test_a_file_in_the_place_of_a_folder_is_refused_before_any_work(tmp_path, engine_is_here):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for kept in (file, file / "below"):
+        with (
+            pytest.raises(ConfigError, match=f"--keep {kept}: .*; name a folder"),
+            measuring.engines(kept),
+        ):
+            pass
+    assert file.read_text() == "mine"

@@ -62,7 +62,7 @@ def test_a_wrong_line_of_an_archive_is_named_with_its_member(tmp_path):
 def test_a_file_that_is_not_a_trace_is_refused_with_its_kind(tmp_path):
     path = tmp_path / "traffic"
     for content, message in (
-        (tar(README=b"", LICENSE=b""), "no .json, .jsonl or .csv file in this archive"),
+        (tar(README=b"", LICENSE=b""), "no .json, .jsonl, .csv or .log file in this archive"),
         (b"PK\x03\x04" + bytes(99), "a zip archive; unpack it"),
         (b"\x28\xb5\x2f\xfd" + bytes(99), "compressed by zstd; decompress it"),
         (tar(**{"a.csv": b"x"})[:700], "the archive is damaged|unknown format"),

@@ -246,7 +246,9 @@ def test_a_folder_is_read_as_one_file(tmp_path) -> None:
 
 
 def test_a_folder_without_traces_is_refused(tmp_path) -> None:
-    with pytest.raises(TraceError, match=r"no .json, .jsonl or .csv file in this folder"):
+    with pytest.raises(
+        TraceError, match=r"no .json, .jsonl, .csv or .log file in this folder.*; name a trace"
+    ):
         load(tmp_path)
 
 

@@ -20,8 +20,8 @@ from holdfast.errors import TraceError
 
 _TRACE = re.compile(r"\.(jsonl?|csv|log)(\.(gz|xz|bz2))?$")
 
-_NO_TRACE = "no .json, .jsonl or .csv file"
-_SUFFIXES = ", and no .log, plain, .gz, .xz or .bz2"
+_NO_TRACE = "no .json, .jsonl, .csv or .log file"
+_SUFFIXES = ", plain or compressed (.gz, .xz, .bz2); name a trace"
 
 _TAR_MAGIC = slice(257, 262), b"ustar"
 _UNREADABLE = {
