@@ -36,6 +36,13 @@ def test_submitted_work_returns_its_result_or_error(pools):
         pool.submit(WorkItem(FLOOD), lambda: 1 // 0).result(60)
 
 
+def test_an_error_of_work_that_no_caller_awaits_is_logged(pools, caplog):
+    pool, _ = pools(1, 0)
+    pool.run_unawaited(WorkItem(FLOOD), lambda: 1 // 0)
+    pool.submit(WorkItem(FLOOD), int).result(60)
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_one_domain_never_occupies_the_spare_threads(pools):
     pool, gate = pools(2, 1)
     for _ in range(50):

@@ -254,8 +254,8 @@ def test_blocks_of_another_host_are_found_even_if_another_domain_has_the_same_ke
     if squatted:
         assert birch.save() == BLOCKS
         flush(other)
-        assert other.look(birch.namespace, KEYS).blocks == BLOCKS
-    assert other.look(acme.namespace, KEYS).blocks == BLOCKS
+        assert other.look(birch.namespace, KEYS, 60.0).blocks == BLOCKS
+    assert other.look(acme.namespace, KEYS, 60.0).blocks == BLOCKS
     assert acme.read() == BLOCKS
 
 
@@ -265,8 +265,8 @@ def test_a_lookup_of_one_domain_does_not_answer_a_lookup_of_another(opened):
     acme.save()
     flush(here)
     other, acme, birch = opened(SharedMemoryTier(far, "pool"))
-    assert other.look(birch.namespace, KEYS).blocks == 0, "and that is believed for a while"
-    assert other.look(acme.namespace, KEYS).blocks == BLOCKS
+    assert other.look(birch.namespace, KEYS, 60.0).blocks == 0, "and that is believed for a while"
+    assert other.look(acme.namespace, KEYS, 60.0).blocks == BLOCKS
 
 
 def test_a_damaged_record_of_one_domain_deletes_no_record_of_another(opened):

@@ -181,6 +181,22 @@ def test_a_change_that_could_not_be_read_at_first_is_read_later(path, monkeypatc
     source.close()
 
 
+def test_a_list_whose_receiver_failed_is_passed_on_again(path):
+    replace(path, FULL)
+    heard, calls = ReportedViews(), []
+
+    def fails_once(members):
+        calls.append(members)
+        if len(calls) == 1:
+            raise ValueError("a mistake of the receiver")
+        heard(members)
+
+    source = FileSource(str(path), LOOK_S)
+    source.watch(fails_once)
+    heard.until(lambda members: len(members) == 3)
+    source.close()
+
+
 def test_a_file_that_is_too_large_is_refused(path):
     path.write_text("# " + "x" * FILE_BYTES_MAX)
     with pytest.raises(MembershipError, match=f"more than {FILE_BYTES_MAX} bytes"):

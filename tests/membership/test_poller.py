@@ -2,6 +2,8 @@
 
 import threading
 
+import pytest
+
 from holdfast.membership import poller
 from holdfast.membership.poller import PolledSource
 from holdfast.testing.membership_contract import ReportedViews
@@ -38,3 +40,33 @@ def test_a_listener_may_close_its_source():
     source.watch(lambda _: source.close())
     assert source.ended.wait(60)
     assert source.closing.is_set()
+
+
+class Failing(PolledSource):
+    """Its rounds end in an error; a test waits for the second."""
+
+    def __init__(self, error):
+        super().__init__("failing", 0.01, 0.01)
+        self._error, self._rounds, self.seen = error, 0, threading.Event()
+
+    def _one_round(self):
+        self._rounds += 1
+        if self._rounds > 2:
+            self.seen.set()
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "trouble", "lines"),
+    [(OSError("no route"), "no route", 1), (KeyError("members"), "KeyError('members')", 2)],
+)
+def test_an_unexpected_error_of_a_round_is_named_and_logged_once_with_its_place(
+    error, trouble, lines, caplog
+):
+    source = Failing(error)
+    source.watch(lambda _: None)
+    assert source.seen.wait(60)
+    assert source.trouble() == trouble
+    source.close()
+    assert len(caplog.records) == lines
+    assert ("in _one_round" in caplog.text) is (lines == 2)

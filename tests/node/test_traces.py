@@ -3,6 +3,7 @@
 import gzip
 import http.server
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -20,8 +21,9 @@ SAMPLED, NOT_SAMPLED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
 
 
 @pytest.fixture
-def collector():
+def collector(monkeypatch):
     """Collect spans over HTTP, as OTLP says: `address`, and `spans` in order of their export."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")  # a node exports every 100 ms
     spans = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -69,6 +71,18 @@ def ask(engine, keys, trace):
     return len(fetched.places)
 
 
+def await_spans(collector, name, enough):
+    """Wait for enough spans of a name: a node that stops exports the rest for `CLOSE_S` only."""
+    end_s = time.monotonic() + 60
+    while not enough([span for span in list(collector.spans) if span.name == name]):
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def blocks_read(spans):
+    return sum(attributes_of(span)["holdfast.blocks.read"] for span in spans)
+
+
 def test_a_request_is_one_trace_from_the_engine_to_the_tier(start_node, engine, names, collector):
     keys = names("traced", 6)
     node = start_node(traces={"endpoint": collector.address})
@@ -80,7 +94,8 @@ def test_a_request_is_one_trace_from_the_engine_to_the_tier(start_node, engine, 
     reader = engine(node.address)
     reader.until(lambda status: status["recovery_s"] is not None)
     assert ask(reader, keys, SAMPLED) == 6
-    node.stop()  # which exports what is left
+    await_spans(collector, "holdfast.read", lambda spans: blocks_read(spans) == 6)
+    node.stop()
 
     by_name = {span.name: span for span in collector.spans}
     lookup, fetch = by_name["holdfast.lookup"], by_name["holdfast.fetch"]
@@ -96,7 +111,7 @@ def test_a_request_is_one_trace_from_the_engine_to_the_tier(start_node, engine, 
     assert planned["holdfast.plan"] == fetched["holdfast.plan"] > 0
     assert fetched["holdfast.blocks.fetched"] == 6
     assert fetched["holdfast.outcome"] == "ok"
-    assert sum(attributes_of(read)["holdfast.blocks.read"] for read in reads) == 6
+    assert blocks_read(reads) == 6
     assert {attributes_of(read)["holdfast.tier"] for read in reads} == {"disk"}
     for read in reads:
         assert fetch.start_time_unix_nano <= read.start_time_unix_nano <= read.end_time_unix_nano
@@ -112,6 +127,7 @@ def test_a_request_that_the_engine_does_not_sample_is_not_traced(
     one.save(keys)
     assert ask(one, keys, NOT_SAMPLED) == 2
     assert ask(one, keys, "what is this?") == 2
+    await_spans(collector, "holdfast.fetch", bool)
     node.stop()
     assert {span.trace_id.hex() for span in collector.spans} & {TRACE} == set()
     assert [span.name for span in collector.spans] == ["holdfast.lookup", "holdfast.fetch"]

@@ -44,7 +44,8 @@ class Heard:
 def test_a_copy_is_absent_then_filling_then_held_then_leaving(copies):
     assert copies.state(0, DISK) is ABSENT
     copies.begin_filling(0, DISK)
-    assert (copies.state(0, DISK), copies.filling_on(0)) == (FILLING, [DISK])
+    assert copies.state(0, DISK) is FILLING
+    assert list(copies.fillings(DISK)) == [0]
     assert not copies.is_on(0, DISK)
     copies.hold(0, DISK, Place(7))
     copies.end_filling(0, DISK)
@@ -120,6 +121,34 @@ def test_a_listener_that_fails_neither_stops_others_nor_later_events(copies, cap
         assert copies.events.flush(60)
     assert [each.tier for each in heard.events] == [0, 1]
     assert "a listener's mistake" in caplog.text
+    copies.events.close()
+
+
+def test_a_listener_that_goes_on_failing_is_logged_once_until_it_works(copies, caplog):
+    results = [ValueError, ValueError, None, ValueError]
+
+    def fails(events):
+        if (error := results.pop(0)) is not None:
+            raise error("a listener's mistake")
+
+    copies.events.subscribe(fails)
+    for row in range(4):
+        copies.hold(row, DISK, Place(1))
+        assert copies.events.flush(60)
+    assert not results
+    assert [record.message.startswith("a listener") for record in caplog.records] == [True] * 2
+    copies.events.close()
+
+
+def test_a_listener_that_is_removed_twice_leaves_the_others_their_events(copies):
+    heard, other = Heard(), Heard()
+    copies.events.subscribe(other)
+    copies.events.subscribe(heard)
+    for _ in range(2):
+        copies.events.unsubscribe(other)
+    copies.hold(0, DISK, Place(1))
+    assert copies.events.flush(60)
+    assert len(heard.events) == 1
     copies.events.close()
 
 

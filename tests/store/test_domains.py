@@ -136,7 +136,7 @@ def test_blocks_promoted_during_an_erasure_are_erased_too(harness, tmp_path, mon
 
     def forget_slowly(store, domain):
         blocks = forget(store, domain)
-        one.store.look(one.namespace, chain.keys)
+        one.store.look(one.namespace, chain.keys, 60.0)
         one.read(chain)
         return blocks
 

@@ -142,7 +142,7 @@ def test_a_read_of_a_shared_tier_that_began_before_a_drop_publishes_nothing(harn
     reading, answers = in_thread(fetch, one, chain.keys)
     assert one.tier.reads.reached.wait(60)
     assert one.store.drop("*")["dropped"] == 0, "only a shared tier holds them"
-    assert one.store.look(one.namespace, chain.keys).blocks == BLOCKS
+    assert one.store.look(one.namespace, chain.keys, 60.0).blocks == BLOCKS
     one.tier.reads.go_on.set()
     reading.join(60)
     assert answers[0][0] == 0
@@ -271,6 +271,31 @@ def test_a_drop_during_recovery_holds_even_if_the_process_ends_before_recovery_d
     one = open_store(MemoryTier(64 * MIB, records))
     assert one.store.recovery.wait(60)
     assert one.read(other) == 2
+
+
+def test_a_drop_holds_though_a_recovery_failed_before_it_reached_what_was_dropped(
+    harness, tmp_path
+) -> None:
+    class BrokenScan(MemoryTier):
+        def survivors(self):
+            raise OSError("a sector cannot be read")
+
+    records: dict = {}
+    open_store = partial(harness, 2 * MIB, drops_file=tmp_path / "drops.json")
+    one = open_store(MemoryTier(64 * MIB, records))
+    chain = one.chain(1, BLOCKS)
+    one.save(chain)
+    one.store.close()
+    one = open_store(BrokenScan(64 * MIB, records))
+    assert one.store.recovery.wait(60)
+    one.store.drop("*")
+    one.store._housekeep_once()
+    one.store.close()
+    assert len(records) == BLOCKS
+    one = open_store(MemoryTier(64 * MIB, records))
+    assert one.store.recovery.wait(60)
+    assert one.store.cover(one.namespace, chain.keys).blocks == 0
+    assert records == {}
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["at once", "after a write"])

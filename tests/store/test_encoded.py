@@ -80,7 +80,7 @@ class House:
 
     def fetch(self, blocks=6, seed=0):
         keys = self.keys(blocks, seed)
-        self.store.look(self.namespace, keys)
+        self.store.look(self.namespace, keys, 60.0)
         fetched = self.store.fetch(self.namespace, keys, 20.0)
         arena = self.store.arena(self.namespace.domain).view
         for key, place in zip(keys, fetched.places, strict=False):

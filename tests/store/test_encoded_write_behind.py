@@ -146,7 +146,7 @@ def test_a_group_that_cannot_be_written_loses_only_its_own_blocks(opened, failin
     leave_memory(store)
     at = 3 * (failing_write - 1)
     lost, kept = keys[at : at + 3], keys[:at] + keys[at + 3 :]
-    assert [store.look(namespace, [key]).blocks for key in lost] == [0] * 3
+    assert [store.look(namespace, [key], 60.0).blocks for key in lost] == [0] * 3
     assert sum(read(store, namespace, [key]) for key in kept) == 6
     assert tier.usage().records == 6
 

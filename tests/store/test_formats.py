@@ -84,7 +84,7 @@ def test_a_shared_tier_keeps_records_of_another_format(harness, build, other):
     assert len(kept) == 4
     build(2)
     two = harness(MIB, SharedMemoryTier(records))
-    assert two.store.look(two.namespace, chain.keys).blocks == 4
+    assert two.store.look(two.namespace, chain.keys, 60.0).blocks == 4
     fetched = two.store.fetch(two.namespace, chain.keys, 60.0)
     assert (len(fetched.places), fetched.outcome) == (0, Outcome.UNREADABLE)
     assert records == kept

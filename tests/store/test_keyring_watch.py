@@ -134,6 +134,21 @@ def test_the_watch_reports_why_the_key_ring_cannot_be_read(path, monkeypatch):
     assert "No such file" in watch.why
 
 
+def test_a_read_that_fails_without_a_word_is_no_successful_read(path, monkeypatch):
+    monkeypatch.setattr("holdfast.keys.keyring_watch.LOOK_WAIT_S", 60.0)
+    clock, ring = ManualClock(), ring_at(path)
+    watch = KeyRingWatch(ring, clock)
+
+    def fails():
+        raise TimeoutError
+
+    monkeypatch.setattr(ring, "look", fails)
+    clock.advance(5)
+    watch.look_briefly()
+    assert watch.read_at == 0
+    assert watch.why == "TimeoutError()"
+
+
 def test_at_most_one_key_ring_read_is_in_progress(path, hanging):
     watch = KeyRingWatch(ring_at(path), ManualClock())
     hung = hanging()

@@ -59,7 +59,7 @@ def other_saved(harness):
 def test_a_context_saved_by_one_store_is_found_and_fetched_by_another(other_saved) -> None:
     _, other, chain = other_saved
     assert other.store.cover(other.namespace, chain.keys).blocks == 0
-    assert other.store.look(other.namespace, chain.keys).sources == {"pool": 10}
+    assert other.store.look(other.namespace, chain.keys, 60.0).sources == {"pool": 10}
     assert other.read(chain) == 10
     assert other.store.cover(other.namespace, chain.keys).sources == {"host": 10}
 
@@ -81,7 +81,7 @@ def test_blocks_are_written_to_the_place_of_their_segment(harness) -> None:
 
 def test_a_stale_remote_lookup_is_a_miss_and_is_forgotten(other_saved) -> None:
     by_key, other, chain = other_saved
-    other.store.look(other.namespace, chain.keys)
+    other.store.look(other.namespace, chain.keys, 60.0)
     del by_key[other.namespace, chain.keys[6]]
     assert other.read(chain) == 6
     assert other.store.cover(other.namespace, chain.keys).blocks == 6
@@ -94,7 +94,7 @@ def test_a_damaged_record_is_deleted_by_its_first_reader_and_written_again(other
         place,
         record[:5_000] + bytes([record[5_000] ^ 1]) + record[5_001:],
     )
-    other.store.look(other.namespace, chain.keys)
+    other.store.look(other.namespace, chain.keys, 60.0)
     assert other.read(chain) == 6
     assert (other.namespace, chain.keys[6]) not in by_key
     other.save(chain)
@@ -105,7 +105,7 @@ def test_a_damaged_record_is_deleted_by_its_first_reader_and_written_again(other
 def test_the_number_of_cached_remote_lookups_is_bounded(other_saved, monkeypatch) -> None:
     monkeypatch.setattr(remote_lookups, "MAX_CACHED_LOOKUPS", 5)
     _, other, chain = other_saved
-    other.store.look(other.namespace, chain.keys)
+    other.store.look(other.namespace, chain.keys, 60.0)
     assert other.view.remote_lookups == 5
     assert other.store.cover(other.namespace, chain.keys).blocks == 5
 
@@ -137,7 +137,7 @@ def test_blocks_written_to_a_shared_tier_and_evicted_count_as_remote_lookups(
     in_memory = one.view.used_slots(one.namespace)
     assert len(by_key) > 2 * in_memory
     assert one.store.status().blocks <= in_memory + 20, "what others may drop is not counted on"
-    assert one.store.look(one.namespace, one.chain(0, 10).keys).blocks == 10
+    assert one.store.look(one.namespace, one.chain(0, 10).keys, 60.0).blocks == 10
     assert one.read(one.chain(0, 10)) == 10
 
 
@@ -151,7 +151,7 @@ def test_a_lookup_with_an_unexpected_tier_error_still_covers_blocks_held_here(
     one = harness(MIB, Broken({}, "pool"))
     chain = one.chain(1, 5)
     one.save(chain, 0, 3)
-    assert one.store.look(one.namespace, chain.keys).blocks == 3
+    assert one.store.look(one.namespace, chain.keys, 60.0).blocks == 3
     assert "tier pool: held() raised ZeroDivisionError()" in caplog.text
     assert one.save(chain) == 2
 
@@ -161,7 +161,7 @@ def test_a_store_without_a_shared_tier_sends_no_lookup(harness) -> None:
     chain = one.chain(1, 3)
     one.save(chain, 0, 2)
     assert not one.store.asks(one.namespace, chain.keys)
-    assert one.store.look(one.namespace, chain.keys).blocks == 2
+    assert one.store.look(one.namespace, chain.keys, 60.0).blocks == 2
 
 
 def test_lookups_of_several_tiers_share_one_deadline(harness, monkeypatch) -> None:
@@ -262,7 +262,7 @@ def test_an_unreachable_pool_is_not_asked_and_not_in_the_plan(harness) -> None:
     one.save(chain)
     one.flush()
     other.save(chain, 0, 4)
-    other.store.look(other.namespace, chain.keys)
+    other.store.look(other.namespace, chain.keys, 60.0)
     prompt = PromptTokens(ENGINE, 0, 0, 60.0)
     assert other.store.plan_fetch(other.namespace, chain.keys, prompt).held == 10
     again.there, told = False, len(again.told)
@@ -270,7 +270,7 @@ def test_an_unreachable_pool_is_not_asked_and_not_in_the_plan(harness) -> None:
     longer = one.chain(1, 20)
     assert longer.keys[:10] == chain.keys
     assert not other.store.asks(other.namespace, longer.keys)
-    assert other.store.look(other.namespace, longer.keys).blocks == 10
+    assert other.store.look(other.namespace, longer.keys, 60.0).blocks == 10
     assert len(again.told) == told
     again.there = True
     assert other.store.plan_fetch(other.namespace, chain.keys, prompt).held == 10

@@ -115,7 +115,7 @@ def test_a_shared_tier_takes_what_the_tier_above_evicts(ladder, harness):
     push_out(one, 10, 6)
     assert {key for _, key in records} == set(chain.keys)
     other = harness(MIB, SharedMemoryTier(records))
-    other.store.look(other.namespace, chain.keys)
+    other.store.look(other.namespace, chain.keys, 60.0)
     assert other.read(chain) == 8, "another node finds it there"
 
 
@@ -207,6 +207,25 @@ def test_a_source_that_fails_during_a_move_loses_only_what_it_had(ladder):
     near.pulled = False
     assert one.save(chain) == 8, "it can be saved again"
     one.flush()
+    assert one.nothing_is_left_over()
+
+
+def test_an_error_of_a_source_during_a_move_is_logged_and_not_taken_for_a_closed_store(
+    ladder, caplog
+):
+    class Raising(MemoryTier):
+        raises = False
+
+        def read(self, batch):
+            if self.raises:
+                raise RuntimeError("a mistake of the tier")
+            return super().read(batch)
+
+    one = ladder(MemoryTier(64 * MIB), near=(near := Raising(NEAR_BYTES)))
+    save_used(one, 1, 8)
+    near.raises = True
+    push_out(one, 10, 6)
+    assert "a mistake of the tier" in caplog.text
     assert one.nothing_is_left_over()
 
 

@@ -54,10 +54,10 @@ def test_repeated_lookups_of_a_missing_context_are_limited_in_rate(harness) -> N
     one = harness(4 * MIB, CountingTier({}))
     chain = one.chain(1, 4)
     for _ in range(1_000):
-        assert one.store.look(one.namespace, chain.keys).blocks == 0
+        assert one.store.look(one.namespace, chain.keys, 60.0).blocks == 0
     assert one.tier.questions == 1
     one.clock.advance(MISS_S)
-    one.store.look(one.namespace, chain.keys)
+    one.store.look(one.namespace, chain.keys, 60.0)
     assert one.tier.questions == 2
 
 

@@ -93,7 +93,7 @@ def test_remote_lookups_of_lost_records_are_forgotten(harness):
     chain = one.chain(1, 5)
     one.save(chain)
     one.flush()
-    other.store.look(other.namespace, chain.keys)
+    other.store.look(other.namespace, chain.keys, 60.0)
     tier.gone = lambda place: True
     other.store.housekeep()
     assert other.store.cover(other.namespace, chain.keys).blocks == 0
@@ -110,7 +110,7 @@ def test_misplaced_records_are_written_again_after_they_are_fetched(harness):
     one.save(chain)
     one.flush()
     tier.astray = {chain.keys[1], chain.keys[3]}
-    other.store.look(other.namespace, chain.keys)
+    other.store.look(other.namespace, chain.keys, 60.0)
     assert other.read(chain) == 5
     other.flush()
     size = other.namespace.slot_bytes

@@ -66,7 +66,7 @@ class House:
         domains.leave_memory(self.store, self.namespace(name).domain)
 
     def look(self, name="acme", blocks=6):
-        return self.store.look(self.namespace(name), self.chain(name, blocks)).blocks
+        return self.store.look(self.namespace(name), self.chain(name, blocks), 60.0).blocks
 
     def fetch(self, name="acme", blocks=6):
         namespace, keys = self.namespace(name), self.chain(name, blocks)

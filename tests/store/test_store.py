@@ -46,3 +46,20 @@ def test_a_failed_housekeeping_task_does_not_stop_the_other_tasks(
     assert not one.view.leases
     assert "the audit file is full" in caplog.text
     monkeypatch.undo()
+
+
+def test_a_housekeeping_task_that_goes_on_failing_is_logged_once_until_it_succeeds(
+    harness, monkeypatch, caplog
+) -> None:
+    results = [RuntimeError("full"), RuntimeError("full"), None, RuntimeError("full")]
+
+    def keep_house() -> None:
+        if (error := results.pop(0)) is not None:
+            raise error
+
+    monkeypatch.setattr(module, "_HOUSEKEEPING_S", 3_600.0)
+    one = harness()
+    monkeypatch.setattr(one.store.audit, "start_catch_up", keep_house)
+    while results:
+        one.store._housekeep_once()
+    assert caplog.text.count("housekeeping failed in part") == 2

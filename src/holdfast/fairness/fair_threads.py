@@ -6,6 +6,7 @@ domains that arrive while other domains occupy all regular threads.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -17,11 +18,18 @@ from holdfast.fairness.work_slots import WorkSlots
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 
 class _Task(NamedTuple):
     work_item: WorkItem
     future: Future[object]
     work: Callable[[], object]
+
+
+def _log_failure(ended: Future[object]) -> None:
+    if not ended.cancelled() and (error := ended.exception()) is not None:
+        _log.error("work in the background failed", exc_info=error)
 
 
 class FairThreads:
@@ -66,6 +74,13 @@ class FairThreads:
                         raise
             self._changed.notify()
         return future
+
+    def run_unawaited(self, work_item: WorkItem, work: Callable[[], object]) -> None:
+        """Queue work whose result no caller awaits: an error of it is logged.
+
+        Raises RuntimeError as `submit` does.
+        """
+        self.submit(work_item, work).add_done_callback(_log_failure)
 
     def raise_priority(self, domain: bytes, future: Future[T]) -> None:
         """Raise a domain's work that has not begun from prefetch to demand priority."""

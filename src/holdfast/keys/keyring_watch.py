@@ -64,10 +64,10 @@ class KeyRingWatch:
         try:
             self._ring.look()
         except (OSError, FormatError) as error:
-            why = str(error)
+            why = str(error) or repr(error)
         except Exception as error:  # noqa: BLE001  # otherwise the file is never read again
             _log.exception("the key ring cannot be read")
-            why = str(error)
+            why = repr(error)
         with self._changed:
             self.why, self._began_s = why, None
             if not why:

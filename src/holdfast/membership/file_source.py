@@ -62,8 +62,8 @@ class FileSource(PolledSource):
             raise
         if _stamp(self._path) != stamp:
             return  # changed during the read: read it again next time
-        self._seen = stamp
         self._tell(members)
+        self._seen = stamp  # not before: a list whose receiver failed is passed on again
 
 
 class _UnreadableError(MembershipError):

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+from holdfast.errors import HoldfastError
 from holdfast.membership.members import Member
 
 _log = logging.getLogger(__name__)
@@ -86,7 +87,11 @@ class Poller(abc.ABC):
             try:
                 self._one_round()
             except Exception as error:  # noqa: BLE001  # otherwise the thread ends unnoticed
-                self.report(str(error) or repr(error))
+                is_expected = isinstance(error, HoldfastError | OSError) and str(error)
+                trouble = str(error) if is_expected else repr(error)
+                if not is_expected and trouble != self._trouble:
+                    _log.error("%s: a round failed; it is repeated", self.name, exc_info=error)
+                self.report(trouble)
                 self._awake.wait(pause_s)
                 pause_s = min(2 * pause_s, self._pause_max_s)
             else:

@@ -122,10 +122,6 @@ class CopyTable:
         """Return the copies that are being made on a tier, by row."""
         return self._fillings[tier]
 
-    def filling_on(self, row: int) -> list[int]:
-        """Return the tiers on which a copy of a row is being made, fastest first."""
-        return [tier for tier, fillings in enumerate(self._fillings) if row in fillings]
-
     def drop_fillings(self, row: int) -> None:
         """Let no copy of a row that is being made be published."""
         for fillings in self._fillings:

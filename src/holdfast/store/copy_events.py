@@ -75,17 +75,23 @@ class CopyEvents:
         self._queue: SimpleQueue[CopyEvent | Callable[[], object] | None] = SimpleQueue()
         self._listeners: list[CopyListener] = []
         """Of the delivering thread, which alone uses it."""
+        self._failing: list[CopyListener] = []
+        """Listeners whose last call raised; of the delivering thread, too."""
+        self._subscribed: list[CopyListener] = []
         self._thread: threading.Thread | None = None
-        self.wanted = 0
-        """Number of listeners; without one, nothing is recorded."""
         self.sequence = 0
         """Number of the last event."""
         self.lost = 0
         """Events that were not delivered, because too many waited."""
 
+    @property
+    def wanted(self) -> int:
+        """Number of listeners; without one, nothing is recorded."""
+        return len(self._subscribed)
+
     def record(self, row: int, tier: int, before: CopyState, after: CopyState) -> None:
         """Record that the copy of a row changed; without a listener, do nothing."""
-        if not self.wanted:
+        if not self._subscribed:
             return
         self.sequence += 1
         if self._queue.qsize() >= EVENTS_MAX:
@@ -98,15 +104,17 @@ class CopyEvents:
 
     def subscribe(self, listener: CopyListener) -> None:
         """Call a listener with every event from now on."""
-        self.wanted += 1
+        self._subscribed.append(listener)
         self._queue.put(lambda: self._listeners.append(listener))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="holdfast-events", daemon=True)
             self._thread.start()
 
     def unsubscribe(self, listener: CopyListener) -> None:
-        """Call a listener with no event that is recorded from now on."""
-        self.wanted -= 1
+        """Call a listener with no event that is recorded from now on; it may be none already."""
+        if listener not in self._subscribed:
+            return
+        self._subscribed.remove(listener)
         self._queue.put(lambda: self._listeners.remove(listener))
 
     def flush(self, timeout_s: float | None = None) -> bool:
@@ -154,4 +162,9 @@ class CopyEvents:
             try:
                 listener(batch)
             except Exception:  # noqa: BLE001  # the other listeners get theirs
-                _log.exception("a listener to changes of copies failed; it is called again")
+                if listener not in self._failing:
+                    self._failing.append(listener)
+                    _log.exception("a listener to changes of copies failed; it is called again")
+            else:
+                if listener in self._failing:
+                    self._failing.remove(listener)

@@ -160,7 +160,7 @@ def start_prestages(store: StoreParts) -> None:
         domain = staging.chain.namespace.domain
         item = WorkItem(domain, staging.nbytes, store.share(domain), Priority.PREFETCH)
         try:
-            store.background.submit(item, partial(_promote, store, staging))
+            store.background.run_unawaited(item, partial(_promote, store, staging))
         except RuntimeError:  # no thread can be started, because the process ends for example
             with store.table.lock:
                 store.pending_hints.done(staging)
@@ -227,7 +227,7 @@ def _announce(store: StoreParts, chain: NamedChain, tiers: Sequence[int], in_s: 
             work = partial(tier.announce, namespace, wanted, tiers.index(number), in_s)
             item = WorkItem(namespace.domain, share=store.share(namespace.domain))
             with contextlib.suppress(RuntimeError):  # no thread can be started, as at exit
-                store.background.submit(item, work)
+                store.background.run_unawaited(item, work)
 
 
 def _promote(store: StoreParts, staging: PendingPrestage) -> None:

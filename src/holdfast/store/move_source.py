@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple
@@ -206,10 +207,15 @@ class MoveSource:
         tier, domain = self._table.lower[source - 1], run[0].namespace.domain
         share = self._table.usage.share(domain)
         item = WorkItem(domain, nbytes, share, Priority.MOVE, nbytes)
+        late = [Outcome.LATE] * len(run)
         try:
-            return self._readers[source - 1].submit(item, partial(tier.read, run)).result()
+            reading = self._readers[source - 1].submit(item, partial(tier.read, run))
         except RuntimeError:  # the store is closed
-            return [Outcome.LATE] * len(run)
+            return late
+        try:
+            return reading.result()
+        except CancelledError:  # the store is being closed
+            return late
         except Exception:  # noqa: BLE001  # a tier may be third-party code
             _log.exception("reading failed tier=%s", tier.name)
             return [Outcome.GONE] * len(run)

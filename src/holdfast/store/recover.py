@@ -40,13 +40,18 @@ class Recovery:
         self.blocks = 0
         self.dropped = 0
         """Survivors that were freed because their fingerprint was dropped."""
-        self.is_complete = False
-        """Whether the pass reached every survivor."""
+        self._ended_early = False
+        """Whether a pass was stopped or failed."""
         self.seconds: float | None = None
 
     def start(self) -> None:
         """Begin; the store serves during recovery."""
         self._thread.start()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every survivor of every medium was reached."""
+        return self.seconds is not None and not self.is_running and not self._ended_early
 
     @property
     def is_running(self) -> bool:
@@ -94,6 +99,7 @@ class Recovery:
             try:  # one by one: a tier keeps only the last one that it yielded from reuse
                 for survivor in tier.survivors():
                     if self._stop.is_set():
+                        self._ended_early = True
                         break
                     if not self._table.sealing.predates_sealing(survivor.header):
                         self._index(number, survivor, indexed)
@@ -102,12 +108,16 @@ class Recovery:
                         tier.wipe(survivor)
                     tier.free([survivor.place])
             except Exception:  # noqa: BLE001  # a tier that cannot be scanned has no survivors
-                _log.exception("recovery of tier=%s ended early", tier.name)
+                self._ended_early = True
+                _log.exception(
+                    "recovery of tier=%s ended early: blocks that it did not reach are misses "
+                    "until the store is opened again",
+                    tier.name,
+                )
 
     def _run(self) -> None:
         started = self._table.clock.now()
         self._recover_tiers(range(1, len(self._table.lower) + 1))
-        self.is_complete = not self._stop.is_set()
         self.seconds = self._table.clock.now() - started
         if any(isinstance(tier, LocalTier) for tier in self._table.lower):
             _log.info(

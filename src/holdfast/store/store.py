@@ -126,6 +126,8 @@ class Store(StoreParts):
         self._prefault = ArenaPrefault(self.table)
         self._files = FairThreads(1, 0, "holdfast-files")
         self._files_kept: Future[None] | None = None
+        self._failed_parts: dict[int, str] = {}
+        self._failed_files: dict[int, str] = {}
         self._close_asked: SimpleQueue[float] = SimpleQueue()
         self._torn_down = self._is_over = False
         self._over = threading.Lock()
@@ -447,7 +449,7 @@ class Store(StoreParts):
             *(host.close for host in hosts),
             partial(self.audit.catch_up, whole=True),
         ]
-        _run_each(steps, "a part of the store could not be closed")
+        _run_each(steps, "a part of the store could not be closed", {})
         _open_stores.discard(self)
         self._is_over = True
         self._over.release()
@@ -465,7 +467,7 @@ class Store(StoreParts):
     def _start_in_background(self, work: Callable[[], object]) -> bool:
         """Run work on the background thread; False if it cannot be started, as at exit."""
         try:
-            self.background.submit(WorkItem(b""), work)
+            self.background.run_unawaited(WorkItem(b""), work)
         except RuntimeError:
             return False
         return True
@@ -488,7 +490,7 @@ class Store(StoreParts):
             self._probe_tiers,
             self._start_keeping_files,
         ]
-        _run_each(parts, "housekeeping failed in part; it goes on")
+        _run_each(parts, "housekeeping failed in part; it goes on", self._failed_parts)
 
     def _warm_public(self) -> None:
         if self._public_is_cold and self.recovery.seconds is not None:
@@ -513,7 +515,8 @@ class Store(StoreParts):
             partial(durable.save_marks, self),
             self._save_estimates,
         ]
-        _run_each(parts, "a file of the store could not be kept; it is tried again")
+        failure = "a file of the store could not be kept; it is tried again"
+        _run_each(parts, failure, self._failed_files)
 
     def _probe_tiers(self) -> None:
         for number in set(unmeasured_tiers(self)) - self._probed_tiers:
@@ -526,13 +529,21 @@ class Store(StoreParts):
             self._save_estimates_at = self.clock.now() + _SAVE_ESTIMATES_S
 
 
-def _run_each(parts: Sequence[Callable[[], object]], failure: str) -> None:
-    """Run every part, and log `failure` for each that raises."""
-    for part in parts:
+def _run_each(parts: Sequence[Callable[[], object]], failure: str, failed: dict[int, str]) -> None:
+    """Run every part, and log `failure` for each that raises.
+
+    `failed`: by the number of a part, the error of its last run. A part that fails again and again
+    for one reason is logged once.
+    """
+    for number, part in enumerate(parts):
         try:
             part()
-        except Exception:  # noqa: BLE001  # the other parts must run too
-            _log.exception(failure)
+        except Exception as error:  # noqa: BLE001  # the other parts must run too
+            if failed.get(number) != repr(error):
+                failed[number] = repr(error)
+                _log.exception(failure)
+        else:
+            failed.pop(number, None)
 
 
 _open_stores = set[Store]()

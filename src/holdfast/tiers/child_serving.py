@@ -37,11 +37,12 @@ def serve_lanes(
     control = Connection(control_fd)
     try:
         make_answerer = begin(settings, mmap.mmap(memory_fd, 0))
+        answerers = [make_answerer() for _ in lane_fds]
     except Exception as error:  # noqa: BLE001  # the parent must learn of any error
         control.send_bytes((str(error) or type(error).__name__).encode())
         return _EXIT_NOT_READY
-    for fd in lane_fds:
-        arguments = Connection(fd), make_answerer()
+    for fd, answerer in zip(lane_fds, answerers, strict=True):
+        arguments = Connection(fd), answerer
         threading.Thread(target=_serve, args=arguments, name="holdfast-lane", daemon=True).start()
     control.send_bytes(READY)
     with contextlib.suppress(EOFError):
@@ -50,6 +51,7 @@ def serve_lanes(
 
 
 def _serve(lane: Connection, answer: Answerer) -> None:
-    with contextlib.suppress(EOFError, OSError):
+    # A lane is closed if its answerer raises: then the parent waits for no answer.
+    with lane, contextlib.suppress(EOFError, OSError):
         while True:
             lane.send_bytes(answer(lane.recv_bytes()))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from holdfast.address import socket_path
 from holdfast.codec.pack import payload
-from holdfast.errors import NodeGoneError, ProtocolError, RefusedError
+from holdfast.errors import HoldfastError, NodeGoneError, ProtocolError, RefusedError
 from holdfast.limits import BLOCK_TOKENS, MIB
 from holdfast.testing.payloads import payload_of
 from holdfast.tiers.base import NOWHERE
@@ -204,7 +204,7 @@ def _one_life(
         )
     except AssertionError as error:
         result.fail(f"cycle {cycle}: {error}")
-    with contextlib.suppress(Exception):  # the node may be dead already
+    with contextlib.suppress(HoldfastError, OSError):  # the node may be dead already
         if engine is not None:
             engine.close()
 

@@ -26,7 +26,8 @@ from holdfast_bench.harness.server import (
 )
 from holdfast_bench.scenarios.serving_loads import ANSWER_TOKENS, ServingPrompts, Sessions
 
-AT_ONCE, DEFERRED, CHOSEN = SAVE_TIMES = ("when_full", "before_eviction", "auto")
+AT_ONCE, DEFERRED = "when_full", "before_eviction"
+SAVE_TIMES = (AT_ONCE, DEFERRED, "auto")
 
 HOST_BYTES = 2 * GIB
 """Memory of each node: nothing is evicted there, so what it holds is what was saved."""

@@ -32,6 +32,10 @@ async def broken():
     raise ValueError("a fault of the route")
 
 
+async def away():
+    raise TimeoutError("the drive did not answer")
+
+
 async def events():
     async def parts():
         while True:
@@ -53,6 +57,7 @@ PATHS = {
     "/": hello,
     "/large": large,
     "/broken": broken,
+    "/away": away,
     "/events": events,
     "/torn": torn,
     "/open": hello,
@@ -141,6 +146,12 @@ def test_an_invalid_request_is_refused_and_the_next_one_is_answered(serve, reque
     connect = serve()
     assert answer_to(connect(request_bytes))[0].startswith(f"HTTP/1.1 {code} ")
     assert answer_to(connect(get()))[0] == "HTTP/1.1 200 OK"
+
+
+@pytest.mark.parametrize("path", ["/broken", "/away"])
+def test_a_page_that_fails_is_answered_with_an_error_and_logged(serve, path, caplog):
+    assert answer_to(serve()(get(path)))[0] == "HTTP/1.1 500 Internal Server Error"
+    assert f"an HTTP request failed path={path}" in caplog.text
 
 
 def test_a_stream_that_fails_ends_without_another_answer(serve):

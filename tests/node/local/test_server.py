@@ -382,6 +382,15 @@ def test_invalid_messages_without_end_do_not_fill_the_log(running, caplog):
     assert "`int` <= 9223372036854775807 - at `$.plan`" in line
 
 
+def test_closing_the_server_ends_a_handshake_and_uncounts_its_connection(tmp_path):
+    server = Running(tmp_path / "node.sock")
+    with server.connect() as silent:
+        until(lambda: server.server.connections == 1)
+        server.stop()
+        assert closed(silent)
+    assert server.server.connections == 0
+
+
 def test_closing_the_server_ends_its_clients(tmp_path):
     server = Running(tmp_path / "node.sock")
     client = Client(server.address, HELLO, 60)

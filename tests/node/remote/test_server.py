@@ -457,6 +457,21 @@ def test_connections_of_all_listeners_are_counted(node):
         node.until(lambda: node.service.status().connections == 1)
 
 
+def test_a_mistake_of_the_target_ends_one_connection_and_is_logged(node, caplog):
+    def fails():
+        raise KeyError("a mistake")
+
+    listener = bind("tcp://127.0.0.1:0")
+    other = TargetServer(listener, node.service, EntryRules(token_keys=fails))
+    other.start()
+    with contextlib.closing(other), contextlib.closing(TargetClient(address_of(listener))) as one:
+        assert one.put(RECORDS[:1], 60) == [Outcome.GONE]
+        node.until(lambda: node.service.counters.protocol_errors == 1)
+    assert "connection failed peer=127.0.0.1" in caplog.text
+    assert "KeyError: 'a mistake'" in caplog.text
+    assert node.target.put(RECORDS[:1], 60) == [Outcome.OK]
+
+
 def test_closing_the_server_disconnects_every_peer(node, ended):
     raw = node.connect()
     node.close()

@@ -27,7 +27,8 @@ PEERS = StoreOptions(serves_peers=True)
 
 NAMESPACE = namespace_of(30_000)
 KEYS = [key_of(i) for i in range(4)]
-STEP_S = 0.2
+STEP_S = 1.0
+"""Limit of the rest of a message, and interval at which an idle target looks."""
 
 
 class Behind:
@@ -66,8 +67,8 @@ def behind(files):
 def test_an_idle_peer_keeps_its_connection(behind, files):
     with contextlib.closing(TargetClient(behind.address, Credentials(tls=files))) as target:
         assert target.put([record_of(NAMESPACE, key) for key in KEYS], 60) == ["ok"] * 4
-        for _ in range(3):
-            time.sleep(2 * STEP_S)
+        for _ in range(2):
+            time.sleep(1.5 * STEP_S)
             assert target.exist(NAMESPACE, KEYS, 60).held == b"\1" * 4
     assert behind.service.counters.accepted == 1
     assert behind.service.counters.protocol_errors == 0

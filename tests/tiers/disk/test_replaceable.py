@@ -446,3 +446,19 @@ def test_the_watch_finds_a_loss_by_itself(tmp_path):
         while not tier_status(tier).replaced and time.monotonic() < until:
             time.sleep(0.01)
         assert tier_status(tier).losses == 1
+
+
+def test_a_look_at_a_drive_that_goes_on_failing_is_logged_once(tmp_path, monkeypatch, caplog):
+    looks, seen = [], threading.Event()
+
+    def fails(_):
+        looks.append(None)
+        if len(looks) == 3:
+            seen.set()
+        raise ValueError("a mistake")
+
+    monkeypatch.setattr(ReplaceableDisk, "look", fails)
+    config = DiskConfig(path=str(tmp_path / "watched"), capacity_bytes=CAPACITY)
+    with contextlib.closing(ReplaceableDisk(config, watch_s=0.01)):
+        assert seen.wait(60)
+    assert caplog.text.count("the look at its drive failed") == 1

@@ -74,8 +74,10 @@ def test_a_probe_of_a_local_folder_finds_every_promise_kept(tmp_path, probe):
 
 def test_a_folder_that_a_tier_cannot_make_is_not_examined(tmp_path):
     (tmp_path / "file").touch()
-    for path in ("absent/shared", "file"):
-        with pytest.raises(OSError, match="no such folder: is it mounted"):
+    with pytest.raises(OSError, match="no such folder: is it mounted"):
+        examine_folder(SharedFolder(str(tmp_path / "absent/shared"), "", "ab12"), "ab12")
+    for path in ("file", "file/shared"):
+        with pytest.raises(OSError, match=r"file, not a folder; name another path: .*file'"):
             examine_folder(SharedFolder(str(tmp_path / path), "", "ab12"), "ab12")
     with pytest.raises(OSError, match="not nfs4: is it mounted"):
         examine_folder(SharedFolder(str(tmp_path), "nfs4", "ab12"), "ab12")

@@ -29,7 +29,9 @@ class MooncakeDistributedStore:
     def setup(self, *settings): time.sleep({starts_s}); return 0
     def register_buffer(self, *memory): return 0
     def batch_get_into(self, keys, addresses, sizes):
-        wait_if_held(); time.sleep({takes_s}); return list(sizes)
+        wait_if_held(); time.sleep({takes_s})
+        if os.path.exists({fail!r}): raise RuntimeError("a transfer failed")
+        return list(sizes)
     def batch_is_exist(self, keys):
         if keys == ["slow"]: wait_if_held()
         return [1] * len(keys)
@@ -41,7 +43,8 @@ BLOCKS = ChainedBlocks(4_000)
 def store(tmp_path, monkeypatch):
     """Return a function that opens a tier over a fake Mooncake with the given delays.
 
-    While there is a file `hold` in `tmp_path`, it answers no read, and no lookup of "slow".
+    While there is a file `hold` in `tmp_path`, it answers no read, and no lookup of "slow"; while
+    there is a file `fail`, its reads raise an error.
     """
     monkeypatch.setattr(module, "find_spec", lambda _: True)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
@@ -52,8 +55,12 @@ def store(tmp_path, monkeypatch):
         def start(takes_s, starts_s=0.0, deadline_s=2.0):
             (tmp_path / "mooncake").mkdir()
             (tmp_path / "mooncake" / "__init__.py").touch()
-            hold = str(tmp_path / "hold")
-            text = SLOW_STORE.format(takes_s=takes_s, starts_s=starts_s, hold=hold)
+            text = SLOW_STORE.format(
+                takes_s=takes_s,
+                starts_s=starts_s,
+                hold=str(tmp_path / "hold"),
+                fail=str(tmp_path / "fail"),
+            )
             (tmp_path / "mooncake" / "store.py").write_text(text)
             address = f"tcp://127.0.0.1:{master.getsockname()[1]}"
             options = MooncakeOptions(master=address, lane=Size(1 << 20), deadline_s=deadline_s)
@@ -119,6 +126,20 @@ def test_a_call_that_gets_its_lane_late_does_not_kill_the_client(store, monkeypa
         time.sleep(0.01)
     assert tier.read(BLOCKS.gets([0])) == [Outcome.OK]
     assert tier._child._process is client
+
+
+def test_a_call_that_raises_in_the_client_is_gone_at_once_and_the_client_is_replaced(
+    store, tmp_path
+):
+    tier, fail = store(takes_s=0.0, deadline_s=30.0), tmp_path / "fail"
+    wait_until_started(tier)
+    before = tier._child.pid
+    fail.touch()
+    assert tier.read(BLOCKS.gets([0])) == [Outcome.GONE], "not LATE: nothing waits for an answer"
+    fail.unlink()
+    wait_until_started(tier)
+    assert tier._child.pid != before
+    assert tier.read(BLOCKS.gets([0])) == [Outcome.OK]
 
 
 def test_a_wait_for_a_starting_client_does_not_count_as_a_failure(store):

@@ -217,7 +217,11 @@ class HttpServer:
                 await self._loop.run_in_executor(None, self._check_client, connected)
             except RefusedError as error:
                 return Answer(HTTPStatus.FORBIDDEN, f"403 Forbidden: {error}\n".encode())
-        return await route()
+        try:
+            return await route()
+        except Exception:  # noqa: BLE001  # an OSError too, which is not the client's here
+            _log.exception("an HTTP request failed path=%s", path)
+            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR)
 
     def _note_denied(self, writer: asyncio.StreamWriter) -> None:
         if self._deny is not None:

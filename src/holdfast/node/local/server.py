@@ -137,6 +137,10 @@ class NodeServer:
             self._warn(peer, f"no session: {name}refused: {refused.message}")
             connected.close()
             return
+        except asyncio.CancelledError:  # the server closes
+            self._users -= Counter((peer.uid,))
+            connected.close()
+            raise
         ended, warn = partial(self._ended, peer), partial(self._warn, peer)
         connection = ServerConnection(session, reader, ended, warn)
         self._connections.add(connection)

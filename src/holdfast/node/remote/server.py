@@ -191,6 +191,9 @@ class TargetServer:
             has_left = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
             if isinstance(error, RefusedError | ssl.SSLError) and not has_left:
                 self._service.store.audit.deny(f"host {peer.host}", why)
+        except Exception as error:  # noqa: BLE001  # a mistake ends one connection, not the target
+            why = f"the target failed: {error!r}"
+            _log.error("connection failed peer=%s:%d", peer.host, peer.port, exc_info=error)
         finally:
             if not joined:
                 self._handshake_ended(peer)

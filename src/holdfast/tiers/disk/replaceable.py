@@ -264,11 +264,15 @@ class ReplaceableDisk:
         return OpenedMedium(disk, identity, self._clock.now(), CallsInProgress(self._clock))
 
     def _watch(self) -> None:
+        failure = ""
         while not self._stop.wait(self._watch_s):
+            before, failure = failure, ""
             try:
                 self.look()
-            except Exception:  # noqa: BLE001  # the watch goes on
-                _log.exception("tier %s: the look at its drive failed", self.name)
+            except Exception as error:  # noqa: BLE001  # the watch goes on
+                failure = repr(error)
+                if failure != before:
+                    _log.exception("tier %s: the look at its drive failed", self.name)
 
     def look(self) -> None:
         """Check the medium, or try to open one if there is none; the tier's thread calls it."""

@@ -41,6 +41,7 @@ REOPEN = frozenset(
 )
 """Errors after which a file is opened again, once: its descriptor may be of an earlier mount."""
 
+_NO_FOLDER = "this is a file, not a folder; name another path"
 _FOLDER_DEPTH_MAX = 8
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -76,7 +77,7 @@ class SharedFolder:
         if identity == self._root:
             return
         if not stat.S_ISDIR(found.st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, "it is no folder", self.path)
+            raise NotADirectoryError(errno.ENOTDIR, _NO_FOLDER, self.path)
         self._check_filesystem()
         if MARKER not in os.listdir(self.path):  # noqa: PTH208
             if self._root is not None:
@@ -96,6 +97,9 @@ class SharedFolder:
         if os.path.isdir(self.path):  # noqa: PTH112
             return self.path
         parent = os.path.dirname(self.path.rstrip("/"))  # noqa: PTH120
+        for found in (self.path, parent):
+            if os.path.exists(found) and not os.path.isdir(found):  # noqa: PTH110, PTH112
+                raise NotADirectoryError(errno.ENOTDIR, _NO_FOLDER, found)
         if os.path.lexists(self.path) or not os.path.isdir(parent):  # noqa: PTH112
             raise OSError(errno.ENODEV, "no such folder: is it mounted?", self.path)
         return parent

@@ -122,11 +122,6 @@ class SegmentUpkeep:
         """What the credentials do not permit; empty if they permit everything."""
         return self._probe.read_only
 
-    @property
-    def has_started(self) -> bool:
-        """Whether the medium was probed and its index objects were listed."""
-        return self._started.is_set()
-
     def wake(self) -> None:
         """Run a round of the thread now."""
         with self._condition:

@@ -157,14 +157,20 @@ class NixlAgent:
             self._peers[peer] -= 1
             if not self._peers[peer]:
                 del self._peers[peer]
-                self._agent.remove_remote_agent(peer)
+                try:
+                    self._agent.remove_remote_agent(peer)
+                except Exception as error:  # NIXL's exceptions have no common base class
+                    raise ProtocolError(f"nixl: a peer cannot be removed: {error}") from error
 
     def progress(self) -> None:
         """Progress transfers that peers have started with this agent; no effect with RDMA.
 
         Without RDMA, such transfers progress only during this call or a transfer of this agent.
         """
-        self._agent.get_new_notifs()
+        try:
+            self._agent.get_new_notifs()
+        except Exception as error:  # NIXL's exceptions have no common base class
+            raise ProtocolError(f"nixl: transfers do not progress: {error}") from error
 
     def move(
         self,
@@ -177,10 +183,10 @@ class NixlAgent:
 
         Returns when done; raises ProtocolError if NIXL refuses the transfer or it fails.
         """
-        local = self._agent.get_xfer_descs([(*span_of(part), 0) for part in ours], "DRAM")
-        remote = self._agent.get_xfer_descs([(*span, 0) for span in theirs], "DRAM")
         handle = None
         try:
+            local = self._agent.get_xfer_descs([(*span_of(part), 0) for part in ours], "DRAM")
+            remote = self._agent.get_xfer_descs([(*span, 0) for span in theirs], "DRAM")
             handle = self._agent.initialize_xfer(way, local, remote, peer)
             state = self._agent.transfer(handle)
             state = self._wait(handle) if state == "PROC" else state
