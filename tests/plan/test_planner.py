@@ -125,6 +125,12 @@ def test_a_deadline_is_bounded_by_the_time_saved_and_covers_the_expected_fetch(q
     assert left_s <= plan.recompute_s + question.queued_s + 1e-9
 
 
+@given(questions(st.floats(0, 10)))
+def test_a_request_never_waits_for_its_fetch_longer_than_it_takes_to_compute_it_instead(question):
+    plan = BestCut().plan(question)
+    assert plan.deadline_s <= plan.recompute_s + question.queued_s
+
+
 def question_of(tiers: list[int], **changes: object) -> PlanQuestion:
     """64-token blocks of 1 MiB over host, disk and pool; 1 ms a token to compute."""
     question = PlanQuestion(

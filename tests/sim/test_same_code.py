@@ -8,6 +8,10 @@ SHARED = {
     ("holdfast.plan.planner", "BestCut"): ("holdfast.assemble", "holdfast.cli.sim"),
     ("holdfast.plan.planner", "PlanQuestion"): ("holdfast.store.lookup", "holdfast.sim.run"),
     ("holdfast.plan.prestage", "begin_in_s"): ("holdfast.store.hints", "holdfast.sim.run"),
+    ("holdfast.plan.prestage", "in_order"): (
+        "holdfast.store.pending_hints",
+        "holdfast.sim.prestages",
+    ),
     ("holdfast.policy.movement", "promotion_targets"): (
         "holdfast.store.movement",
         "holdfast.sim.movement",

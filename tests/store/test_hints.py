@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.errors import BlockError
 from holdfast.fairness.fair_queue import WorkItem
+from holdfast.plan.prestage import PrestageTimes
 from holdfast.policy.base import NEVER
 from holdfast.policy.cost_aware import CostAware
 from holdfast.policy.retention import Retention
@@ -296,9 +297,10 @@ def test_many_prestages_of_one_domain_do_not_delay_another_domains(harness, monk
     one, begun, go_on = harness(4 * MIB, MemoryTier(MIB)), SimpleQueue(), threading.Event()
     monkeypatch.setattr(hints, "_promote", lambda _, staging: begun.put(staging.chain.namespace))
     one.store.background.submit(WorkItem(b""), go_on.wait)
-    keys, other = b"".join(one.chain(1, 8).keys), one.namespace._replace(domain=b"o" * 16)
-    for namespace in (*[one.namespace] * 3, other):
-        one.store.pending_hints.wait(0.0, PendingPrestage(NamedChain(namespace, keys), 0.0))
+    other = one.namespace._replace(domain=b"o" * 16)
+    for seed, namespace in enumerate((*[one.namespace] * 3, other)):
+        chain = NamedChain(namespace, b"".join(one.chain(seed, 8).keys))
+        one.store.pending_hints.wait(0.0, PendingPrestage(chain, PrestageTimes(0.0)))
     hints.start_prestages(one.store)
     go_on.set()
     order = [begun.get(timeout=60) for _ in range(4)]
@@ -310,7 +312,8 @@ def test_a_prestage_in_progress_does_not_delay_the_exit_of_the_program(
 ) -> None:
     one, begun = laddered, SimpleQueue()
     monkeypatch.setattr(hints, "_promote", lambda *_: begun.put(threading.current_thread()))
-    one.store.pending_hints.wait(0.0, PendingPrestage(NamedChain(one.namespace, b""), 0.0))
+    chain = NamedChain(one.namespace, b"")
+    one.store.pending_hints.wait(0.0, PendingPrestage(chain, PrestageTimes(0.0)))
     hints.start_prestages(one.store)
     assert begun.get(timeout=60).daemon
 
@@ -328,7 +331,8 @@ def test_a_prestage_whose_thread_cannot_start_is_not_counted_as_running(
 
     for started in (refuse, start):
         monkeypatch.setattr(threading.Thread, "start", started)
-        one.store.pending_hints.wait(0.0, PendingPrestage(NamedChain(one.namespace, b""), 0.0))
+        chain = NamedChain(one.namespace, b"")
+        one.store.pending_hints.wait(0.0, PendingPrestage(chain, PrestageTimes(0.0)))
         hints.start_prestages(one.store)
     assert begun.wait(60)
 

@@ -1,6 +1,7 @@
 """What is known of sessions is bounded, and the one used longest ago is forgotten first."""
 
 from holdfast.blocks.namespace import Namespace
+from holdfast.plan.prestage import BEGUN_S, LATE_S, PrestageTimes
 from holdfast.status import HintStatus
 from holdfast.store import pending_hints
 from holdfast.store.pending_hints import NamedChain, PendingHints, PendingPrestage, PinnedChain
@@ -24,7 +25,7 @@ def test_the_least_recently_used_session_is_forgotten_first(monkeypatch) -> None
 def test_due_prestages_are_returned_in_order_of_time() -> None:
     known = PendingHints()
     chains = [
-        pending_hints.PendingPrestage(pending_hints.NamedChain(NAMESPACE, bytes([i]) * 16), 9.0)
+        PendingPrestage(NamedChain(NAMESPACE, bytes([i]) * 16), PrestageTimes(9.0))
         for i in range(3)
     ]
     for at_s, chain in zip((3.0, 1.0, 2.0), chains, strict=True):
@@ -45,15 +46,15 @@ def test_pending_and_running_prestages_are_bounded(monkeypatch) -> None:
     monkeypatch.setattr(pending_hints, "KEYS_BYTES_MAX", 160)
     monkeypatch.setattr(pending_hints, "BEGUN_MAX", 2)
     known = PendingHints()
-    staging = pending_hints.PendingPrestage(pending_hints.NamedChain(NAMESPACE, b"k" * 32), 9.0)
-    assert [known.wait(1.0, staging) for _ in range(6)] == [True] * 5 + [False]
-    assert len(known.due(2.0, MOST)) == 2
+    stagings = [staging_of(seed, 2) for seed in range(6)]
+    assert [known.wait(1.0, staging) for staging in stagings] == [True] * 5 + [False]
+    assert known.due(2.0, MOST) == stagings[:2]
     assert known.due(2.0, MOST) == []
-    assert known.wait(1.0, staging), "what has begun waits no longer"
-    known.done(staging)
-    assert len(known.due(2.0, MOST)) == 1
+    assert known.wait(1.0, stagings[5]), "what has begun waits no longer"
+    known.done(stagings[0])
+    assert known.due(2.0, MOST) == stagings[2:3]
     other = NAMESPACE._replace(domain=b"o" * 16)
-    later = pending_hints.PendingPrestage(pending_hints.NamedChain(other, b"k" * 32), 9.0)
+    later = PendingPrestage(NamedChain(other, b"k" * 32), PrestageTimes(9.0))
     assert known.wait(1.5, later)
     assert known.due(2.0, MOST) == [later], "another domain's does not wait for them"
 
@@ -85,17 +86,27 @@ def test_hints_of_an_erased_domain_are_forgotten() -> None:
     for namespace in (NAMESPACE, other):
         chain = pending_hints.NamedChain(namespace, b"k" * 16)
         known.follow(namespace, "a", [b"k" * 16])
-        known.wait(1.0, pending_hints.PendingPrestage(chain, 9.0))
+        known.wait(1.0, PendingPrestage(chain, PrestageTimes(9.0)))
+        known.wait(1.0, staging_of(7, 1, namespace=namespace))
         known.pin(namespace, b"k" * 16, pending_hints.PinnedChain(9.0, 100, 1))
+        assert known.due(1.0, 0) == [], "there is no room"
+        known.wait(5.0, staging_of(8, 1, namespace=namespace))
     known.forget_domain(NAMESPACE.domain)
-    assert known.status(0.0) == HintStatus(1, 1, 100)
+    assert known.status(0.0) == HintStatus(1, 3, 100)
     known.forget_domain(other.domain)
     assert known.status(0.0) == HintStatus()
 
 
-def staging_of(seed: int, blocks: int, needed_s: float = 9.0) -> PendingPrestage:
+def staging_of(
+    seed: int,
+    blocks: int,
+    needed_s: float = 9.0,
+    fetch_s: float = 0.0,
+    tier: int = 1,
+    namespace: Namespace = NAMESPACE,
+) -> PendingPrestage:
     keys = b"".join(bytes([seed, number]) * 8 for number in range(blocks))
-    return PendingPrestage(NamedChain(NAMESPACE, keys), needed_s)
+    return PendingPrestage(NamedChain(namespace, keys), PrestageTimes(needed_s, fetch_s, tier))
 
 
 def test_a_prestage_longer_than_the_limit_is_cut_to_its_leading_blocks() -> None:
@@ -126,7 +137,59 @@ def test_a_prestage_that_finds_no_room_in_time_is_dropped() -> None:
     known, most = PendingHints(), 4 * NAMESPACE.slot_bytes
     known.claim(most)
     assert known.wait(1.0, staging_of(1, 2, needed_s=9.0))
-    assert known.due(9.0 + pending_hints.LATE_S - 0.1, most) == []
+    assert known.due(9.0 + LATE_S - 0.1, most) == []
     assert known.status(0.0).prestaging == 1
-    assert known.due(9.0 + pending_hints.LATE_S, most) == []
+    assert known.due(9.0 + LATE_S, most) == []
     assert known.status(0.0).prestaging == 0
+
+
+def test_a_slow_tier_begins_one_prestage_after_the_other_and_chooses_as_late_as_it_can() -> None:
+    known = PendingHints()
+    first, second = staging_of(1, 1, fetch_s=2.0), staging_of(2, 1, needed_s=8.0, fetch_s=2.0)
+    assert known.wait(0.0, first)
+    assert known.due(0.0, MOST) == [first]
+    assert known.wait(0.0, second)
+    assert known.due(0.5, MOST) == [], "the tier is busy"
+    sooner, elsewhere = staging_of(3, 1, needed_s=6.0, fetch_s=2.0), staging_of(4, 1, tier=2)
+    assert known.wait(0.0, sooner)
+    assert known.wait(0.0, elsewhere)
+    assert known.due(1.0, MOST) == [elsewhere], "another tier is not"
+    known.done(first)
+    assert known.due(2.0, MOST) == [sooner]
+
+
+def test_a_fast_tier_begins_several_prestages_together() -> None:
+    known = PendingHints()
+    stagings = [staging_of(seed, 1, fetch_s=0.4 * BEGUN_S) for seed in range(5)]
+    for staging in stagings:
+        assert known.wait(0.0, staging)
+    assert known.due(0.0, MOST) == stagings[:3]
+    known.done(stagings[0])
+    assert known.due(0.0, MOST) == stagings[3:4]
+
+
+def test_a_chain_that_is_announced_again_waits_once_and_for_its_new_time() -> None:
+    known = PendingHints()
+    busy, former = staging_of(1, 1, fetch_s=2.0), staging_of(2, 1, needed_s=5.0, fetch_s=2.0)
+    for staging in (busy, former):
+        assert known.wait(0.0, staging)
+    assert known.due(0.0, MOST) == [former], "it is needed first"
+    again = staging_of(1, 1, needed_s=7.0, fetch_s=2.0)
+    assert known.wait(0.0, again)
+    assert (known.due(0.0, MOST), known.status(0.0).prestaging) == ([], 1)
+    known.done(former)
+    assert known.due(0.0, MOST) == [again]
+
+
+def test_a_prestage_whose_request_got_its_turn_is_forgotten_unless_it_has_begun() -> None:
+    known = PendingHints()
+    begun, waiting = staging_of(1, 2, fetch_s=2.0), staging_of(2, 2, fetch_s=2.0)
+    for staging in (begun, waiting):
+        assert known.wait(0.0, staging)
+    assert known.due(0.0, MOST) == [begun]
+    for staging in (begun, waiting):
+        keys = staging.chain.keys
+        known.withdraw(NAMESPACE, [keys[:16], keys[16:]])
+    known.done(begun)
+    assert (known.due(0.0, MOST), known.status(0.0).prestaging) == ([], 0)
+    assert known.kept_bytes(0.0) == 0

@@ -36,6 +36,7 @@ from holdfast.store import lookup
 from holdfast.store.activity import PromptCounts
 from holdfast.store.estimates import EngineId, EngineStep
 from holdfast.store.group_lookup import GroupChain
+from holdfast.store.hints import EngineTurn
 from holdfast.store.lookup import PromptTokens
 from holdfast.store.plan_log import PLANS_KEPT, PlanEnding
 from holdfast.store.save import ChainRun
@@ -360,7 +361,9 @@ class EmbeddedClient:
         match request:
             case m.Prestage():
                 within_s = request.deadline_s or LOOK_S
-                return store.prestage(namespace, keys, request.in_s, within_s)
+                queued = QueuedPrefill(request.queued_tokens, request.queued_pairs)
+                turn = EngineTurn(self._engine, queued) if request.queued else None
+                return store.prestage(namespace, keys, request.in_s, within_s, turn)
             case m.Pin():
                 return store.pin(namespace, keys, request.ttl_s, request.deadline_s or PIN_S)
             case m.Sync():

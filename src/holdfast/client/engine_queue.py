@@ -8,7 +8,7 @@ decides about the request: it is short by then, or the engine would not have com
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -33,6 +33,15 @@ class EngineQueue(NamedTuple):
             since.to_load
         )
 
+    def before_step(self, step_tokens: int) -> EngineQueue:
+        """Return what is computed before the step in which the request's turn comes.
+
+        `step_tokens`: prefill tokens of one step. The last step of this queue computes the request,
+        too, if it has room for it.
+        """
+        tokens = self.tokens // step_tokens * step_tokens if step_tokens > 0 else self.tokens
+        return self._replace(tokens=tokens, pairs=self.pairs * tokens / max(1, self.tokens))
+
 
 def queue_ahead(
     prefills: Iterable[tuple[int, int]], loads: Iterable[Mapping[str, int]]
@@ -42,13 +51,32 @@ def queue_ahead(
     `prefills`: for each, the prompt's tokens, and those of them that need no computing. `loads`:
     blocks by tier, for each load that begins with this step.
     """
-    tokens, pairs = 0, 0.0
+    queue, to_load = EngineQueue(), Counter[str]()
     for prompt, start in prefills:
-        new = prompt - start
-        if new > 1:  # not a request that decodes
-            tokens += new
-            pairs += new * (start + new / 2)
-    to_load = Counter[str]()
+        queue = _behind(queue, prompt, start)
     for sources in loads:
         to_load.update(sources)
-    return EngineQueue(tokens, pairs, dict(to_load))
+    return queue._replace(to_load=dict(to_load))
+
+
+def queues_ahead(
+    prefills: Iterable[tuple[str, tuple[int, int]]], wanted: Collection[str]
+) -> dict[str, EngineQueue]:
+    """Return the queue ahead of each wanted request, without loads.
+
+    `prefills`: all requests by name, in order of arrival; the numbers as for `queue_ahead`.
+    """
+    queue, found = EngineQueue(), dict[str, EngineQueue]()
+    for name, (prompt, start) in prefills:
+        if name in wanted:
+            found[name] = queue
+        queue = _behind(queue, prompt, start)
+    return found
+
+
+def _behind(queue: EngineQueue, prompt: int, start: int) -> EngineQueue:
+    """Return the queue behind one more request."""
+    new = prompt - start
+    if new <= 1:  # a request that decodes
+        return queue
+    return EngineQueue(queue.tokens + new, queue.pairs + new * (start + new / 2))

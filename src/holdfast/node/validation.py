@@ -14,6 +14,7 @@ from holdfast.plan.cost import QueuedPrefill
 from holdfast.session import ROWS_MAX, check_seconds
 from holdfast.store.activity import PromptCounts
 from holdfast.store.estimates import EngineId
+from holdfast.store.hints import EngineTurn
 from holdfast.store.lookup import PromptTokens
 from holdfast.store.scrub import ScrubRequest
 from holdfast.wire.local import messages as m
@@ -77,12 +78,7 @@ def prompt_tokens(engine: EngineId, request: m.Cover) -> PromptTokens:
         )
     check_seconds("cover.limit_s", request.limit_s, DEADLINE_S_MAX)
     check_seconds("cover.deadline_s", request.deadline_s, DEADLINE_S_MAX)
-    queued, pairs = request.queued_tokens, request.queued_pairs
-    if not (0 <= queued <= QUEUED_TOKENS_MAX and 0 <= pairs <= queued * QUEUED_TOKENS_MAX):
-        raise ProtocolError(
-            f"cover: queued_tokens {queued} and queued_pairs {pairs} do not satisfy 0 <= tokens <= "
-            f"{QUEUED_TOKENS_MAX} and 0 <= pairs <= tokens * {QUEUED_TOKENS_MAX}"
-        )
+    queued = queued_prefill("cover", request)
     for tier, blocks in request.to_load.items():
         if not 0 <= blocks <= QUEUED_TOKENS_MAX:
             raise ProtocolError(
@@ -90,9 +86,29 @@ def prompt_tokens(engine: EngineId, request: m.Cover) -> PromptTokens:
             )
     return PromptTokens(
         *(engine, request.tokens, request.have, request.limit_s, request.plan),
-        QueuedPrefill(queued, pairs),
+        queued,
         request.to_load,
     )
+
+
+def engine_turn(engine: EngineId, request: m.Prestage) -> EngineTurn | None:
+    """Return the turn of a request that waits; None if none does. Raises HoldfastError if invalid.
+
+    The wait is not known while the prefill of the engine is not.
+    """
+    queued = queued_prefill("prestage", request)
+    return EngineTurn(engine, queued) if request.queued else None
+
+
+def queued_prefill(name: str, request: m.Cover | m.Prestage) -> QueuedPrefill:
+    """Return an engine's queue; raise ProtocolError if it is out of bounds."""
+    queued, pairs = request.queued_tokens, request.queued_pairs
+    if not (0 <= queued <= QUEUED_TOKENS_MAX and 0 <= pairs <= queued * QUEUED_TOKENS_MAX):
+        raise ProtocolError(
+            f"{name}: queued_tokens {queued} and queued_pairs {pairs} do not satisfy "
+            f"0 <= tokens <= {QUEUED_TOKENS_MAX} and 0 <= pairs <= tokens * {QUEUED_TOKENS_MAX}"
+        )
+    return QueuedPrefill(queued, pairs)
 
 
 def prompt_counts(tiers: Collection[str], prompt: tuple[int, int, dict[str, int]]) -> PromptCounts:

@@ -105,7 +105,8 @@ class BestCut:
     """Plans for the least time to the first token; as `FetchHeld` if the cost is unknown.
 
     A fetch's deadline is the larger of `SHARE` of the computing time that it saves and `SLACK`
-    times its expected duration, and at most the question's limit.
+    times its expected duration, and at most the question's limit. It is never later than the first
+    token without a fetch, so that blocks on their way do not hold a request up for longer.
     """
 
     def plan(self, question: PlanQuestion) -> Plan:
@@ -121,7 +122,8 @@ class BestCut:
         least_s = expected_s(question, blocks)
         there_s, tokens = fetch_s(question, blocks), _ready(question, blocks)
         saved_s = recompute_s - cost.seconds(prompt - tokens, tokens)
-        deadline_s = min(max(SHARE * saved_s, SLACK * there_s), question.limit_s)
+        latest_s = min(question.queued_s + recompute_s, question.limit_s)
+        deadline_s = min(max(SHARE * saved_s, SLACK * there_s), latest_s)
         first, held = question.first, len(question.tiers)
         if held <= first:
             reason = f"recompute {_time(recompute_s)}: nothing that is missing is held"

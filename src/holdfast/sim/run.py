@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 from holdfast.blocks.key import KEY_BYTES
 from holdfast.plan.planner import Planner, PlanQuestion
-from holdfast.plan.prestage import begin_in_s
+from holdfast.plan.prestage import PrestageTimes, begin_in_s
 from holdfast.policy.base import NEVER
 from holdfast.sim.fleet import NOT_LOOKED_UP, Fleet, FleetCoverage, SimulatedWorker
+from holdfast.sim.prestages import WorkerPrestages
 from holdfast.sim.route import RouteQuestion, Router
 from holdfast.sim.runs import MAX_RUN_BLOCKS, runs_of
 from holdfast.sim.served import Ledger, ServedRequests
@@ -143,8 +144,9 @@ class Simulation:
         self._device = names[:1] == ["device"]
         self._host = names.index("host") if "host" in names[:-1] else None
         """The tier that prestaging fills: host memory, if there are tiers below it."""
-        self._due: dict[int, tuple[int, float]] = {}
-        """Prestage number to (request whose chain it reads, time when the chain is needed)."""
+        self._hinted: dict[int, tuple[int, PrestageTimes]] = {}
+        """Prestage number to (request whose chain it reads, times of the prestage)."""
+        self._prestages = [WorkerPrestages() for _ in fleet.workers]
 
     def run(self) -> ServedRequests:
         """Run until every request has its first token."""
@@ -171,7 +173,10 @@ class Simulation:
             elif kind == _DEADLINE:
                 self._cancel_fetch(at_s, number)
             elif kind == _DUE:
-                self._start_prestage(at_s, number)
+                request, times = self._hinted[number]
+                worker = self._ledger.worker[request]
+                self._prestages[worker].add(number, times)
+                self._start_prestages(at_s, worker)
             else:
                 self._arrive(at_s, number)
 
@@ -349,6 +354,9 @@ class Simulation:
             memory.promote(now_s, self._host or 0, arrived)
             if inflight.needed_s > now_s:
                 memory.expect([row for row, _ in arrived], inflight.needed_s)
+            number = self._ledger.worker[request - self.trace.requests]
+            self._prestages[number].done(request)
+            self._start_prestages(now_s, number)
             return
         self._ledger.fetched_s[request] = now_s
         self._start_prefills(now_s, worker, worker.engine.arrive(request, inflight.compute_s))
@@ -422,27 +430,36 @@ class Simulation:
         )
         fetch_s = self._setting.planner.plan(question).fetch_s
         number = self.trace.requests + request
-        self._due[number] = request, again_s
+        self._hinted[number] = request, PrestageTimes(again_s, fetch_s, host + 1)
         self._schedule(now_s + begin_in_s(again_s - now_s, fetch_s), _DUE, number)
 
-    def _start_prestage(self, now_s: float, number: int) -> None:
-        """Start reading the blocks of a chain that lie below host memory."""
-        request, needed_s = self._due.pop(number)
+    def _start_prestages(self, now_s: float, worker: int) -> None:
+        """Start the prestages of a worker that begin now."""
+        while numbers := self._prestages[worker].take(now_s):
+            for number in numbers:
+                if not self._start_prestage(now_s, number):
+                    self._prestages[worker].done(number)
+
+    def _start_prestage(self, now_s: float, number: int) -> bool:
+        """Start reading the blocks of a chain that lie below host memory; False without any."""
+        request, times = self._hinted.pop(number)
         worker = self.fleet.workers[self._ledger.worker[request]]
         keys, lengths = self._chain(request)
         covered = self.fleet.cover(worker, keys)
         inflight = InflightPrestage(worker, keys, lengths, covered)
-        inflight.needed_s, inflight.blocks, inflight.ready_s = needed_s, len(covered.tiers), now_s
+        inflight.needed_s, inflight.blocks = times.needed_s, len(covered.tiers)
+        inflight.ready_s = now_s
         counts = inflight.counts(len(self.fleet.names))
         host = self._host or 0
         if not any(counts[host + 1 :]):
-            return
+            return False
         self._inflights[number] = inflight
         worker.memory.pin(covered.own)
         if self.fleet.shared:
             self.fleet.shared.pin(covered.shared)
         self._start_transfers(now_s, number, inflight, [0] * (host + 1) + counts[host + 1 :])
         self._complete_fetch(now_s, number, inflight)
+        return True
 
     def _chain(self, request: int) -> tuple[list[bytes], list[int]]:
         """Return the keys of a request's runs, and the number of blocks of each."""

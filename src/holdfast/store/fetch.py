@@ -22,7 +22,7 @@ from holdfast.session import RECOVERING, nothing_held
 from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
 from holdfast.store.evict import slots
-from holdfast.store.lookup import sources
+from holdfast.store.lookup import bytes_being_read, sources, without_queued
 from holdfast.store.promote import TierRead
 from holdfast.store.record_reader import RecordForm
 from holdfast.store.verify import verify_in_memory
@@ -123,10 +123,10 @@ def _fetch(
     kind: _FetchKind,
 ) -> FetchResult:
     table, mover, column = store.table, store.mover, store.table.copies.places(HOST)
-    late_at = store.clock.now() + deadline_s
-    estimates = store.estimates.estimates(namespace.domain)
+    late_at, estimates = store.clock.now() + deadline_s, store.estimates.estimates(namespace.domain)
     with table.lock:
         coverage = table.index.cover(namespace, keys)
+        estimates = without_queued(estimates, bytes_being_read(table, coverage))
         # The caller has already decided that fetching is cheaper than recomputing.
         planned = blocks_within(coverage.tiers, namespace.slot_bytes, estimates, deadline_s)
         rows = coverage.rows[: min(planned, slots(table, namespace))]

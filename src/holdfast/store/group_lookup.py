@@ -127,6 +127,10 @@ def plan_groups(
     plan, number = store.planner.plan(question), 0
     cut = next((point for point in points if point <= plan.blocks * unit), prompt.have)
     plan = plan._replace(blocks=cut // unit)
+    if prompt.instead_of and plan.blocks < held:  # the request has got its turn
+        with store.table.lock:
+            for group in groups:
+                store.pending_hints.withdraw(group.namespace, group.keys)
     if store.recovery.is_running and held * unit < limit // unit * unit:
         plan = plan._replace(reason=f"{plan.reason}; {RECOVERING}")
     if not points:

@@ -10,16 +10,19 @@ import contextlib
 from collections.abc import Sequence
 from functools import partial
 from itertools import takewhile
+from typing import NamedTuple
 
 from holdfast.blocks.key import unpack_keys
 from holdfast.blocks.namespace import Namespace
 from holdfast.fairness.fair_queue import Priority, WorkItem
-from holdfast.plan.planner import PlanQuestion
-from holdfast.plan.prestage import begin_in_s
+from holdfast.plan.cost import QueuedPrefill
+from holdfast.plan.planner import PlanQuestion, fetch_s
+from holdfast.plan.prestage import PrestageTimes, begin_in_s
 from holdfast.policy.base import NEVER
 from holdfast.session import LOOK_S, PIN_S, SECONDS_MAX, check_name, check_seconds
 from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
+from holdfast.store.estimates import EngineId
 from holdfast.store.evict import slots
 from holdfast.store.fetch import fetch_unverified
 from holdfast.store.lookup import ask_first, ask_in_time
@@ -41,6 +44,13 @@ ANNOUNCED_S_MIN = 0.5
 """Shortest time before the read of a prestage at which shared tiers are told of it."""
 
 _PROMOTION_S = 60.0
+
+
+class EngineTurn(NamedTuple):
+    """The turn of a request that waits in its engine's queue: after the prefill `queued`."""
+
+    engine: EngineId
+    queued: QueuedPrefill
 
 
 def follow(store: StoreParts, namespace: Namespace, session: str, keys: Sequence[bytes]) -> None:
@@ -85,6 +95,7 @@ def prestage(
     keys: Sequence[bytes],
     in_s: float,
     deadline_s: float = LOOK_S,
+    turn: EngineTurn | None = None,
 ) -> int:
     """Have what is held of a chain in memory in `in_s` seconds; return how many blocks.
 
@@ -92,12 +103,15 @@ def prestage(
     than requests. The blocks are read in the background, at lower priority than demand reads, and
     stay in memory until a request uses them, at most `STAGED_S` beyond `in_s`. Blocks beyond the
     limit of pins and prestages are left out; a prestage waits while others take all of it.
+
+    `turn`: a request for the chain waits for it, so the read begins as soon as the tier is free,
+    in the order of `plan.prestage`; `in_s` is then the shortest wait.
     """
     check_seconds("prestage.in_s", in_s, SECONDS_MAX)
     check_seconds("prestage: deadline_s", deadline_s, SECONDS_MAX)
     at_s = store.clock.now() + in_s
     ask_in_time(store, namespace, keys, deadline_s, Priority.PREFETCH)
-    return _stage(store, NamedChain(namespace, b"".join(keys)), at_s)
+    return _stage(store, NamedChain(namespace, b"".join(keys)), at_s, turn)
 
 
 def pin(
@@ -177,12 +191,15 @@ def _expect(store: StoreParts, domain: bytes, session: str, at_s: float) -> int:
     return len(rows)
 
 
-def _stage(store: StoreParts, chain: NamedChain, at_s: float) -> int:
+def _stage(
+    store: StoreParts, chain: NamedChain, at_s: float, turn: EngineTurn | None = None
+) -> int:
     """Queue a prestage for `at_s` of the store's clock; return how many blocks will be in memory.
 
-    Reading begins early enough for all blocks, at once if it is due. A block in memory now may be
-    evicted before: it counts as on the tier below. Blocks that do not fit in memory, or beyond the
-    limit of pins and prestages, are not counted.
+    Reading begins early enough for all blocks, at once if it is due or if a request waits for its
+    turn. A block in memory now may be evicted before: it counts as on the tier below, unless a
+    request waits. Blocks that do not fit in memory, or beyond the limit of pins and prestages, are
+    not counted.
     """
     table, namespace = store.table, chain.namespace
     with table.lock:
@@ -193,23 +210,41 @@ def _stage(store: StoreParts, chain: NamedChain, at_s: float) -> int:
         if not tiers or len(names) == 1:
             return len(tiers)
         question = PlanQuestion(
-            tiers=[max(1, tier) for tier in tiers],
+            tiers=tiers if turn else [max(1, tier) for tier in tiers],
             block_bytes=namespace.slot_bytes,
             block_tokens=namespace.block_tokens,
             estimates=store.estimates.estimates(namespace.domain),
             names=names,
             limit_s=SECONDS_MAX,
         )
-        fetch_s = store.planner.plan(question).fetch_s
         now_s = store.clock.now()
-        begin_s = now_s + begin_in_s(max(0.0, at_s - now_s), fetch_s)
-        is_queued = store.pending_hints.wait(begin_s, PendingPrestage(chain, at_s))
+        times = _times(store, question, at_s, turn)
+        begin_s = now_s
+        if turn is None:
+            ahead_s = begin_in_s(max(0.0, at_s - now_s), fetch_s(question, len(tiers)))
+            begin_s = now_s + ahead_s
+        is_queued = store.pending_hints.wait(begin_s, PendingPrestage(chain, times))
     if is_queued:
         _announce(store, chain, tiers, begin_s - now_s)
         if begin_s <= now_s:
             start_prestages(store)
         return len(tiers)
     return next((at for at, tier in enumerate(tiers) if tier != HOST), len(tiers))
+
+
+def _times(
+    store: StoreParts, question: PlanQuestion, at_s: float, turn: EngineTurn | None
+) -> PrestageTimes:
+    """Return the times of a prestage that is needed at `at_s`, or at its engine's turn after it."""
+    tiers = question.tiers
+    idle = [estimate._replace(queued_bytes=0.0) for estimate in question.estimates]
+    read_s = fetch_s(question._replace(estimates=idle), len(tiers))
+    cost = store.estimates.cost(turn.engine)[0] if turn is not None else None
+    if turn is None or cost is None:
+        return PrestageTimes(at_s, read_s, max(tiers))
+    turn_s = store.clock.now() + cost.queue_s(turn.queued)
+    saved_s = cost.seconds(len(tiers) * question.block_tokens)
+    return PrestageTimes(max(at_s, turn_s), read_s, max(tiers), turn.engine, saved_s)
 
 
 def _announce(store: StoreParts, chain: NamedChain, tiers: Sequence[int], in_s: float) -> None:
@@ -231,6 +266,14 @@ def _announce(store: StoreParts, chain: NamedChain, tiers: Sequence[int], in_s: 
 
 
 def _promote(store: StoreParts, staging: PendingPrestage) -> None:
+    """Promote a chain and keep it, then begin the prestages that waited for this one."""
+    try:
+        _promote_and_keep(store, staging)
+    finally:
+        start_prestages(store)
+
+
+def _promote_and_keep(store: StoreParts, staging: PendingPrestage) -> None:
     """Promote a chain and keep it, without counting it as a use: expectations of it stay.
 
     A cached remote lookup may have been forgotten since the hint: the tier is asked again.
@@ -246,7 +289,7 @@ def _promote(store: StoreParts, staging: PendingPrestage) -> None:
         raise
     with table.lock:
         pending_hints.done(staging)
-        needed_s = max(staging.needed_s, store.clock.now())
+        needed_s = max(staging.times.needed_s, store.clock.now())
         rows = table.index.cover(namespace, keys).rows
         table.eviction.expect(rows, needed_s)
         kept = list(takewhile(partial(table.is_on, tier=HOST), rows[: len(fetched.places)]))

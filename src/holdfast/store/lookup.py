@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from functools import partial
@@ -282,12 +283,13 @@ def plan_fetch(
         if not away.isdisjoint(coverage.tiers):  # cut at the first block that is out of reach
             blocks = next(at for at, tier in enumerate(coverage.tiers) if tier in away)
             coverage = coverage._replace(rows=coverage.rows[:blocks], tiers=coverage.tiers[:blocks])
+        being_read = bytes_being_read(table, coverage)
     cost, delivery = estimates.cost(prompt.engine)
     question = PlanQuestion(
         tiers=coverage.tiers,
         block_bytes=namespace.slot_bytes,
         block_tokens=namespace.block_tokens,
-        estimates=with_queue(store, namespace, prompt),
+        estimates=without_queued(with_queue(store, namespace, prompt), being_read),
         names=table.tier_names(),
         limit_s=prompt.limit_s,
         queued_s=cost.queue_s(prompt.queued) if cost is not None else 0.0,
@@ -297,6 +299,9 @@ def plan_fetch(
         delivery=delivery,
     )
     plan, number = store.planner.plan(question), 0
+    if prompt.instead_of and plan.blocks < coverage.blocks:
+        left_out = slice(plan.blocks, coverage.blocks)
+        _end_prestages(store, namespace, keys[left_out], coverage.rows[left_out])
     if coverage.blocks < len(keys) and store.recovery.is_running:
         plan = plan._replace(reason=f"{plan.reason}; {RECOVERING}")
     if question.first >= coverage.blocks:
@@ -328,6 +333,42 @@ def plan_fetch(
     return PlannedFetch(
         coverage.blocks, taken, plan, number, missing if coverage.blocks < len(keys) else {}
     )
+
+
+def _end_prestages(
+    store: StoreParts, namespace: Namespace, keys: Sequence[bytes], rows: Sequence[int]
+) -> None:
+    """End the prestages of blocks that the plan of a request leaves out at its turn.
+
+    The plan takes what arrives while the engine computes what is left of its queue.
+    """
+    with store.table.lock:
+        store.pending_hints.withdraw(namespace, keys)
+    store.mover.give_up(rows)
+
+
+def bytes_being_read(table: BlockTable, coverage: Coverage) -> Mapping[int, int]:
+    """Return the bytes of a chain that tiers are reading for others; call under the lock.
+
+    A prestage or another fetch has queued them, so a fetch of the chain does not read them again.
+    """
+    fillings = table.copies.fillings(HOST)
+    if not fillings:
+        return {}
+    pairs = zip(coverage.rows, coverage.tiers, strict=True)
+    blocks = Counter(tier for row, tier in pairs if tier != HOST and row in fillings)
+    return {tier: number * coverage.namespace.slot_bytes for tier, number in blocks.items()}
+
+
+def without_queued(
+    estimates: Sequence[TierEstimate], nbytes: Mapping[int, int]
+) -> list[TierEstimate]:
+    """Return the estimates of tiers without these bytes, by tier, in their queues."""
+    found = list(estimates)
+    for tier, queued in nbytes.items():
+        left = max(0.0, found[tier].queued_bytes - queued)
+        found[tier] = found[tier]._replace(queued_bytes=left)
+    return found
 
 
 def with_queue(store: StoreParts, namespace: Namespace, prompt: PromptTokens) -> list[TierEstimate]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from holdfast.blocks.key import KEY_BYTES
 from holdfast.blocks.namespace import Namespace
 from holdfast.limits import MIB
+from holdfast.plan.prestage import BEGUN_S, PrestageTimes, advance_turns, in_order
 from holdfast.status import HintStatus
 
 SESSIONS_MAX = 65_536
@@ -22,11 +23,12 @@ KEYS_BYTES_MAX = 64 * MIB
 WAITING_MAX = 4_096
 """Limit of queued prestages; `KEYS_BYTES_MAX` also limits their keys."""
 
-LATE_S = 10.0
-"""Time after which a prestage that found no room is dropped, from the time when it is needed."""
+BEGUN_MAX = 16
+"""Limit of prestages of one domain in progress; further ones that are due wait. Few run at once."""
 
-BEGUN_MAX = 64
-"""Limit of prestages of one domain in progress; further ones that are due wait."""
+
+ChainName: TypeAlias = tuple[Namespace, bytes]
+"""A chain's namespace and the key of its last block, which names the whole chain."""
 
 
 class NamedChain(NamedTuple):
@@ -37,10 +39,15 @@ class NamedChain(NamedTuple):
 
 
 class PendingPrestage(NamedTuple):
-    """A chain to promote, and when it is needed, in seconds of the store's clock."""
+    """A chain to promote, and its times, by the store's clock."""
 
     chain: NamedChain
-    needed_s: float
+    times: PrestageTimes
+
+    @property
+    def name(self) -> ChainName:
+        """The namespace, and the key of the last block, which names the whole chain."""
+        return self.chain.namespace, self.chain.keys[-KEY_BYTES:]
 
     @property
     def nbytes(self) -> int:
@@ -71,13 +78,17 @@ class PendingHints:
         self._sessions: OrderedDict[tuple[bytes, str], NamedChain] = OrderedDict()
         self._keys_bytes = 0
         self._waiting: list[tuple[float, int, PendingPrestage]] = []
+        """Prestages that are not due yet, by the time at which they are."""
+        self._due: dict[ChainName, PendingPrestage] = {}
         self._waiting_bytes = 0
+        """Bytes of the keys of both."""
         self._begun = Counter[bytes]()
         """Number of prestages in progress, by domain."""
+        self._begun_s: dict[tuple[bytes, int], list[float]] = {}
+        """Expected fetch times of prestages in progress, by domain and slowest tier."""
         self._numbers = 0
-        self._pins: dict[tuple[Namespace, bytes], PinnedChain] = {}
-        """By the key of the last block, which names the whole chain."""
-        self._staged: dict[tuple[Namespace, bytes], PinnedChain] = {}
+        self._pins: dict[ChainName, PinnedChain] = {}
+        self._staged: dict[ChainName, PinnedChain] = {}
         """Prestages in memory that no request has used yet, by the key of the last block."""
         self._claimed_bytes = 0
 
@@ -107,7 +118,7 @@ class PendingHints:
     def wait(self, at_s: float, staging: PendingPrestage) -> bool:
         """Queue a prestage for `at_s` of the store's clock; False if the queue is full."""
         nbytes = self._waiting_bytes + len(staging.chain.keys)
-        if len(self._waiting) >= WAITING_MAX or nbytes > KEYS_BYTES_MAX:
+        if len(self._waiting) + len(self._due) >= WAITING_MAX or nbytes > KEYS_BYTES_MAX:
             return False
         self._waiting_bytes = nbytes
         self._numbers += 1
@@ -115,35 +126,45 @@ class PendingHints:
         return True
 
     def due(self, now_s: float, most_bytes: int) -> list[PendingPrestage]:
-        """Take the prestages that are due, and claim their memory; call `done` once for each.
+        """Take the prestages that begin now, and claim their memory; call `done` once for each.
 
-        Pins, prestages and claims take at most `most_bytes` together. A context longer than that is
-        cut to its leading blocks. One that has no room now waits, until `LATE_S` after its time.
+        They begin in the order of `plan.prestage`, of a domain and a tier only as many as that
+        module says. Pins, prestages and claims take at most `most_bytes` together. A context longer
+        than that is cut to its leading blocks. One that has no room now waits, until it is too
+        late. Of several prestages of one chain the latest counts.
         """
-        ready: list[PendingPrestage] = []
-        waiting: list[tuple[float, int, PendingPrestage]] = []
-        open_bytes = most_bytes - self.kept_bytes(now_s)
         while self._waiting and self._waiting[0][0] <= now_s:
-            entry = heapq.heappop(self._waiting)
-            staging = entry[2].cut(most_bytes)
-            domain = staging.chain.namespace.domain
-            if staging.nbytes <= open_bytes and self._begun[domain] < BEGUN_MAX:
+            staging = heapq.heappop(self._waiting)[2]
+            self._withdraw(staging.name)
+            self._due[staging.name] = staging
+        ready: list[PendingPrestage] = []
+        order = in_order(self._due_times(), now_s)
+        for name in self._due.keys() - set(order):  # too late
+            self._withdraw(name)
+        open_bytes = most_bytes - self.kept_bytes(now_s)
+        for name in order:
+            staging = self._due[name].cut(most_bytes)
+            if staging.nbytes <= open_bytes and self._may_begin(staging):
+                self._withdraw(name)
                 ready.append(staging)
-                self._begun[domain] += 1
-                self.claim(staging.nbytes)
+                self._begin(staging)
                 open_bytes -= staging.nbytes
-            elif now_s < staging.needed_s + LATE_S:
-                waiting.append(entry)
-                continue
-            self._waiting_bytes -= len(entry[2].chain.keys)
-        for entry in waiting:
-            heapq.heappush(self._waiting, entry)
         return ready
 
     def done(self, staging: PendingPrestage) -> None:
         """Note that a prestage taken by `due` has ended; its memory is claimed no longer."""
-        self._begun -= Counter([staging.chain.namespace.domain])
+        domain, times = staging.chain.namespace.domain, staging.times
+        self._begun -= Counter([domain])
+        begun_s = self._begun_s[domain, times.tier]
+        begun_s.remove(times.fetch_s)
+        if not begun_s:
+            del self._begun_s[domain, times.tier]
         self.end_claim(staging.nbytes)
+
+    def withdraw(self, namespace: Namespace, keys: Sequence[bytes]) -> None:
+        """Forget due prestages that end with one of these blocks and have not begun."""
+        for key in keys if self._due else ():
+            self._withdraw((namespace, key))
 
     def stage(self, namespace: Namespace, last: bytes, staged: PinnedChain) -> int:
         """Note that a prestaged chain up to a block is kept; return the lease that it replaces."""
@@ -152,7 +173,11 @@ class PendingHints:
         return former.lease if former else 0
 
     def take_staged(self, namespace: Namespace, keys: Sequence[bytes]) -> list[int]:
-        """Return the leases of prestages that end within a chain which is used; forget them."""
+        """Return the leases of prestages that end within a chain which is used; forget them.
+
+        Those that have not begun are forgotten, too.
+        """
+        self.withdraw(namespace, keys)
         if not self._staged:
             return []
         names = ((namespace, key) for key in keys)
@@ -206,16 +231,42 @@ class PendingHints:
         """Forget the sessions, queued prestages and pins of a domain; its leases end with it."""
         for name in [name for name in self._sessions if name[0] == domain]:
             self.forget(*name)
+        for name in [name for name in self._due if name[0].domain == domain]:
+            self._withdraw(name)
+        gone = [each for each in self._waiting if each[2].chain.namespace.domain == domain]
+        self._waiting_bytes -= sum(len(staging.chain.keys) for _, _, staging in gone)
         self._waiting = [each for each in self._waiting if each[2].chain.namespace.domain != domain]
         heapq.heapify(self._waiting)
-        self._waiting_bytes = sum(len(staging.chain.keys) for _, _, staging in self._waiting)
         self.unpin_all(lambda namespace: namespace.domain == domain)
 
     def status(self, now_s: float) -> HintStatus:
         """Return how many sessions are followed, contexts wait, and bytes are kept."""
         return HintStatus(
             len(self._sessions),
-            len(self._waiting),
+            len(self._waiting) + len(self._due),
             self.pinned_bytes(now_s),
             self.staged_bytes(now_s),
         )
+
+    def _may_begin(self, staging: PendingPrestage) -> bool:
+        """Return whether a prestage may begin beside those of its domain in progress."""
+        domain, tier = staging.chain.namespace.domain, staging.times.tier
+        in_progress_s = sum(self._begun_s.get((domain, tier), ()))
+        return self._begun[domain] < BEGUN_MAX and in_progress_s < BEGUN_S
+
+    def _begin(self, staging: PendingPrestage) -> None:
+        """Count a prestage as in progress; requests behind its own get their turn sooner."""
+        domain, times = staging.chain.namespace.domain, staging.times
+        self._begun[domain] += 1
+        self._begun_s.setdefault((domain, times.tier), []).append(times.fetch_s)
+        self.claim(staging.nbytes)
+        for name, sooner in advance_turns(self._due_times(), times).items():
+            self._due[name] = self._due[name]._replace(times=sooner)
+
+    def _due_times(self) -> dict[ChainName, PrestageTimes]:
+        return {name: staging.times for name, staging in self._due.items()}
+
+    def _withdraw(self, name: ChainName) -> None:
+        staging = self._due.pop(name, None)
+        if staging is not None:
+            self._waiting_bytes -= len(staging.chain.keys)

@@ -6,7 +6,7 @@ pytest.importorskip("vllm")
 
 from holdfast.blocks.key import unpack_keys
 from holdfast.client.queued_requests import AGAIN_S
-from holdfast.wire.local.messages import Cover, Prestage
+from holdfast.wire.local.messages import Cover, Covered, Hinted, Prestage
 
 
 @pytest.fixture
@@ -124,3 +124,38 @@ def test_each_rank_is_told_its_own_keys(fakes):
     first, second = [[m.keys for m in client.of(Prestage)] for client in rig.clients]
     assert len(first) == len(second) == 1
     assert first != second
+
+
+def test_of_a_burst_the_newest_request_is_announced_first_and_each_with_its_queue(harness):
+    harness.worth = 0
+    harness.side.build_work(harness.fakes.step({}, running=80))
+    for at in range(4):
+        harness.request(40, request_id=f"r{at}", cache_salt=f"salt {at}")
+    empty_step(harness)
+    sent = harness.client.of(Prestage)
+    assert all(message.queued for message in sent)
+    assert [message.queued_tokens for message in sent] == [80, 80, 0, 0], "in steps of 80 tokens"
+    assert len({message.keys for message in sent}) == 4
+
+
+def test_a_request_whose_plan_fetches_nothing_of_a_slow_tier_is_prestaged(harness):
+    harness.client.answer = lambda message: (
+        Covered(3, 0, {}) if isinstance(message, Cover) else Hinted(3)
+    )
+    harness.request(40)
+    empty_step(harness)
+    assert announced(harness) == [harness.chain(24).keys]
+
+
+def test_requests_of_a_crowd_are_announced_once_and_all_get_new_plans(harness):
+    harness.worth = 0
+    crowd = [harness.request(40, request_id=f"r{at}") for at in range(4)]
+    for _ in range(3):
+        empty_step(harness)
+    assert announced(harness) == [harness.chain(24).keys]
+    assert harness.side.counts.data["prestaged_requests"] == 1
+    asked = len(harness.client.of(Cover))
+    harness.worth, harness.tier = 3, "host"
+    for request in crowd:
+        harness.side.matched_tokens(request, 0)
+    assert len(harness.client.of(Cover)) == asked + 4

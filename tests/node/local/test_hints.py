@@ -38,6 +38,8 @@ def test_a_hint_returns_the_number_of_blocks_pinned_or_prestaged(one, names):
     one.save(keys[:4])
     assert one.call(m.Pin(b"".join(keys), 5.0)) == m.Hinted(4)
     assert one.call(m.Prestage(b"".join(keys), 0.0)) == m.Hinted(4)
+    waits = m.Prestage(b"".join(keys), 0.0, queued=True, queued_tokens=9, queued_pairs=40.0)
+    assert one.call(waits) == m.Hinted(4)
     assert one.call(m.Prestage(b"".join(names("nobody's", 3)), 0.0)) == m.Hinted(0)
 
 
@@ -63,6 +65,8 @@ def test_an_ephemeral_context_is_not_written_to_disk(one, names):
         (m.Pin(b"", 1.0, 61.0), r"pin\.deadline_s: 61 is not from 0 to 60 seconds"),
         (m.Prestage(b"", 1.0, -1.0), r"prestage\.deadline_s: -1 is not from 0 to 60 seconds"),
         (m.Prestage(b"k", 0.0), "1 bytes of keys are not a multiple of 16"),
+        (m.Prestage(b"", 0.0, queued=True, queued_tokens=-1), "prestage: queued_tokens -1"),
+        (m.Prestage(b"", 0.0, queued_pairs=1.0), r"queued_pairs 1\.0 do not satisfy"),
         (m.Commit(1, "forever"), "'forever' is not one of ephemeral, session, durable"),
     ],
 )

@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from holdfast.blocks.key import Chain
 from holdfast.client.counts import REFUSED, ClientCounts
 from holdfast.client.durable_requests import DurableRequests
-from holdfast.client.engine_queue import EngineQueue, queue_ahead
+from holdfast.client.engine_queue import EngineQueue, queue_ahead, queues_ahead
 from holdfast.client.prompt_ledger import PromptLedger, by_tier
 from holdfast.client.queued_requests import QueuedRequests
 from holdfast.client.request_hints import DURABLE, NO_HINT, at_end
@@ -87,6 +88,8 @@ class SchedulerSide:
         self._queued = QueuedRequests()
         self._durable = DurableRequests()
         self._computing: set[str] = set()
+        self._step_tokens = 0
+        """Most tokens of a step so far."""
         self._timer = StepTimer(clocks.now)
         limits = LookupLimits(setting.fetch_deadline_s, setting.cover_deadline_s)
         self._lookups = RequestLookups(limits, self.counts, clocks, self._timer)
@@ -229,6 +232,7 @@ class SchedulerSide:
     def build_work(self, output: Any) -> StepWork:
         """Return the loads and saves of this step for the workers."""
         self._lookups.next_step()
+        self._step_tokens = max(self._step_tokens, output.total_num_scheduled_tokens)
         self._prestage_queued()
         self._count_durable(self._tracked.values())
         work = StepWork(self._loads, tokens=output.total_num_scheduled_tokens)
@@ -391,22 +395,46 @@ class SchedulerSide:
 
         No step waits for an answer here: a lookup without one is read at a later step.
         """
-        now_s = self._now()
+        now_s, clients, contexts = self._now(), self._clients(), dict[str, bytes]()
         for request_id in self._queued.due(now_s):
-            tracked, clients = self._tracked[request_id], self._clients()
+            tracked = self._tracked[request_id]
             if not self._lookups.polled(tracked):
                 continue
-            if not tracked.covered or tracked.sources.keys() <= {_MEMORY} or clients is None:
+            in_memory = tracked.sources.keys() <= {_MEMORY}
+            if clients is None or (in_memory and tracked.planned_blocks >= tracked.covered):
                 self._queued.left(request_id)
                 continue
-            for group, shape in enumerate(self._shapes):
-                needed = shape.rule.needed(tracked.covered * self._unit)
-                every_rank = tracked.keys(needed.start, needed.stop, group)
-                for client, keys in zip(clients, every_rank, strict=True):
-                    with contextlib.suppress(NodeGoneError):
-                        client.forget(client.send(Prestage(keys, 0.0, group=group)))
-            self._queued.announced(request_id, now_s)
+            last = self._needed(tracked, 0)[-1]
+            contexts[request_id] = tracked.keys(last, last + 1)[0]  # names all blocks before it
+        chosen = self._queued.announce(contexts, now_s) if contexts else []
+        ahead = queues_ahead(self._prefills(), set(chosen)) if chosen else {}
+        for request_id in chosen:
+            turn = ahead[request_id].before_step(self._step_tokens)
+            self._send_prestage(self._tracked[request_id], turn, clients or ())
             self.counts.add("prestaged_requests")
+
+    def _send_prestage(
+        self, tracked: TrackedRequest, turn: EngineQueue, clients: Sequence[Client]
+    ) -> None:
+        """Announce what the node holds of a request, whose turn comes after the queue `turn`."""
+        for group in range(len(self._shapes)):
+            needed = self._needed(tracked, group)
+            every_rank = tracked.keys(needed.start, needed.stop, group)
+            for client, keys in zip(clients, every_rank, strict=True):
+                prestage = Prestage(
+                    keys,
+                    0.0,
+                    group=group,
+                    queued=True,
+                    queued_tokens=turn.tokens,
+                    queued_pairs=turn.pairs,
+                )
+                with contextlib.suppress(NodeGoneError):
+                    client.forget(client.send(prestage))
+
+    def _needed(self, tracked: TrackedRequest, group: int) -> range:
+        """Return the blocks of a group that a request needs of what the node holds."""
+        return self._shapes[group].rule.needed(tracked.covered * self._unit)
 
     def _note_durable(self, tracked: TrackedRequest) -> None:
         """Have the node acknowledge the blocks of a durable request."""
@@ -425,17 +453,20 @@ class SchedulerSide:
 
     def _queue_ahead(self, tracked: TrackedRequest) -> EngineQueue:
         """Return what the engine computes and loads before this request, in order of arrival."""
-        prefills = []
-        for request_id, request in self._live.items():
-            if request is tracked.request:
-                break
-            other = self._tracked.get(request_id)
-            if other is not None:
-                prefills.append((other.prompt_tokens, other.ready_tokens))
-            else:
-                prefills.append((request.num_tokens, request.num_computed_tokens))
+        own = tracked.request.request_id
+        before = takewhile(lambda each: each[0] != own, self._prefills())
+        prefills = [prefill for _, prefill in before]
         tasks = (self._tracked.get(load.request) for load in self._loads)
         return queue_ahead(prefills, [task.sources for task in tasks if task is not None])
+
+    def _prefills(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Yield the prompt of each request, in order of arrival: its tokens, and those ready."""
+        for request_id, request in self._live.items():
+            other = self._tracked.get(request_id)
+            if other is not None:
+                yield request_id, (other.prompt_tokens, other.ready_tokens)
+            else:
+                yield request_id, (request.num_tokens, request.num_computed_tokens)
 
     def _queue_is_same(self, tracked: TrackedRequest) -> bool:
         """Return whether the queue ahead is that of the plan, which is renewed once only."""

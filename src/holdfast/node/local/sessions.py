@@ -48,6 +48,7 @@ from holdfast.node.validation import (
     check_bytes,
     check_hello,
     check_key_page,
+    engine_turn,
     prompt_counts,
     prompt_tokens,
     unpack_chain,
@@ -505,7 +506,8 @@ class NodeSession:
             case m.Prestage():
                 check_seconds("prestage.deadline_s", request.deadline_s, DEADLINE_S_MAX)
                 deadline_s = request.deadline_s or LOOK_S
-                take = partial(store.prestage, namespace, keys, request.in_s, deadline_s)
+                turn = engine_turn(self._engine, request)
+                take = partial(store.prestage, namespace, keys, request.in_s, deadline_s, turn)
             case m.Pin():
                 check_seconds("pin.deadline_s", request.deadline_s, DEADLINE_S_MAX)
                 deadline_s = request.deadline_s or PIN_S

@@ -316,17 +316,22 @@ class ListedKeys(_Message, frozen=True, tag="listed_keys"):
     next: Integer = 0
 
 
-class Prestage(_Message, frozen=True, tag="prestage"):
+class Prestage(_Message, frozen=True, tag="prestage", omit_defaults=True):
     """Hint: promote the held blocks of this chain to memory within `in_s` seconds.
 
     Shared tiers are asked for the other blocks, for at most `deadline_s` (0: the node's default).
-    `group`, here and in other hints: number of the KV group of the session.
+    `group`, here and in other hints: number of the KV group of the session. `queued`: whether a
+    request of this engine waits for its turn; `queued_tokens` and `queued_pairs`: the prefill that
+    the engine does before, at least, as in `Cover`.
     """
 
     keys: PackedBytes
     in_s: float
     deadline_s: float = 0.0
     group: Integer = 0
+    queued: bool = False
+    queued_tokens: Integer = 0
+    queued_pairs: float = 0.0
 
 
 class Pin(_Message, frozen=True, tag="pin"):
