@@ -400,8 +400,9 @@ class SchedulerSide:
             tracked = self._tracked[request_id]
             if not self._lookups.polled(tracked):
                 continue
-            in_memory = tracked.sources.keys() <= {_MEMORY}
-            if clients is None or (in_memory and tracked.planned_blocks >= tracked.covered):
+            left_out = tracked.planned_blocks < tracked.covered
+            below = left_out or not tracked.sources.keys() <= {_MEMORY}
+            if clients is None or not tracked.covered or not below:
                 self._queued.left(request_id)
                 continue
             last = self._needed(tracked, 0)[-1]
