@@ -231,8 +231,8 @@ class PendingHints:
         """Forget the sessions, queued prestages and pins of a domain; its leases end with it."""
         for name in [name for name in self._sessions if name[0] == domain]:
             self.forget(*name)
-        for name in [name for name in self._due if name[0].domain == domain]:
-            self._withdraw(name)
+        for chain in [name for name in self._due if name[0].domain == domain]:
+            self._withdraw(chain)
         gone = [each for each in self._waiting if each[2].chain.namespace.domain == domain]
         self._waiting_bytes -= sum(len(staging.chain.keys) for _, _, staging in gone)
         self._waiting = [each for each in self._waiting if each[2].chain.namespace.domain != domain]

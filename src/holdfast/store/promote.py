@@ -185,10 +185,10 @@ class BlockMover:
             for promotion in read_batch.promotions:
                 self._prefetches.pop(promotion.row, None)
 
-    def give_up(self, rows: Sequence[int]) -> None:
-        """Cancel prefetches of these rows that have not started."""
+    def give_up(self, rows: Sequence[int] | None = None) -> None:
+        """Cancel prefetches of these rows that have not started; None: of all."""
         with self._table.lock:
-            read_batches = self._for_later(rows)
+            read_batches = self._for_later(list(self._prefetches) if rows is None else rows)
         self.cancel(read_batches)
 
     def cancel(self, read_batches: Sequence[ReadBatch]) -> None:
