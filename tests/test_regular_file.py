@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.regular_file import (
     check_regular,
+    make_folder,
     open_regular,
     read_regular,
     replace_file,
@@ -97,6 +98,21 @@ def test_replace_file_flushes_the_file_and_its_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", flush)
     replace_file(tmp_path / "file", b"new")
     assert flushed == [False, True]
+
+
+def test_make_folder_flushes_the_parent_of_each_new_folder(tmp_path, monkeypatch):
+    flushed, fsync = [], os.fsync
+
+    def flush(fd):
+        flushed.append(os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    make_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    assert flushed == [str(tmp_path), str(tmp_path / "a")]
+    make_folder(tmp_path / "a" / "b")
+    assert len(flushed) == 2
 
 
 def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(tmp_path):

@@ -106,11 +106,16 @@ def replacing(path: Path) -> Iterator[int]:
         raise
     finally:
         os.close(fd)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    _flush_folder(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its missing parents, if it does not exist. New ones survive a crash."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        with contextlib.suppress(PermissionError):  # it may be written to, and not be listed
+            _flush_folder(each.parent)
 
 
 @contextlib.contextmanager
@@ -139,6 +144,14 @@ def locked_beside(path: Path, wait_s: float, mode: int = 0o600) -> Iterator[None
         # Unlock explicitly: a child that this process forked may have a copy of the descriptor.
         fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
+
+
+def _flush_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _create_beside(path: Path) -> tuple[int, Path]:

@@ -1,6 +1,8 @@
 """The file of durable marks returns what was saved, whatever a crash left of its last record."""
 
+import errno
 import logging
+import os
 
 import pytest
 
@@ -92,3 +94,33 @@ def test_without_a_path_nothing_is_kept():
     file = MarksFile(None)
     assert file.save([run_of(1)], nothing_more)
     assert file.load() == []
+
+
+def test_a_change_that_was_written_in_part_is_written_again(path, monkeypatch, caplog):
+    file, pwrite = MarksFile(path), os.pwrite
+    file.save([run_of(1)], lambda: [run_of(1)])
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:5], at))
+    with caplog.at_level(logging.WARNING):
+        assert not file.save([run_of(2)], nothing_more)
+    assert "No space left" in caplog.text
+    monkeypatch.undo()
+    assert file.save([], lambda: [run_of(1), run_of(2)])
+    assert MarksFile(path).load() == [run_of(1), run_of(2)]
+
+
+def test_a_change_whose_flush_failed_is_written_to_a_new_file(path, monkeypatch, caplog):
+    """A second flush of the same file might not tell."""
+    file, before = MarksFile(path), None
+    file.save([run_of(1)], lambda: [run_of(1)])
+    before = path.stat().st_ino
+
+    def fail(_fd):
+        raise OSError(errno.EIO, "injected")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with caplog.at_level(logging.WARNING):
+        assert not file.save([run_of(2)], nothing_more)
+    monkeypatch.undo()
+    assert file.save([], lambda: [run_of(1), run_of(2)])
+    assert path.stat().st_ino != before
+    assert MarksFile(path).load() == [run_of(1), run_of(2)]

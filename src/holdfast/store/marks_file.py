@@ -6,6 +6,7 @@ record with the time 0 removes marks.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import struct
@@ -100,7 +101,8 @@ class MarksFile:
             fd = open_regular(path, os.O_WRONLY | os.O_CREAT)
             try:
                 if os.fstat(fd).st_size == self._nbytes:
-                    os.pwrite(fd, data, self._nbytes)
+                    if os.pwrite(fd, data, self._nbytes) != len(data):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                     os.fsync(fd)
                     self._nbytes += len(data)
                     return

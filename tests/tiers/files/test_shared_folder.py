@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 
 import pytest
 
@@ -117,3 +118,62 @@ def test_a_write_that_fails_leaves_no_temporary_file(folder, monkeypatch):
     with pytest.raises(OSError, match="injected"):
         publish(folder, "a/2")
     assert os.listdir(f"{folder.path}/a") == ["1"]  # noqa: PTH208
+
+
+def fail_folder_flush(monkeypatch):
+    """Let the next flush of a folder fail."""
+    left, real = [errno.EIO], os.fsync
+
+    def fsync(fd):
+        if left and stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(left.pop(), "injected")
+        real(fd)
+
+    monkeypatch.setattr(module.os, "fsync", fsync)
+
+
+def flushed_folders(monkeypatch):
+    """Return the folders that are flushed from now on."""
+    found, real = [], os.fsync
+
+    def fsync(fd):
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115
+        real(fd)
+
+    monkeypatch.setattr(module.os, "fsync", fsync)
+    return found
+
+
+def test_a_name_whose_folder_could_not_be_flushed_is_not_found(folder, monkeypatch):
+    publish(folder, "a/1")
+    fail_folder_flush(monkeypatch)
+    with pytest.raises(OSError, match="injected"):
+        publish(folder, "a/2")
+    assert folder.list_names("") == ["a/1"]
+
+
+def test_a_folder_whose_entry_could_not_be_flushed_is_made_again(folder, monkeypatch):
+    publish(folder, "a/1")
+    fail_folder_flush(monkeypatch)
+    with pytest.raises(OSError, match="injected"):
+        publish(folder, "b/1")
+    assert "b" not in os.listdir(folder.path)  # noqa: PTH208
+    flushed = flushed_folders(monkeypatch)
+    publish(folder, "b/1")
+    assert folder.path in flushed
+
+
+def test_the_entry_of_a_folder_that_another_process_made_is_flushed_too(folder, monkeypatch):
+    publish(folder, "a/1")
+    os.mkdir(f"{folder.path}/b")  # noqa: PTH102  # its maker may crash before it flushes
+    flushed = flushed_folders(monkeypatch)
+    publish(folder, "b/1")
+    publish(folder, "b/2")
+    assert flushed.count(folder.path) == 1
+
+
+def test_the_entry_of_a_new_root_is_flushed(folder, monkeypatch, tmp_path):
+    flushed = flushed_folders(monkeypatch)
+    publish(folder, "a/1")
+    assert str(tmp_path) in flushed

@@ -304,6 +304,23 @@ def test_an_object_whose_put_failed_is_never_served_and_is_deleted(objects):
         await_that(lambda: not segments(objects))
 
 
+def test_an_index_object_that_was_not_stored_safely_lists_nothing_for_its_writer(objects):
+    """It may be found on the medium, and be gone after a crash."""
+
+    class HalfStored(MemoryMedium):
+        def put(self, name, parts, deadline):
+            answer = super().put(name, parts, deadline)
+            is_index = name.startswith("index/")
+            return MediumAnswer(Outcome.GONE, why="not flushed") if is_index else answer
+
+    blocks = ChainedBlocks(65_000)
+    with closing(open_tier(objects, medium=HalfStored(objects))) as tier:
+        assert blocks.save(tier, range(2)) == [Outcome.GONE] * 2
+        listed = objects.count("list")
+        await_that(lambda: objects.count("list") >= listed + 2)
+        assert tier.known(blocks.puts(range(2))) == [False] * 2
+
+
 def test_a_block_is_acknowledged_only_when_other_processes_can_find_it(objects):
     blocks = ChainedBlocks(65_000)
     with closing(open_tier(objects)) as tier:

@@ -16,7 +16,7 @@ from holdfast.buffers import ALIGNMENT, align_up, aligned_buffer
 from holdfast.errors import BusyError, ConfigError
 from holdfast.failpoints import reach
 from holdfast.limits import GIB, MIB
-from holdfast.regular_file import replacing
+from holdfast.regular_file import make_folder, replacing
 
 CALL_BYTES_MIN = 2 * MIB
 CALL_BYTES_MAX = 4 * MIB
@@ -209,7 +209,7 @@ def lock_folder(folder: Path) -> int:
     The kernel releases the lock when the process ends. Raises BusyError or ConfigError.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise ConfigError(

@@ -131,10 +131,18 @@ class SharedFolder:
         return "/".join(filter(None, (self.path, folder, draft)))
 
     def publish(self, draft: str, name: str) -> None:
-        """Rename a flushed and closed temporary file, and flush its folder."""
+        """Rename a flushed and closed temporary file, and flush its folder.
+
+        If the flush fails, the name is removed: it could be found here, and be gone after a crash.
+        """
         path = f"{self.path}/{name}"
         os.rename(draft, path)  # noqa: PTH104
-        flush_folder(path.rpartition("/")[0])
+        try:
+            flush_folder(path.rpartition("/")[0])
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108
+            raise
 
     def _draft_name(self) -> str:
         return f"{_DRAFT}{self._process}-{next(self._draft_numbers)}"
@@ -164,11 +172,8 @@ class SharedFolder:
         """Make a folder below the root, and its parents, if this process has not used it."""
         if not folder or folder in self._folders:
             return
-        parent = folder.rpartition("/")[0]
-        self._make_folder(parent)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(f"{self.path}/{folder}")  # noqa: PTH102
-            flush_folder(f"{self.path}/{parent}" if parent else self.path)
+        self._make_folder(folder.rpartition("/")[0])
+        make_flushed_folder(f"{self.path}/{folder}")
         self._folders.add(folder)
 
     def _find_root(self) -> os.stat_result:
@@ -178,8 +183,7 @@ class SharedFolder:
             if self._root is not None:
                 raise
             self._check_filesystem()
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(self.path)  # noqa: PTH102
+            make_flushed_folder(self.path.rstrip("/"))
             return os.stat(self.path)  # noqa: PTH116
 
     def _check_filesystem(self) -> None:
@@ -325,6 +329,25 @@ def write_whole(path: str, data: bytes) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def make_flushed_folder(path: str) -> None:
+    """Make a folder and flush its entry in its parent, also if another process has just made it.
+
+    A folder whose entry cannot be flushed is removed: a later flush might not tell.
+    """
+    is_new = True
+    try:
+        os.mkdir(path)  # noqa: PTH102
+    except FileExistsError:
+        is_new = False
+    try:
+        flush_folder(path.rpartition("/")[0] or "/")
+    except OSError:
+        if is_new:
+            with contextlib.suppress(OSError):
+                os.rmdir(path)  # noqa: PTH106
+        raise
 
 
 def flush_folder(path: str) -> None:

@@ -93,7 +93,11 @@ class IndexPublisher:
         return answer
 
     def is_own(self, name: IndexName) -> bool:
-        """Return whether this writer has published the object."""
+        """Return whether this writer has published the object, or has failed to.
+
+        One that could not be stored safely may be found on the medium all the same, and be gone
+        after a crash.
+        """
         with self._condition:
             return name.writer == self._writer and name.number in self._published
 
@@ -147,6 +151,9 @@ class IndexPublisher:
                 self._levels[number] = content.level
                 self._published.add(number)
                 self.published_s = time.monotonic()
+        elif answer.outcome is not Outcome.LATE:  # a late object is stored safely, or not at all
+            with self._condition:
+                self._published.add(number)
         return answer
 
     def _next_number(self) -> str:
