@@ -88,6 +88,26 @@ def test_the_newest_copy_of_a_block_wins(harness) -> None:
     assert other.read(chain) == 1
 
 
+def test_a_later_copy_that_is_damaged_does_not_replace_an_intact_one(harness) -> None:
+    """As after a loss of power while a durable block was written again."""
+    records = {}
+    one = harness(MIB, MemoryTier(64 * MIB, records))
+    chain = one.chain(1, 1)
+    one.save(chain)
+    one.flush()
+    (place,) = records
+    damaged = bytearray(records[place])
+    damaged[200] ^= 1
+    records[place + 7] = bytes(damaged)
+    one.store.close()
+    other = harness(MIB, MemoryTier(64 * MIB, records))
+    other.store.recovery.wait()
+    assert [copy.place for copy in other.view.copies(1)] == [place]
+    assert list(records) == [place]
+    assert other.store.status().recovered_blocks == 1
+    assert other.read(chain) == 1
+
+
 def test_recovery_does_not_free_a_record_written_since_the_start(harness) -> None:
     """A tier need not know which of its records are older than the process."""
 

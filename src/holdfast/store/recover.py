@@ -7,6 +7,10 @@ is a miss and may be written again; then the new copy stays, and the old one is 
 their domain cannot open any more are freed too. Plain records from before their domain was sealed
 are overwritten, if the tier can, because no key protects them. Records of a fingerprint that was
 dropped since the process started, or just before it ended, are freed.
+
+A block that was being written again when the power failed has two records. The later one may be
+damaged, and the earlier one acknowledged as durable. So the later one is verified before the
+earlier one is given up.
 """
 
 from __future__ import annotations
@@ -17,13 +21,17 @@ from array import array
 from collections.abc import Sequence
 
 from holdfast.blocks.namespace import namespace_of
+from holdfast.buffers import aligned_buffer
+from holdfast.errors import Outcome
 from holdfast.store.block_table import BlockTable
+from holdfast.store.verify import verify_record
 from holdfast.tiers.base import (
     NOWHERE,
     Erasable,
     LocalTier,
     Replaceable,
     SurvivingRecord,
+    TierGet,
 )
 
 _log = logging.getLogger("holdfast.store")
@@ -126,32 +134,64 @@ class Recovery:
             )
 
     def _index(self, number: int, survivor: SurvivingRecord, indexed: array[int]) -> None:
-        """Index one survivor.
+        """Index one survivor; of two records of a block the later one that is intact.
 
         `indexed`: by row, a hash of the key and place of its survivor on this tier; 0: none.
+        """
+        if self._index_unless_second(number, survivor, indexed):
+            return
+        if self._is_intact(number, survivor):
+            self._index_unless_second(number, survivor, indexed, replaces=True)
+            return
+        with self._table.lock:
+            self._table.free_place(number, survivor.place)
+
+    def _is_intact(self, number: int, survivor: SurvivingRecord) -> bool:
+        """Read a survivor and return whether it verifies."""
+        table, (header, place) = self._table, survivor
+        namespace = namespace_of(header)
+        record = aligned_buffer(namespace.slot_bytes)
+        get = TierGet(place, header.key, record, namespace, is_use=False)
+        if table.lower[number - 1].read([get]) != [Outcome.OK]:
+            return False
+        return verify_record(table, record, header.key, namespace, number) is Outcome.OK
+
+    def _index_unless_second(
+        self,
+        number: int,
+        survivor: SurvivingRecord,
+        indexed: array[int],
+        *,
+        replaces: bool = False,
+    ) -> bool:
+        """Index one survivor; False if another one of its block is indexed, unless it replaces it.
+
+        Otherwise returns True, also for a survivor that is freed.
         """
         table, (header, place) = self._table, survivor
         with table.lock:
             if not table.sealing.may_open(header):
                 table.free_place(number, place)
-                return
+                return True
             namespace = namespace_of(header)
             if table.drops.generation(namespace):
                 row = table.index.find(namespace, header.key)
                 if row < 0 or table.copies.place(row, number) != place:  # not written since
                     table.free_place(number, place)
                     self.dropped += 1
-                return
+                return True
             row = table.index.add(namespace, header.key, header.parent, header.depth)
             known = table.copies.place(row, number)
             if known == place:
-                return  # the block was written since; the known place is not older
+                return True  # the block was written since; the known place is not older
             if known != NOWHERE:
                 # Rows and places are reused, so the mark names both the block and the place.
                 marked = row < len(indexed)
                 if not marked or indexed[row] != hash((header.key, known)):
                     table.free_place(number, place)  # the copy written since is newer
-                    return
+                    return True
+                if not replaces:
+                    return False
                 table.remove_copy(row, number)
                 row = table.index.add(namespace, header.key, header.parent, header.depth)
             table.publish_below(row, number, place, header.stored_bytes, header.epoch)
@@ -159,3 +199,4 @@ class Recovery:
                 indexed.extend([0] * (row + 1 - len(indexed)))
             indexed[row] = hash((header.key, place))
             self.blocks += known == NOWHERE
+            return True
