@@ -182,7 +182,8 @@ METRICS: Mapping[str, Metric] = {
     ),
     "durable_marked_blocks": Metric(("tier",), "Blocks that are durable, as far as remembered."),
     "durable_waiting_blocks": Metric(
-        ("tier",), "Blocks saved as durable that the durable tier does not hold yet."
+        ("tier",),
+        "Durable blocks that the durable tier does not hold yet, or has failed to flush.",
     ),
     "durable_waiting_seconds": Metric(("tier",), "Age of the oldest of these blocks."),
     "durable_syncs_waiting": Metric(

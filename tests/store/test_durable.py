@@ -45,17 +45,17 @@ class FlushableMedium(MemoryTier):
         self.free([put.place for put in batch])
         return [Outcome.GONE] * len(batch)
 
-    def flush(self):
+    def flush(self, places):
         self.flushed += 1
         self.during_flush()
-        return self.flushes
+        return [self.flushes] * len(places)
 
 
 class SharedFlushable(SharedMemoryTier):
     """A shared tier in memory that counts as a medium."""
 
-    def flush(self):
-        return self.answers
+    def flush(self, places):
+        return [self.answers] * len(places)
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_the_status_tells_how_many_syncs_wait_and_when_the_first_gives_up(store,
 
 def test_a_flush_that_fails_acknowledges_nothing(store, medium):
     medium.flushes = False
-    assert save(store).sync(tokens_for(1)) == 0
+    assert save(store).sync(tokens_for(1), deadline_s=0.1) == 0
 
 
 def test_blocks_that_the_medium_evicts_during_a_flush_are_written_and_flushed_again(store, medium):
@@ -358,12 +358,12 @@ class PowerCutMedium(ShortMedium):
         super().__init__()
         self.safe = {}
 
-    def flush(self):
+    def flush(self, places):
         self.flushed += 1
         if self.flushes:
             with self._lock:
                 self.safe = dict(self._records)
-        return self.flushes
+        return [self.flushes] * len(places)
 
     def kept_by_a_power_cut(self):
         """The keys of the records that a power cut would leave."""

@@ -12,28 +12,25 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import BlockError, Outcome
 from holdfast.fairness.fair_queue import Priority
 from holdfast.session import SECONDS_MAX, check_seconds
-from holdfast.store.block_table import ROWS_AT_ONCE, BlockTable
+from holdfast.store.block_table import ROWS_AT_ONCE
 from holdfast.store.copy_events import CopyEvent
 from holdfast.store.core import StoreParts
 from holdfast.store.durable_marks import MarkedBlocks
 from holdfast.store.lookup import ask_in_time
 from holdfast.store.rewrite import forget_copies
-from holdfast.tiers.base import NOWHERE, AnsweringTier, Flushable, Place, SharedTier
+from holdfast.tiers.base import NOWHERE, AnsweringTier, Flushable, SharedTier
 
 _LOOK_AGAIN_S = 0.05
 
-_NOT_FLUSHED = -1
-
 _QUEUE_AGAIN_S = 1.0
-"""Interval in seconds at which a block is queued again during a `sync`: its write has failed, or
-the tier has evicted it before it was flushed."""
+"""Interval in seconds at which a block is queued again during a `sync`: its write or flush has
+failed, or the tier has evicted it before it was flushed."""
 
 
 def sync(
@@ -50,10 +47,10 @@ def sync(
     admission rule says; the domain's write budget still applies. Shared tiers are asked about
     blocks that are not held here. `saving`: instead, blocks that are not held are waited for,
     because an engine is saving the chain as durable, and those that were held before are durable
-    from now on. Returns when all are written and flushed, or at the deadline; at once if a flush
-    fails, because no later one says whether those records are on the medium. Blocks that the tier
-    evicts during the flush are written again, and the next flush is awaited. When the store is
-    closed, what is queued for the tier is still awaited.
+    from now on. Returns when all are written and flushed, or at the deadline. Blocks that the tier
+    evicts during the flush are written again, and the next flush is awaited; so are those that are
+    not safe after a flush that failed, see `tiers.base.Flushable`. When the store is closed, what
+    is queued for the tier is still awaited.
 
     Raises BlockError if the store has no tier that can flush.
     """
@@ -85,28 +82,25 @@ def _sync(
     while True:
         flushed = _flush_copies(store, namespace, keys, until_s, saving=saving)
         with table.lock:  # the tier may have evicted some during the flush
-            found = _leading(table, namespace, keys)
+            found = _leading(store, namespace, keys)
             expected = _expected(store, found, len(keys), saving=saving)
         kept = min(flushed, found.kept)
         left_s = until_s - store.clock.now()
-        if flushed == _NOT_FLUSHED or kept == expected or left_s <= 0 or store.gone:
-            return max(kept, 0)
+        if kept == expected or left_s <= 0 or store.gone:
+            return kept
         time.sleep(min(left_s, _QUEUE_AGAIN_S))
 
 
 def _flush_copies(
     store: StoreParts, namespace: Namespace, keys: Sequence[bytes], until_s: float, *, saving: bool
 ) -> int:
-    """Wait for copies on the durable tier and flush them; return how many leading blocks it kept.
-
-    `_NOT_FLUSHED` if the flush failed.
-    """
+    """Wait for copies on the durable tier and flush them; return how many leading ones are safe."""
     table = store.table
     tier = table.lower[table.durable_tier - 1]
     kept = _await_copies(store, namespace, keys, until_s, saving=saving)
     if saving:
         with table.lock:
-            held = _leading(table, namespace, keys).held
+            held = _leading(store, namespace, keys).held
             store.durable_blocks.mark(namespace, held, store.clock.now())
     if (
         kept
@@ -114,34 +108,20 @@ def _flush_copies(
         and _forget_lost(store, tier, namespace, keys[:kept])
     ):
         kept = _await_copies(store, namespace, keys, until_s, saving=saving)
-    if kept:
-        places = _places(table, namespace, keys[:kept])
-        is_flushed = isinstance(tier, Flushable) and tier.flush()
-        kept = (
-            _unmoved(places, _places(table, namespace, keys[:kept])) if is_flushed else _NOT_FLUSHED
-        )
+    if kept and isinstance(tier, Flushable):
+        with table.lock:
+            rows = table.index.find_all(namespace, keys[:kept])
+            places = [
+                table.copies.place(row, table.durable_tier) if row >= 0 else NOWHERE for row in rows
+            ]
+        safe = tier.flush(places)
+        with table.lock:
+            rows = table.index.find_all(namespace, keys[:kept])
+            kept = store.durable_blocks.note_flushed(rows, places, safe, store.clock.now())
     save_marks(store)
-    if kept > 0 and isinstance(tier, SharedTier):  # another node may have deleted some
+    if kept and isinstance(tier, SharedTier):  # another node may have deleted some
         kept = tier.held(namespace, keys[:kept], 0, max(0.0, until_s - store.clock.now()))
     return kept
-
-
-def _places(table: BlockTable, namespace: Namespace, keys: Sequence[bytes]) -> list[Place]:
-    """Return where the durable tier holds these blocks."""
-    with table.lock:
-        return [
-            table.copies.place(row, table.durable_tier) if row >= 0 else NOWHERE
-            for row in table.index.find_all(namespace, keys)
-        ]
-
-
-def _unmoved(before: Sequence[Place], after: Sequence[Place]) -> int:
-    """Return how many leading blocks stayed during a flush.
-
-    One that was evicted and written again meanwhile has another place, and was not flushed.
-    """
-    stayed = (old == new != NOWHERE for old, new in zip(before, after, strict=True))
-    return sum(takewhile(bool, stayed))
 
 
 def load_marks(store: StoreParts) -> None:
@@ -199,9 +179,10 @@ def _await_copies(
         while True:
             now_s = store.clock.now()
             with table.lock:
-                found = _leading(table, namespace, keys)
+                found = _leading(store, namespace, keys)
                 if now_s >= again_s and not store.gone:
                     table.queues.write_through(found.missing, [table.durable_tier])
+                    store.durable_blocks.renew(found.unsafe)
                     again_s = now_s + _QUEUE_AGAIN_S
             if found.kept < len(found.held):
                 store.mover.hurry()
@@ -234,12 +215,14 @@ def _forget_lost(
 class _Leading(NamedTuple):
     """Leading blocks of a chain that any tier holds, and how many of them the durable tier keeps.
 
-    `missing`: those that are neither there nor on their way there.
+    `missing`: those that are neither there nor on their way there. `unsafe`: those that are there,
+    and must be written again before they are safe.
     """
 
     held: list[int]
     kept: int
     missing: list[int]
+    unsafe: list[int]
 
 
 def _expected(store: StoreParts, found: _Leading, blocks: int, *, saving: bool) -> int:
@@ -247,15 +230,18 @@ def _expected(store: StoreParts, found: _Leading, blocks: int, *, saving: bool) 
     return blocks if saving or store.recovery.is_running else len(found.held)
 
 
-def _leading(table: BlockTable, namespace: Namespace, keys: Sequence[bytes]) -> _Leading:
-    tier, kept, held, missing = table.durable_tier, 0, list[int](), list[int]()
+def _leading(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> _Leading:
+    table, kept = store.table, 0
+    tier, held, missing, unsafe = table.durable_tier, list[int](), list[int](), list[int]()
     filling = table.copies.fillings(tier)
     for row in table.index.find_all(namespace, keys):
         if row < 0 or table.index.fastest(row) < 0:
             break
-        if table.copies.is_on(row, tier):
+        if store.durable_blocks.is_unsafe(row):
+            unsafe.append(row)
+        elif table.copies.is_on(row, tier):
             kept += kept == len(held)
         elif row not in filling and not table.queues.is_queued_for(row, tier):
             missing.append(row)
         held.append(row)
-    return _Leading(held, kept, missing)
+    return _Leading(held, kept, missing, unsafe)

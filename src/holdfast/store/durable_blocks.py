@@ -9,7 +9,7 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.errors import ConfigError
 from holdfast.status import DurableStatus
 from holdfast.store.block_table import BlockTable
-from holdfast.tiers.base import Flushable, Tier
+from holdfast.tiers.base import NOWHERE, Flushable, LocalTier, Place, Tier
 
 WAITING_MAX = 1 << 16
 """Maximum durable blocks whose age is known; later ones are written too, but not counted."""
@@ -49,6 +49,9 @@ class DurableBlocks:
         self._tier = table.durable_tier
         self._for_s = for_s
         self._since: dict[tuple[Namespace, bytes], float] = {}
+        self._unsafe: dict[tuple[Namespace, bytes], Place] = {}
+        """Blocks whose record at this place of a local tier is not known to be on the medium."""
+        self._is_local = bool(self._tier) and isinstance(table.lower[self._tier - 1], LocalTier)
         self._again_at_s = -math.inf
         self._deadlines_s: list[float] = []
         """When each `sync` that waits gives up."""
@@ -71,10 +74,46 @@ class DurableBlocks:
             if not copies.is_on(row, self._tier) and len(self._since) < WAITING_MAX:
                 self._since.setdefault((index.namespace(row), index.keys[row] or b""), now_s)
 
+    def note_flushed(
+        self, rows: Sequence[int], places: Sequence[Place], safe: Sequence[bool], now_s: float
+    ) -> int:
+        """Note what a flush has made safe, of records that were at these places when it began.
+
+        Returns how many leading rows are safe. Records that are not safe are to be written again
+        (`renew`). Until then those of marked blocks wait.
+        """
+        copies, index, table, leading = self._table.copies, self._table.index, self._table, 0
+        for at, (row, place, is_safe) in enumerate(zip(rows, places, safe, strict=True)):
+            if row < 0 or place == NOWHERE or copies.place(row, self._tier) != place:
+                continue  # it was evicted during the flush, and perhaps written again
+            name = index.namespace(row), index.keys[row] or b""
+            if is_safe:
+                self._unsafe.pop(name, None)
+                leading += leading == at
+            elif self._is_local and len(self._unsafe) < WAITING_MAX:
+                self._unsafe[name] = place
+                if table.is_durable(row) and len(self._since) < WAITING_MAX:
+                    self._since.setdefault(name, now_s)
+        return leading
+
+    def is_unsafe(self, row: int) -> bool:
+        """Return whether the tier's record of a block is not known to be on the medium."""
+        if not self._unsafe:
+            return False
+        index = self._table.index
+        place = self._unsafe.get((index.namespace(row), index.keys[row] or b""), NOWHERE)
+        return place != NOWHERE and place == self._table.copies.place(row, self._tier)
+
+    def renew(self, rows: Iterable[int]) -> None:
+        """Queue blocks whose record is not safe, to be written to another place and flushed."""
+        for row in rows:
+            if row not in self._table.copies.fillings(self._tier):
+                self._table.queues.renew(row, self._tier)
+
     def queue_again(self, now_s: float) -> bool:
         """Queue blocks that wait and are in no queue, each `AGAIN_S`; return whether any is.
 
-        A failed write, a full tier or a restart has taken them out of the queue.
+        A failed write or flush, a full tier or a restart has taken them out of the queue.
         """
         if not self._since or now_s < self._again_at_s:
             return False
@@ -88,6 +127,7 @@ class DurableBlocks:
             if not table.queues.is_queued_for(row, tier) and row not in table.copies.fillings(tier)
         ]
         table.queues.write_through(rows, [tier])
+        self.renew(row for row in rows if self.is_unsafe(row))
         return bool(rows)
 
     def begin_sync(self, until_s: float) -> None:
@@ -122,9 +162,13 @@ class DurableBlocks:
     def _forget_ended(self) -> None:
         """Forget the blocks that no longer wait: held by the durable tier, or by no tier at all."""
         index, copies = self._table.index, self._table.copies
+        for namespace, key in list(self._unsafe):
+            row = index.find(namespace, key)
+            if row < 0 or not self.is_unsafe(row):  # it left, or was written again
+                del self._unsafe[namespace, key]
         for namespace, key in list(self._since):
             row = index.find(namespace, key)
             is_lost = row < 0 or index.fastest(row) < 0
-            if is_lost or copies.is_on(row, self._tier):
+            if is_lost or (copies.is_on(row, self._tier) and not self.is_unsafe(row)):
                 del self._since[namespace, key]
                 self._lost += is_lost

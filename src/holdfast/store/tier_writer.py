@@ -297,13 +297,20 @@ class TierWriter:
             block.reason is MoveReason.RENEWAL and outcome is Outcome.OK
             for block, (outcome, _) in zip(batch, sent, strict=True)
         ]
-        if not any(written) or not isinstance(self._tier, Flushable) or self._tier.flush():
+        places = [block.put.place for block in compress(batch, written)]
+        if not places or not isinstance(self._tier, Flushable):
             return list(sent)
-        _log.warning("durable blocks not written again: no flush tier=%s", self._tier.name)
-        self._free([block.put.place for block in compress(batch, written)])
+        safe = iter(self._tier.flush(places))
+        lost = [is_written and not next(safe) for is_written in written]
+        if any(lost):
+            _log.warning(
+                "durable blocks not written again: no flush blocks=%d tier=%s",
+                *(sum(lost), self._tier.name),
+            )
+            self._free([block.put.place for block in compress(batch, lost)])
         return [
-            (Outcome.GONE, epoch) if lost else (outcome, epoch)
-            for lost, (outcome, epoch) in zip(written, sent, strict=True)
+            (Outcome.GONE, epoch) if is_lost else (outcome, epoch)
+            for is_lost, (outcome, epoch) in zip(lost, sent, strict=True)
         ]
 
     def _publish(self, batch: Sequence[MovingBlock], sent: Sequence[tuple[Outcome, int]]) -> None:
@@ -445,6 +452,8 @@ class TierWriter:
             is_there = self._table.is_on(move.row, number)
             if is_there and move.reason is not MoveReason.RENEWAL:
                 continue
+            if not is_there and move.reason is MoveReason.RENEWAL:  # counted as evicted already
+                move = move._replace(reason=MoveReason.REWRITE)
             if (block := self._source.find(move)) is not None:
                 batch.append(block)
                 nbytes += block.nbytes

@@ -6,7 +6,7 @@ import errno
 import random
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from holdfast.clock import Clock
 from holdfast.testing.payloads import key_of
@@ -38,7 +38,7 @@ class MemoryExtents:
         self._lock = threading.Lock()
 
     @classmethod
-    def formatted(cls, region_bytes: int, region_count: int, seed: int = 0) -> MemoryExtents:
+    def formatted(cls, region_bytes: int, region_count: int, seed: int = 0) -> Self:
         """Return a medium as the disk tier formats it."""
         geometry = RegionGeometry.of(region_bytes, region_count)
         block = pack_superblock(Superblock(key_of(seed), 0, geometry))
@@ -71,6 +71,43 @@ class MemoryExtents:
             raise OSError(errno.EIO, f"{offset + nbytes} is past the end at {self.size}")
         if self.fails and self.fails(what, offset, nbytes):
             raise OSError(errno.EIO, "injected")
+
+
+class BufferedExtents(MemoryExtents):
+    """A medium behind a page cache, as of a file without direct I/O on Linux.
+
+    `image` is the cache, which reads see; `safe` is what the medium has. A flush that fails loses
+    what waits to be written: it stays in the cache, and the next flush says nothing of it.
+    `failing_flushes`: how many flushes fail from now on.
+    """
+
+    direct = False
+
+    def __init__(self, image: bytes | bytearray) -> None:
+        super().__init__(image)
+        self.safe = bytearray(image)
+        self.failing_flushes = 0
+        self._waiting: list[ExtentWrite] = []
+
+    def write(self, offset: int, views: Sequence[memoryview]) -> None:
+        super().write(offset, views)
+        with self._lock:
+            self._waiting.append(ExtentWrite(offset, b"".join(views)))
+
+    def flush(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            if self.failing_flushes:
+                self.failing_flushes -= 1
+                raise OSError(errno.EIO, "injected")
+            for offset, data in waiting:
+                self.safe[offset : offset + len(data)] = data
+        super().flush()
+
+    def after_power_cut(self) -> BufferedExtents:
+        """Return the medium as the next start of the machine finds it."""
+        with self._lock:
+            return BufferedExtents(self.safe)
 
 
 def tier_on(

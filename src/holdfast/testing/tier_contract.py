@@ -39,6 +39,7 @@ from holdfast.testing.payloads import (
 )
 from holdfast.tiers.base import (
     NOWHERE,
+    Flushable,
     LocalTier,
     NamesCandidates,
     Place,
@@ -196,6 +197,17 @@ class TierContract:
         found = tier.reserve([tier.usage().capacity_bytes * 2])
         assert found == ReservedPlaces([NOWHERE], [])
         assert blocks.load(tier, range(4), places) == [Outcome.OK] * 4
+
+    def test_a_flush_makes_written_records_safe_and_no_others(self, tier: LocalTier) -> None:
+        """A place without a record is never safe."""
+        if not isinstance(tier, Flushable):
+            pytest.skip("not Flushable")
+        blocks = self.blocks(4_000)
+        places = blocks.save(tier, range(3))
+        [empty] = blocks.reserve(tier).places
+        assert tier.flush([*places, empty]) == [True] * 3 + [False]
+        tier.free(places[:1])
+        assert tier.flush([*places[1:], empty]) == [True, True, False]
 
     def test_a_full_tier_reserves_nowhere_and_freed_places_again(self, tier: LocalTier) -> None:
         size = len(self.blocks(300_000).record(0))

@@ -302,8 +302,14 @@ class RecordsFrees(LocalTier, Protocol):
 class Flushable(Tier, Protocol):
     """A tier whose medium keeps records through a loss of power, once they are flushed."""
 
-    def flush(self) -> bool:
-        """Flush to the medium what was written before the call; False if the medium failed."""
+    def flush(self, places: Sequence[Place]) -> list[bool]:
+        """Flush what was written before the call; return for each place whether its record is safe.
+
+        A record is safe if it is on the medium. One that was written before a flush that failed is
+        never safe again: the medium may have dropped it, and a later flush does not tell. The
+        caller writes it again, to another place. A shared tier, which has no places, leaves it out
+        of its answers to `ask`.
+        """
         ...
 
 

@@ -412,11 +412,12 @@ class CheckedLocalTier(CheckedTier):
 
         return self._quietly("record_frees", work) or False
 
-    def flush(self) -> bool:
+    def flush(self, places: Sequence[Place]) -> list[bool]:
+        unsafe = [False] * len(places)
         if not isinstance(self._tier, Flushable):
-            return False
+            return unsafe
         flush = self._tier.flush
-        return self._quietly("flush", lambda: typed(flush(), bool)) or False
+        return self._quietly("flush", lambda: listed(flush(places), places, bool)) or unsafe
 
     def give_up_copy(self) -> None:
         if isinstance(self._tier, Lockable):  # in a forked child: no lock, no thread, no log
@@ -494,11 +495,12 @@ class CheckedSharedTier(CheckedTier):
                 "announce", partial(self._tier.announce, namespace, keys, start, in_s), None
             )
 
-    def flush(self) -> bool:
+    def flush(self, places: Sequence[Place]) -> list[bool]:
+        unsafe = [False] * len(places)
         if not isinstance(self._tier, Flushable):
-            return False
+            return unsafe
         flush = self._tier.flush
-        return self._in_time("flush", lambda: typed(flush(), bool), otherwise=False)
+        return self._in_time("flush", lambda: listed(flush(places), places, bool), unsafe)
 
     def known(self, batch: Sequence[TierPut]) -> list[bool]:
         unknown = [False] * len(batch)

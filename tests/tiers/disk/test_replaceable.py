@@ -169,17 +169,15 @@ def test_a_loss_is_told_once_and_names_the_places_of_former_media_only(drive):
     assert drive.tier.lost() is None
 
 
-def test_a_flush_keeps_nothing_while_copies_of_a_former_medium_may_be_listed(drive):
-    assert drive.tier.flush()
+def test_a_flush_makes_no_record_of_a_former_medium_safe(drive):
+    old = BLOCKS.save(drive.tier, range(2))
+    assert drive.tier.flush(old) == [True] * 2
     shutil.rmtree(drive.folder)
     drive.look()
-    assert not drive.tier.flush()
+    assert drive.tier.flush(old) == [False] * 2
     drive.look()
-    assert not drive.tier.flush(), "the store was not told of the loss"
-    assert drive.tier.lost() is not None
-    assert not drive.tier.flush(), "it may be forgetting the copies now"
-    assert drive.tier.lost() is None
-    assert drive.tier.flush()
+    new = BLOCKS.save(drive.tier, range(2))
+    assert drive.tier.flush([*old, *new]) == [False] * 2 + [True] * 2
 
 
 def test_survivors_are_announced_after_the_loss_was_told(drive):

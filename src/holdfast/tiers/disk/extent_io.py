@@ -89,6 +89,16 @@ class FileExtents:
     def flush(self) -> None:
         os.fdatasync(self._fd)
 
+    def drop_cache(self) -> None:
+        """Have reads come from the medium, not from the page cache; best effort.
+
+        After a failed flush the cache may have content that the medium does not have.
+        """
+        if not self.direct:
+            with contextlib.suppress(OSError):  # the next flush fails, too, if this matters
+                os.fdatasync(self._fd)
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def close(self) -> None:
         with contextlib.suppress(OSError):  # an error of earlier writes; the descriptor is closed
             os.close(self._fd)

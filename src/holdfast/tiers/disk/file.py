@@ -66,13 +66,15 @@ def open_file(config: DiskConfig) -> Extents:
             fresh = Superblock(secrets.token_bytes(16), 0, _fresh_geometry(config))
             first = pack_superblock(fresh)
             preallocate(path, fresh.geometry.file_bytes, config.setting, first + first)
-        return FileExtents(path, lock_fd)
+        extents = FileExtents(path, lock_fd)
     except OSError as error:
         os.close(lock_fd)
         raise ConfigError(f'{config.setting}.path: "{path}": {error.strerror}') from error
     except BaseException:
         os.close(lock_fd)
         raise
+    extents.drop_cache()
+    return extents
 
 
 def check_superblock(extents: Extents, config: DiskConfig) -> Superblock:

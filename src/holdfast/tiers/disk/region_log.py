@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from holdfast.blocks.envelope import HEADER_BYTES, Header, write_header
 from holdfast.blocks.key import KEY_BYTES
-from holdfast.blocks.namespace import namespace_of
+from holdfast.blocks.namespace import Namespace, namespace_of
 from holdfast.tiers.base import (
     NOWHERE,
     Candidate,
@@ -50,6 +50,15 @@ class RecordExtent(NamedTuple):
     nbytes: int
 
 
+class ListedRecord(NamedTuple):
+    """A record that a region lists: its place and extent, its key and namespace."""
+
+    place: Place
+    extent: RecordExtent
+    key: bytes
+    namespace: Namespace
+
+
 class RegionLog:
     """Places in regions; the oldest region is reclaimed first. All sizes are exact, in bytes.
 
@@ -71,6 +80,10 @@ class RegionLog:
         self._taken: dict[int, None] = {}
         self._open: int | None = None
         self._footers_due: deque[int] = deque()
+        self._unflushed: set[int] = set()
+        """Regions with headers or records that were written since the last flush began."""
+        self._flushing: set[int] = set()
+        """Regions whose records are being flushed."""
 
     # Writing: reserve, claim, finish.
 
@@ -122,6 +135,7 @@ class RegionLog:
             write_header(head, header, region.generation)
             region.heads[number] = bytes(head)
             self._count(region, number, 1)
+            self._unflushed.add(index)
         self._advance(index)
 
     def has_header(self, life: RegionLife) -> bool:
@@ -131,6 +145,7 @@ class RegionLog:
     def header_written(self, life: RegionLife) -> None:
         """Record that the region's header of this life was written."""
         self._regions[life.region].headed = True
+        self._unflushed.add(life.region)
 
     def header_failed(self, life: RegionLife) -> None:
         """Record that the region's header could not be written: it takes no more records."""
@@ -156,6 +171,64 @@ class RegionLog:
     def offset(self, place: Place) -> int:
         """Return the offset of a place in the file, in bytes."""
         return self.geometry.regions_at + (place - self._first_place) * SECTOR
+
+    # Flushes, one at a time.
+
+    def begin_flush(self) -> None:
+        """Note that all records that are written by now are flushed; `end_flush` must follow."""
+        self._flushing |= self._unflushed
+        self._unflushed = set()
+
+    def end_flush(self, *, failed: bool) -> None:
+        """Note the end of a flush. If it failed, records since the last one are never safe again.
+
+        The medium may have dropped any of them, and says so once. Their regions, and those that
+        are being written to, become doubtful and take no more records.
+        """
+        suspects, self._flushing = self._flushing, set()
+        if not failed:
+            return
+        suspects |= self._unflushed
+        suspects.update(index for index in self._taken if self._regions[index].claimed)
+        self._unflushed = set()
+        for index in suspects:
+            self._regions[index].is_doubtful = True
+        if self._open in suspects:
+            self.close_open()
+
+    def life_at(self, place: Place) -> RegionLife | None:
+        """Return the life of the region that holds a written record at a place; None without."""
+        index, region, number = self._locate(place)
+        return self._life(index) if region is not None and region.holds(number) else None
+
+    def is_safe(self, place: Place, life: RegionLife) -> bool:
+        """Return whether a record that was flushed in a life of its region is on the medium."""
+        index, region, number = self._locate(place)
+        if region is None or not region.holds(number) or self._life(index) != life:
+            return False
+        is_proven = not region.is_recovered or region.starts[number] in region.proven
+        return is_proven and not region.is_doubtful
+
+    def to_prove(self, place: Place) -> ListedRecord | None:
+        """Return a record of an earlier process that nobody has verified; None for another one."""
+        index, region, number = self._locate(place)
+        if region is None or not region.is_recovered or region.is_doubtful:
+            return None
+        namespace = region.namespace_of(number)
+        if not region.holds(number) or namespace is None or region.starts[number] in region.proven:
+            return None
+        nbytes = region.sectors[number] * SECTOR
+        extent = RecordExtent(self._life(index), self.offset(place), nbytes)
+        return ListedRecord(place, extent, region.key(number), namespace)
+
+    def prove(self, listed: ListedRecord) -> None:
+        """Note that a record of an earlier process was read from the medium and verified."""
+        _, region, number = self._locate(listed.place)
+        if region is None or not self.is_current(listed.extent.life):
+            return
+        if not region.proven:
+            region.proven = set()
+        region.proven.add(region.starts[number])
 
     # Freeing.
 
@@ -340,6 +413,7 @@ class RegionLog:
         if not footer:
             region.heads = {n: entry.head for n, entry in enumerate(entries) if lengths[n]}
         region.footer_bytes = footer
+        region.is_recovered = True
         region.state = RegionState.CLOSED if footer else RegionState.FULL
         return alive
 
@@ -386,6 +460,8 @@ class RegionLog:
         region = self._regions[index]
         region.begin(self._next_generation)
         self._next_generation += 1
+        self._unflushed.discard(index)
+        self._flushing.discard(index)
         self._taken[index] = None
         self._open = index
         return True

@@ -33,6 +33,10 @@ class RegionState(enum.Enum):
 class Region:
     """One region. Its records have numbers in order of their first sector (`starts`).
 
+    `is_doubtful`: a flush failed after records were written to it. `is_recovered`: an earlier
+    process wrote its records, and nobody knows if it has flushed them; those at the sectors
+    `proven` were read and verified since.
+
     A record with 0 `sectors` is dead, one in `unwritten` is reserved only. `busy` counts scans and
     footer writes in progress. `headed` is whether the region's header is on the medium. `heads` are
     record headers that no footer lists yet. `namespace` applies to all records, unless `namespaces`
@@ -40,8 +44,9 @@ class Region:
     """
 
     __slots__ = (
-        "busy", "claimed", "footer_bytes", "generation", "headed", "heads", "keys", "live",
-        "namespace", "namespaces", "sectors", "starts", "state", "tail", "unwritten",
+        "busy", "claimed", "footer_bytes", "generation", "headed", "heads", "is_doubtful",
+        "is_recovered", "keys", "live", "namespace", "namespaces", "proven", "sectors", "starts",
+        "state", "tail", "unwritten",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -56,6 +61,8 @@ class Region:
         self.live = 0
         self.headed = False
         self.footer_bytes = 0
+        self.is_doubtful = self.is_recovered = False
+        self.proven = _NO_SECTORS
         self.keys = bytearray()
         self.starts = array("I")
         self.sectors = array("I")

@@ -111,7 +111,7 @@ class ReplaceableDisk:
         self._absence: Absence | None = None
         self._replaced: tuple[float, str] | None = None
         self._losses = 0
-        self._loss_untold = self._survivors_due = self._may_be_listed = False
+        self._loss_untold = self._survivors_due = False
         self._before = TierUsage(0, 0, 0)
         """The counters of former media."""
         self._probe: DriveProbe | None = None
@@ -173,16 +173,14 @@ class ReplaceableDisk:
         with medium.calls.one():
             return medium.disk.record_frees()
 
-    def flush(self) -> bool:
-        """Flush the medium; False while the store may still list copies of a former one."""
+    def flush(self, places: Sequence[Place]) -> list[bool]:
+        """Flush the medium. A place on a former medium holds no record, so it is not safe."""
+        unsafe = [False] * len(places)
         if (medium := self._medium) is None:
-            return False
+            return unsafe
         with medium.calls.one():
-            is_flushed = medium.disk.flush()
-        if not is_flushed:
-            return False
-        with self._mutex:
-            return self._medium is medium and not self._may_be_listed
+            safe = medium.disk.flush(places)
+        return safe if self._medium is medium else unsafe
 
     def usage(self) -> TierUsage:
         with self._mutex:
@@ -217,7 +215,6 @@ class ReplaceableDisk:
     def lost(self) -> Callable[[Place], bool] | None:
         with self._mutex:
             if not self._loss_untold:
-                self._may_be_listed = False  # the caller has dealt with the last loss
                 return None
             self._loss_untold = False
             number = self._number if self._medium is not None else None
@@ -323,7 +320,7 @@ class ReplaceableDisk:
             self._medium = self._probe = None
             self._absence = Absence(why, now_s, medium.disk.uuid, detached)
             self._losses += 1
-            self._loss_untold = self._may_be_listed = True
+            self._loss_untold = True
             self._survivors_due = False
             self._before = _counters(_sum(self._before, counted))
             self._pause_s = self._watch_s if is_steady else min(2 * self._pause_s, REOPEN_MAX_S)

@@ -8,9 +8,11 @@ written. If there are too many for a snapshot, the footers of the regions with t
 records are rewritten without them. A crash during such a write leaves a region without a footer; a
 restart then scans the region.
 
-Only superblocks are flushed: blocks can be recomputed, so a power cut may lose blocks but never
-yields a wrong one. Every record contains the generation of its region's life; every read checks it,
-and the record's key.
+By itself the tier flushes superblocks only: blocks can be recomputed, so a power cut may lose
+blocks but never yields a wrong one. Every record contains the generation of its region's life;
+every read checks it, and the record's key.
+
+`flush` is for durable blocks, see `record_flush`.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from holdfast.tiers.base import (
 from holdfast.tiers.disk.extent_io import CALL_BYTES_MIN, ByteSpan, Extents, transfer
 from holdfast.tiers.disk.file import DiskConfig, check_superblock, open_file
 from holdfast.tiers.disk.read_limit import ReadLimit
+from holdfast.tiers.disk.record_flush import RecordFlush
 from holdfast.tiers.disk.recovery import (
     read_footer,
     read_state,
@@ -129,6 +132,9 @@ class DiskTier:
             ) from error
         first = incarnation << INCARNATION_SHIFT | 1
         self._regions = RegionLog(superblock.geometry, superblock.uuid, first, self._first_place)
+        self._flushes = RecordFlush(
+            self._extents, self._regions, self._mutex, self._readers, self._gate
+        )
         self._unscanned = self._regions.add_unscanned(state.generations, state.empty)
         for index in state.unreadable:
             self._regions.retire(index)
@@ -272,16 +278,19 @@ class DiskTier:
                     return False
             return self._save_snapshot()
 
-    def flush(self) -> bool:
+    def flush(self, places: Sequence[Place]) -> list[bool]:
+        """Flush the file; a failure counts as one of a write of each of these records.
+
+        Also reads and verifies the records of an earlier process that were not yet.
+        """
         with self._gate.enter() as admitted:
             if not admitted:
-                return False
-            try:
-                self._extents.flush()
-            except OSError as error:
-                self._count_failed_writes(error)
-                return False
-            return True
+                return [False] * len(places)
+            safe, error, failed_reads = self._flushes.flush(places)
+            if error is not None:
+                self._count_failed_writes(*[error] * max(1, len(places)))
+            self._count_failures(*failed_reads)
+            return safe
 
     def give_up_copy(self) -> None:
         self._extents.close()

@@ -17,7 +17,15 @@ from holdfast.blocks.envelope import Header, header_of_record, record_length
 from holdfast.blocks.namespace import Namespace, namespace_digest, namespace_of
 from holdfast.errors import Outcome
 from holdfast.status import MemberStatus
-from holdfast.tiers.base import NOWHERE, AnsweringTier, HeldAnswer, TierGet, TierPut, TierUsage
+from holdfast.tiers.base import (
+    NOWHERE,
+    AnsweringTier,
+    HeldAnswer,
+    Place,
+    TierGet,
+    TierPut,
+    TierUsage,
+)
 from holdfast.tiers.gate import MediumGate
 from holdfast.tiers.segments.bounds import SpaceLimits, is_near_end
 from holdfast.tiers.segments.format import (
@@ -263,9 +271,9 @@ class SegmentTier(AnsweringTier):
         self._counts.add(written_bytes=sum(written), failures=int(failures))
         return outcomes
 
-    def flush(self) -> bool:
-        """Return True: what `write` has stored is on the medium, with its index object."""
-        return True
+    def flush(self, places: Sequence[Place]) -> list[bool]:
+        """Return True for all: what `write` has stored is on the medium, with its index object."""
+        return [True] * len(places)
 
     def _refused_write(self, admitted: bool, deadline: Deadline) -> Outcome | None:  # noqa: FBT001
         """Return the outcome of a write that is not tried; None if it may be."""
