@@ -109,6 +109,12 @@ def replacing(path: Path) -> Iterator[int]:
     _flush_folder(path.parent)
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file, if it exists, so that it stays away after a crash."""
+    path.unlink(missing_ok=True)
+    _flush_folder(path.parent)
+
+
 def make_folder(folder: Path) -> None:
     """Create a folder and its missing parents, if it does not exist. New ones survive a crash."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]

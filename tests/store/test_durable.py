@@ -1,6 +1,7 @@
 """Durable contexts: `sync` counts what survives a crash, and the status what does not yet."""
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -438,3 +439,46 @@ def test_a_dropped_context_is_durable_no_more(tmp_path):
         assert store.status().durable.marked == 0
     with opened([DiskTier(config)], tmp_path / "durable.log") as store:
         assert store.status().durable.marked == 0
+
+
+class ForgetfulMedium(FlushableMedium):
+    """A medium that records what was freed only if it is told to."""
+
+    records_frees = False
+
+    def record_frees(self):
+        return self.records_frees
+
+
+def test_a_context_is_not_acknowledged_while_a_restart_would_drop_it(tmp_path):
+    """A drop of its fingerprint before it was saved is not finished."""
+    medium = ForgetfulMedium()
+    with opened([medium], drops_file=tmp_path / "drops.json") as store:
+        session = save(store)
+        store.drop("*")
+        save(store)
+        assert session.sync(tokens_for(1), deadline_s=0.1) == 0
+        assert (tmp_path / "drops.json").exists()
+        medium.records_frees = True
+        assert session.sync(tokens_for(1)) == TOKENS
+        assert not (tmp_path / "drops.json").exists()
+
+
+def test_a_context_is_not_acknowledged_while_the_list_of_drops_cannot_be_removed(
+    tmp_path, monkeypatch, caplog
+):
+    medium, drops = ForgetfulMedium(), tmp_path / "drops.json"
+    with opened([medium], drops_file=drops) as store:
+        session = save(store)
+        store.drop("*")
+        save(store)
+        medium.records_frees = True
+
+        def refuse(*_arguments, **_options):
+            raise PermissionError("injected")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "unlink", refuse)
+            assert session.sync(tokens_for(1), deadline_s=0.1) == 0
+        assert "the list of drops was not saved" in caplog.text
+        assert session.sync(tokens_for(1)) == TOKENS

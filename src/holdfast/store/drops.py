@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from holdfast.blocks.namespace import Namespace
-from holdfast.regular_file import read_regular, replace_file
+from holdfast.regular_file import read_regular, remove_file, replace_file
 
 EVERYTHING = "*"
 """Names every fingerprint."""
@@ -70,7 +70,8 @@ class DropsFile:
     `file` None: there is no disk tier, and nothing is saved. An entry is added before the blocks
     are forgotten, and removed when every tier has recorded that their places are free. If the
     process ends before that, its entries apply to what the next process recovers: blocks that were
-    saved after the drop are lost with it. Thread-safe.
+    saved after the drop are lost with it. So until then they are not acknowledged as durable.
+    Thread-safe.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -84,6 +85,13 @@ class DropsFile:
     def __len__(self) -> int:
         """Return the number of entries."""
         return len(self._entries)
+
+    def names(self, namespace: Namespace) -> bool:
+        """Return whether the next process may drop blocks of a namespace."""
+        entries = self._entries
+        if self._file is None or not entries:
+            return False
+        return EVERYTHING in entries or namespace.fingerprint.hex() in entries
 
     def load(self) -> list[str]:
         """Return the fingerprints that an earlier process left; they are entries of this one."""
@@ -140,20 +148,23 @@ class DropsFile:
         if not record():
             return
         with self._mutex:
+            before = list(self._entries)
             for fingerprint in over:
                 self._entries.remove(fingerprint)
-            self._save()
+            if not self._save():
+                self._entries = before  # they apply as long as the file has them
 
-    def _save(self) -> None:
+    def _save(self) -> bool:
+        """Write the entries to the file; return False after a failure, which is logged."""
         if self._file is None:
-            return
+            return True
         names = list(dict.fromkeys(self._entries))
         try:
             if names:
                 data = {"version": VERSION, "fingerprints": names}
                 replace_file(self._file, msgspec.json.encode(data))
             else:
-                self._file.unlink(missing_ok=True)
+                remove_file(self._file)
         except OSError as error:
             _log.warning(
                 "%s: the list of drops was not saved: %s; if this process is killed now, dropped "
@@ -161,3 +172,5 @@ class DropsFile:
                 self._file,
                 error,
             )
+            return False
+        return True

@@ -22,6 +22,7 @@ from holdfast.store.block_table import ROWS_AT_ONCE
 from holdfast.store.copy_events import CopyEvent
 from holdfast.store.core import StoreParts
 from holdfast.store.durable_marks import MarkedBlocks
+from holdfast.store.inspect import finish_drops
 from holdfast.store.lookup import ask_in_time
 from holdfast.store.rewrite import forget_copies
 from holdfast.tiers.base import NOWHERE, AnsweringTier, Flushable, SharedTier
@@ -118,6 +119,9 @@ def _flush_copies(
         with table.lock:
             rows = table.index.find_all(namespace, keys[:kept])
             kept = store.durable_blocks.note_flushed(rows, places, safe, store.clock.now())
+    if kept and store.drops_file.names(namespace):  # a restart now would drop them
+        finish_drops(store)
+        kept = 0 if store.drops_file.names(namespace) else kept
     save_marks(store)
     if kept and isinstance(tier, SharedTier):  # another node may have deleted some
         kept = tier.held(namespace, keys[:kept], 0, max(0.0, until_s - store.clock.now()))
