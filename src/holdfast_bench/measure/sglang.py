@@ -3,6 +3,9 @@
 Every storage gets the same prompts. A round computes a prompt that was never asked before, empties
 SGLang's own caches, and asks for it again. Rounds alternate between the servers, so that a
 disturbance affects both; a server that is not asked sleeps.
+
+Attention computes the new tokens only. SGLang's backend for CPUs computes all tokens of a prompt
+again, which takes seconds, so the milliseconds of a storage would not be visible.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import NamedTuple
 from holdfast.errors import HoldfastError
 from holdfast.limits import GIB
 from holdfast_bench.harness.node import NodeUnderTest
+from holdfast_bench.peers.sglang_environment import NEW_TOKENS_ONLY
 from holdfast_bench.peers.sglang_server import (
     PAGE_TOKENS,
     SglangServer,
@@ -94,7 +98,9 @@ def _servers(stack: ExitStack, race: SglangRace) -> dict[str, SglangServer]:
     servers = {}
     for storage, (backend, extra) in storages.items():
         options = SglangServerOptions(
-            race.model, backend, extra, tokens_max=2 * (max(race.lengths) + PAGE_TOKENS)
+            *(race.model, backend, extra),
+            tokens_max=2 * (max(race.lengths) + PAGE_TOKENS),
+            environment=NEW_TOKENS_ONLY,
         )
         servers[storage] = SglangServer(storage, options, race.folder / f"{storage}.log")
         stack.enter_context(servers[storage].process)

@@ -44,6 +44,11 @@ VARIABLES = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
+NEW_TOKENS_ONLY = {"HOLDFAST_SGLANG_NEW_TOKENS_ONLY": "1"}
+"""Variables of a server whose attention computes the new tokens of a prompt only, see
+`sglang_on_cpu`. Without them it computes all tokens and discards most results.
+"""
+
 INSTALL_S = 1800.0
 """Maximum duration of one installation step."""
 

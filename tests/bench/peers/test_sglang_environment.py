@@ -1,5 +1,7 @@
 """The environment of SGLang: what is said if it is not there."""
 
+from pathlib import Path
+
 import pytest
 
 from holdfast.errors import HoldfastError
@@ -22,3 +24,9 @@ def test_its_processes_find_both_packages_and_what_replaces_cuda(tmp_path):
     assert (tmp_path / "packages" / "holdfast" / "engines" / "sglang").is_dir()
     assert packages == str(tmp_path / "packages")
     assert shims.endswith("sglang_on_cpu")
+
+
+def test_the_replacements_know_the_variable_for_attention_of_new_tokens_only(tmp_path):
+    shims = sglang_environment.variables(tmp_path)["PYTHONPATH"].split(":")[0]
+    [name] = sglang_environment.NEW_TOKENS_ONLY
+    assert f'"{name}"' in (Path(shims) / "sitecustomize.py").read_text()

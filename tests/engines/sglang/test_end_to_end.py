@@ -125,6 +125,23 @@ def test_a_context_survives_caches_restarts_damage_and_a_lost_node(started):
     assert same(alone, cold)
 
 
+def test_attention_of_the_new_tokens_only_gives_the_same_answers(started):
+    make_node, make_server = started
+    node = make_node()
+    whole = make_server(node)
+    expected = whole.ask(PROMPT, TOKENS)
+    whole.process.stop()
+    server = make_server(node, environment=sglang_environment.NEW_TOKENS_ONLY)
+    warm = server.ask(PROMPT, TOKENS)
+    assert stored(warm) == WHOLE
+    assert same(warm, expected)
+    cold = server.ask(PROMPT[::-1], TOKENS)
+    server.forget()
+    warm = server.ask(PROMPT[::-1], TOKENS)
+    assert stored(warm) == WHOLE
+    assert same(warm, cold)
+
+
 def damage(node):
     """Reverse bytes in most pages in the disk tier's file."""
     file = Path(node.address.removeprefix("unix://")).parent / "disk" / "blocks.holdfast"

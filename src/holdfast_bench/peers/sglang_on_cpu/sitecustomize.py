@@ -2,8 +2,9 @@
 
 SGLang 0.5.23 serves on a CPU, but it imports packages that exist for CUDA only, and the copies
 between its host pools and its device pool are CUDA kernels. Here are an importable `sgl_kernel`
-whose functions raise, the names of torchvision's operators, and those copies in torch. It is for
-tests and benches only.
+whose functions raise, the names of torchvision's operators, and those copies in torch. On request
+(`NEW_TOKENS_ONLY`) attention is that of a prompt's new tokens only, as on GPUs. It is for tests and
+benches only.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -19,6 +21,9 @@ from typing import Any
 KERNELS = "sgl_kernel"
 
 RESERVE = "HICACHE_HOST_MEMORY_RESERVE_BYTES"
+
+NEW_TOKENS_ONLY = "HOLDFAST_SGLANG_NEW_TOKENS_ONLY"
+"""Name of a variable; if it is set, attention computes the new tokens of a prompt only."""
 
 OPERATORS = (
     *("nms", "qnms", "roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d"),
@@ -127,6 +132,49 @@ def copying(module: ModuleType) -> None:
         setattr(module, RESERVE, 0)  # by default SGLang wants 10 GiB to be free
 
 
+def attending_new_tokens(module: ModuleType) -> None:
+    """Compute attention for the new tokens of a prompt only.
+
+    The backend `torch_native` computes it for all tokens, also for those whose keys and values come
+    from a cache, and discards their results: behind 4,096 cached tokens 16 new ones take seconds.
+    """
+    if NEW_TOKENS_ONLY not in os.environ:
+        return
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    of_all_tokens = module.TorchNativeAttnBackend._run_sdpa_forward_extend  # noqa: SLF001
+
+    def of_new_tokens(
+        self: Any, query: Any, output: Any, keys: Any, values: Any, *lists: Any, **options: Any
+    ) -> Any:
+        slots, numbers, lengths, prefixes, _, encoders = lists
+        window = options["sliding_window_size"]
+        if encoders is not None or window is not None or not options["causal"]:
+            return of_all_tokens(self, query, output, keys, values, *lists, **options)
+        first = 0
+        for number, length, prefix in zip(
+            numbers.tolist(), lengths.tolist(), prefixes.tolist(), strict=True
+        ):
+            end = first + length - prefix
+            tokens = slots[number, :length]
+            key, value = (part[tokens].transpose(0, 1).to(query.dtype) for part in (keys, values))
+            mask = torch.ones(end - first, length, dtype=torch.bool).tril(prefix)
+            output[first:end] = scaled_dot_product_attention(
+                query[first:end].transpose(0, 1).unsqueeze(0),
+                key.unsqueeze(0),
+                value.unsqueeze(0),
+                attn_mask=mask if prefix else None,
+                enable_gqa=options["enable_gqa"],
+                scale=options["scaling"],
+                is_causal=not prefix,
+            )[0].transpose(0, 1)
+            first = end
+        return output
+
+    module.TorchNativeAttnBackend._run_sdpa_forward_extend = of_new_tokens  # noqa: SLF001
+
+
 def transfer_kv_direct(
     src_layers: Any,
     dst_layers: Any,
@@ -174,6 +222,7 @@ BEFORE = {"torchvision": declare_operators}
 AFTER = {f"{_POOLS}.common": unpinned, f"{_POOLS}.base": copying} | {
     f"{_POOLS}.{name}": copying for name in ("mha", "mla", "mamba", "dsa")
 }
+AFTER["sglang.srt.layers.attention.torch_native_backend"] = attending_new_tokens
 _kept: list[object] = []
 
 sys.meta_path.insert(0, ReplacingFinder())
