@@ -1,8 +1,8 @@
 """Time to first token of SGLang: computed, and from its storage, with two storages in turn.
 
 Every storage gets the same prompts. A round computes a prompt that was never asked before, empties
-SGLang's own caches, and asks for it again. Rounds alternate between the servers, so that a
-disturbance affects both; a server that is not asked sleeps.
+SGLang's own caches, and asks for it again, when what was saved is on disk. Rounds alternate between
+the servers, so that a disturbance affects both; a server that is not asked sleeps.
 
 Attention computes the new tokens only. SGLang's backend for CPUs computes all tokens of a prompt
 again, which takes seconds, so the milliseconds of a storage would not be visible.
@@ -10,6 +10,7 @@ again, which takes seconds, so the milliseconds of a storage would not be visibl
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -72,7 +73,8 @@ def measure(
     drawn = random.Random(SEED)  # noqa: S311  # prompts, not secrets
     with ExitStack() as stack:
         tell("the servers start")
-        servers = _servers(stack, race)
+        node = stack.enter_context(NodeUnderTest(race.folder / HOLDFAST, GIB, 2 * GIB))
+        servers = _servers(stack, race, node)
         for server in servers.values():
             server.wait_ready()
             server.ask([7] * 300, 1)  # the first request pays for what is set up on demand
@@ -84,13 +86,12 @@ def measure(
                 for storage, server in servers.items():
                     tell(f"{tokens} tokens, storage {storage}: round {number + 1} of {race.rounds}")
                     times[storage].cold.append(server.ask(prompt, 1).answer.ttft_s)
-                    times[storage].warm.append(_warm_s(server, prompt, stored))
+                    times[storage].warm.append(_warm_s(server, prompt, stored, node))
             yield tokens, times
 
 
-def _servers(stack: ExitStack, race: SglangRace) -> dict[str, SglangServer]:
+def _servers(stack: ExitStack, race: SglangRace, node: NodeUnderTest) -> dict[str, SglangServer]:
     """Start a server for each storage; they end with `stack`."""
-    node = stack.enter_context(NodeUnderTest(race.folder / HOLDFAST, GIB, 2 * GIB))
     storages: dict[str, tuple[str, dict[str, object]]] = {
         FILE: (FILE, {"file_storage_path": str(race.folder / "pages")}),
         HOLDFAST: ("dynamic", holdfast_storage(node.address)),
@@ -107,11 +108,13 @@ def _servers(stack: ExitStack, race: SglangRace) -> dict[str, SglangServer]:
     return servers
 
 
-def _warm_s(server: SglangServer, prompt: Sequence[int], stored: int) -> float:
+def _warm_s(server: SglangServer, prompt: Sequence[int], stored: int, node: NodeUnderTest) -> float:
     """Return the seconds to the first token with the whole context from the storage."""
     until_s, found = time.monotonic() + SAVED_S, 0
     while time.monotonic() < until_s:
         time.sleep(POLL_S)
+        node.wait_idle()  # neither storage may write to the drive while it is read
+        os.sync()
         server.forget()
         asked = server.ask(prompt, 1)
         found = asked.tokens.fetched_total
