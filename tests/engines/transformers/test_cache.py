@@ -186,6 +186,18 @@ def test_the_answer_behind_a_part_of_the_prompt_is_not_saved(store):
         holdfast.transformers.save(model, out, cache, store, block_tokens=BLOCK)
 
 
+def test_states_of_earlier_weights_are_not_saved_as_those_of_the_weights_now(store):
+    model = model_of("llama")
+    cache = cache_of(model, IDS, store)
+    out = generated(model, IDS, cache)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.add_(0.5)
+    with pytest.raises(BlockError, match=r"weights or settings.* changed since it was made"):
+        holdfast.transformers.save(model, out, cache, store, block_tokens=BLOCK)
+    turn = torch.cat([out, prompt_of(2, 20)], dim=1)
+    assert cache_of(model, turn, store).prefix.fetched == 0
+
+
 def test_a_copy_of_a_cache_goes_on_like_the_cache(store):
     model = model_of("llama")
     cache = cache_of(model, IDS, store)

@@ -66,11 +66,22 @@ class _OfPrompt(Cache):
     an error, if it is given another prompt or padding.
     """
 
-    def __init__(self, layers: Sequence[Any], prefix: Prefix, prompt: Sequence[int]) -> None:
+    def __init__(
+        self, layers: Sequence[Any], prefix: Prefix, prompt: Sequence[int], known: KnownModel
+    ) -> None:
         Cache.__init__(self, layers=list(layers))  # theirs makes layers of its own
         self.prefix = prefix
+        self._groups = known.groups
         self._prompt = prompt
         self._rest = len(prompt) - prefix.tokens
+
+    def check_model(self, known: KnownModel) -> None:
+        """Raise BlockError if the model's weights or settings changed since the cache was made."""
+        if known.groups != self._groups:
+            raise BlockError(
+                "cache: the model's weights or settings, or the size of its blocks, changed since "
+                "it was made, so its states belong to other blocks; make a new cache"
+            )
 
     def check_prompt(self, tokens: Sequence[int]) -> None:
         """Raise BlockError if tokens do not begin with the prompt, or are not a part of it."""
@@ -126,7 +137,7 @@ def cache(
     identity.check_length(model, len(tokens))
     filled, prefix = _fill(model, tokens, store, known)
     if not max_cache_len:
-        return PromptCache(filled.layers, prefix, tokens)
+        return PromptCache(filled.layers, prefix, tokens, known)
     if max_cache_len <= len(tokens):
         raise BlockError(
             f"max_cache_len: {max_cache_len} tokens, the prompt has {len(tokens)}; pass the "
@@ -135,7 +146,7 @@ def cache(
     static = StaticCache(config=model.config, max_cache_len=max_cache_len)
     if prefix.tokens:
         layer_states.move(filled, static, prefix.tokens)
-    return StaticPromptCache(static.layers, prefix, tokens)
+    return StaticPromptCache(static.layers, prefix, tokens, known)
 
 
 def save(
@@ -151,11 +162,13 @@ def save(
 
     `ids`: what `generate` returned. `cache`: the cache that it used. If the model has layers that
     drop tokens, the answer's blocks are computed once more. Arguments and errors as in `cache`; it
-    also raises BlockError for a cache of several sequences, and for one of another prompt.
+    also raises BlockError for a cache of several sequences, and for one of another prompt or of the
+    model's earlier weights.
     """
     known, tokens = known_model(model, model_digest, block_tokens), prompt_of(model, ids)
     identity.check_length(model, max(len(tokens), int(cache.get_seq_length())))
     if isinstance(cache, _OfPrompt):
+        cache.check_model(known)
         cache.check_prompt(tokens)
     if [each.kv_group.attention for each in known.layers] != ["full"]:
         return _fill(model, tokens, store, known)[1].saved
