@@ -15,7 +15,15 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "vllm.md"
     ("config", "overrides", "shared"),
     [
         ({"model_type": "llama"}, {}, {"vllm", "transformers", "sglang"}),
-        ({"model_type": "qwen3"}, {}, {"vllm", "transformers"}),
+        ({"model_type": "gpt_oss"}, {}, {"vllm", "transformers"}),
+        ({"model_type": "mistral", "sliding_window": None}, {}, {"vllm", "transformers", "sglang"}),
+        ({"model_type": "mistral", "sliding_window": 4096}, {}, {"vllm", "transformers"}),
+        ({"model_type": "mistral", "sliding_window": 4096, "use_sliding_window": False}, {},
+         {"vllm", "transformers", "sglang"}),
+        ({"model_type": "mistral", "sliding_window": 4096, "use_sliding_window": False},
+         {"use_sliding_window": True}, {"vllm", "transformers"}),
+        ({"model_type": "llama", "layer_types": ["full_attention", "sliding_attention"]}, {},
+         {"vllm", "transformers"}),
         ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, {},
          {"vllm", "transformers"}),
         ({"model_type": "llama4"}, {}, set()),
@@ -36,6 +44,9 @@ def test_the_page_names_the_types_of_models():
     text = PAGE.read_text()
     [named] = re.findall(r"types of models that a test has compared: (.*?); SGLang", text)
     assert set(re.findall(r"`(\w+)`", named)) == {*COMPARED_TYPES}
+    [named] = re.findall(r"; SGLang shares those of (.*?), if they have no sliding windows", text)
+    with_sglang = {kind for kind, engines in COMPARED_TYPES.items() if "sglang" in engines}
+    assert set(re.findall(r"`(\w+)`", named)) == with_sglang
 
 
 def test_every_compared_engine_knows_the_plain_rope():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.client.model_meaning import ANY
 from holdfast.engines.cached_models import (
     Caching,
     LayerKind,
@@ -10,12 +11,15 @@ from holdfast.engines.cached_models import (
     caching_text,
     kind_of,
     other_engines_text,
+    portable_text,
     transformers_text,
 )
+from holdfast.engines.compared_models import computed_by
 from holdfast.errors import ConfigError
 from holdfast.finding import Finding, problem
 from holdfast.report import Row
-from holdfast.sim.model.catalogue import load_model
+from holdfast.sim.model.catalogue import load_config, read_model
+from holdfast.sim.model.fields import Fields
 from holdfast.sim.model.shape import Attention, ModelShape
 
 _MECHANISMS: dict[str, Mechanism] = {
@@ -24,6 +28,10 @@ _MECHANISMS: dict[str, Mechanism] = {
     "chunk": "chunk",
     "state": "recurrent",
 }
+
+
+_ENGINES = {"vLLM": "vllm", "transformers": "transformers", "SGLang": "sglang"}
+"""Names of engines in fingerprints."""
 
 
 def kind_of_shape(shape: ModelShape) -> ModelKind:
@@ -48,14 +56,31 @@ def caching_row(command: str, shape: ModelShape) -> Row:
 def examine_model(name: str) -> Finding:
     """Return what `holdfast doctor` shows of a model; a model that is not cached is a problem."""
     try:
-        shape = load_model(name)
+        fields = load_config(name)
+        shape = read_model(fields)
     except ConfigError as error:
         return problem("model", name, f"not known whether the vLLM connector caches it: {error}")
     kind = kind_of_shape(shape)
-    line = f"{caching_text(kind)}; {transformers_text(kind)}; {other_engines_text(kind)}"
+    others = f"{transformers_text(kind)}; {other_engines_text(kind)}"
     if kind.caching is Caching.NOT_YET:
-        return problem("model", shape.name, line)
-    return Finding("model", shape.name, line, ok=True)
+        return problem("model", shape.name, f"{caching_text(kind)}; {others}")
+    parts = (caching_text(kind), portable_text(kind), _sharing_text(kind, fields), others)
+    return Finding("model", shape.name, "; ".join(filter(None, parts)), ok=True)
+
+
+def _sharing_text(kind: ModelKind, fields: Fields) -> str:
+    """Return a clause: which engines share portable contexts of a model; empty if it has none."""
+    if kind.portable.startswith("no:"):
+        return ""
+    config = {**fields.data, "model_type": fields.type_name}
+    names = [name for name, engine in _ENGINES.items() if computed_by(engine, config, {}) == ANY]
+    if not names:
+        return (
+            "each engine reads its own portable contexts only, because no test has compared the "
+            f"engines with such a model ({fields.type_name or 'of no type'})"
+        )
+    *first, last = names
+    return f"{', '.join(first)} and {last} read each other's portable contexts"
 
 
 def _mechanism(part: Attention) -> Mechanism:

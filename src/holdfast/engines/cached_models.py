@@ -38,8 +38,10 @@ class ModelKind(NamedTuple):
     """A row of the table: models whose layers keep the same, and whether they are cached.
 
     `layers`: the kind in words. `models`: examples. `why`: the reason, a clause. `since`: the first
-    version that caches it; empty if none does. These three are about vLLM. `not_in_transformers`:
-    why `holdfast.transformers` does not cache it; empty if it does. `offloading`, `sglang`,
+    version that caches it; empty if none does. `portable`: whether its blocks may be portable, so
+    that engines of another tensor-parallel size read them. These four are about vLLM.
+    `not_in_transformers`: why `holdfast.transformers` does not cache it; empty if it does.
+    `offloading`, `sglang`,
     `lmcache`: the same of the bindings that need to know nothing of a model's layers: `YES` if a
     real engine was run with such a model, else what is known.
     """
@@ -49,6 +51,7 @@ class ModelKind(NamedTuple):
     caching: Caching
     why: str
     since: str = ""
+    portable: str = YES
     not_in_transformers: str = ""
     offloading: str = NOT_RUN
     sglang: str = NOT_RUN
@@ -61,6 +64,7 @@ FULL = ModelKind(
     Caching.YES,
     "a page depends only on the tokens up to its end",
     "0.1.0",
+    portable="yes; latents on CPUs only",
     offloading=YES,
     sglang=YES,
     lmcache=YES,
@@ -71,6 +75,7 @@ WINDOWS = ModelKind(
     Caching.YES,
     "layers of a kind have blocks of their own; of those with a window only the last are loaded",
     "0.1.0",
+    portable="yes; on GPUs if vLLM has one list of pages for each kind",
     offloading=YES,
     sglang="yes, if SGLang keeps windows whole (Gemma 3); else its pools are tested with stubs",
 )
@@ -94,6 +99,7 @@ SIZES = ModelKind(
     Caching.YES,
     "layers of a size have blocks of their own; a context is cut where blocks of all sizes end",
     "0.1.0",
+    portable=NOT_RUN,
 )
 RECURRENT = ModelKind(
     "recurrent layers: Mamba, linear attention, short convolutions",
@@ -102,6 +108,7 @@ RECURRENT = ModelKind(
     "a state belongs to one exact number of tokens; it is saved where vLLM keeps one itself, by "
     "default at the last page boundary of a prompt",
     "0.1.0",
+    portable="no: each engine keeps states in a form of its own",
     offloading=YES,
     sglang=_SGLANG_POOLS,
 )
@@ -110,6 +117,7 @@ SPARSE = ModelKind(
     ("DeepSeek-V3.2", "DeepSeek-V4", "GLM-5"),
     Caching.NOT_YET,
     "the keys of the index are a second kind of page, and vLLM runs these models on GPUs only",
+    portable="-",
     not_in_transformers="the keys of the index are not saved",
     sglang=_SGLANG_POOLS,
 )
@@ -118,6 +126,7 @@ OTHER = ModelKind(
     ("Whisper",),
     Caching.NOT_YET,
     "the connector does not know these pages",
+    portable="-",
     not_in_transformers="the states of these layers are not known",
     offloading="no: vLLM permits no connector for encoder-decoder models",
     lmcache="no: vLLM permits no connector for encoder-decoder models",
@@ -153,16 +162,24 @@ def caching_text(kind: ModelKind) -> str:
     return f"the vLLM connector does not cache this model yet ({kind.layers}): {kind.why}"
 
 
+def portable_text(kind: ModelKind) -> str:
+    """Return a clause about a kind that is cached: at which tensor-parallel sizes it is found."""
+    exact = "exact blocks belong to the tensor-parallel size that wrote them"
+    if kind.portable.startswith("no:"):
+        return f"{exact}; portable blocks: {kind.portable}"
+    return f"{exact}, portable blocks to none; portable: {kind.portable}"
+
+
 def full_table() -> str:
     """Return the table in Markdown, a row for each kind."""
     rows = [
         f"| {kind.layers} | {', '.join(kind.models)} | {kind.caching} | {kind.since or '-'} | "
-        f"{kind.why} | {_in_transformers(kind)} |"
+        f"{kind.why} | {kind.portable} | {_in_transformers(kind)} |"
         for kind in MODEL_KINDS
     ]
     heads = (
-        "| layers of the model | for example | cached behind vLLM | since | why | cached in "
-        "transformers |\n|---|---|---|---|---|---|"
+        "| layers of the model | for example | cached behind vLLM | since | why | portable blocks "
+        "| cached in transformers |\n|---|---|---|---|---|---|---|"
     )
     return "\n".join((heads, *rows))
 

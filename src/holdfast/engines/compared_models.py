@@ -18,18 +18,23 @@ _THREE = _TWO | {"sglang"}
 
 COMPARED_TYPES: Mapping[str, frozenset[str]] = MappingProxyType(
     {
-        "llama": _THREE,
         **dict.fromkeys(
             (
                 "cohere",
                 "ernie4_5",
+                "llama",
+                "mistral",
+            ),
+            _THREE,
+        ),
+        **dict.fromkeys(
+            (
                 "gemma",
                 "gemma3_text",
                 "glm4",
                 "gpt_oss",
                 "granite",
                 "hunyuan_v1_dense",
-                "mistral",
                 "mixtral",
                 "olmo2",
                 "phi3",
@@ -54,6 +59,13 @@ vLLM computes `dynamic` otherwise than the others, and SGLang ignores some setti
 """
 
 
+COMPARED_WINDOWS = _TWO
+"""Engines that were compared with layers that attend to a window of the context.
+
+SGLang computes some models as if they had none.
+"""
+
+
 def computed_by(engine: str, config: Mapping[str, Any], overrides: Mapping[str, Any]) -> str:
     """Return `ANY` if the engine is one of those compared for such a model, else the engine.
 
@@ -62,8 +74,10 @@ def computed_by(engine: str, config: Mapping[str, Any], overrides: Mapping[str, 
     text = config.get("text_config")
     kind = (text if isinstance(text, Mapping) else config).get("model_type")
     ropes = {*_ropes(config), *_ropes(overrides)}
-    alike = engine in COMPARED_TYPES.get(str(kind), ()) and all(
-        engine in COMPARED_ROPES.get(rope, ()) for rope in ropes
+    alike = (
+        engine in COMPARED_TYPES.get(str(kind), ())
+        and all(engine in COMPARED_ROPES.get(rope, ()) for rope in ropes)
+        and (engine in COMPARED_WINDOWS or not _has_windows(config, overrides))
     )
     return ANY if alike else engine
 
@@ -76,3 +90,21 @@ def _ropes(fields: Mapping[str, Any]) -> Iterator[str]:
     for value in fields.values():
         if isinstance(value, Mapping):
             yield from _ropes(value)
+
+
+def _has_windows(*sections: Mapping[str, Any]) -> bool:
+    """Whether settings say that some layers do not attend to the whole context."""
+    fields = [field for section in sections for field in _fields(section)]
+    if any(name == "layer_types" and {*value} - {"full_attention"} for name, value in fields):
+        return True
+    switches = [value for name, value in fields if name == "use_sliding_window"]
+    is_off = bool(switches) and not any(switches)
+    return not is_off and any(name == "sliding_window" and value for name, value in fields)
+
+
+def _fields(section: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of settings and of the sections in them."""
+    for name, value in section.items():
+        yield name, value
+        if isinstance(value, Mapping):
+            yield from _fields(value)

@@ -32,6 +32,7 @@ RECONNECT_TIMEOUT_S = 20.0
 """How long an engine may take to use its node again after the node was away."""
 
 NO_HINT: Mapping[str, object] = {}
+ANY_REPLICA = -1
 
 Counts: TypeAlias = Counter[tuple[str, str]]
 """Prompt tokens by metric and source."""
@@ -79,16 +80,20 @@ class MeasuredCompletion(msgspec.Struct, frozen=True):
 
 
 def ask(
-    engine: VllmServer, prompt: Sequence[int], max_tokens: int, hint: Mapping[str, object] = NO_HINT
+    engine: VllmServer,
+    prompt: Sequence[int],
+    max_tokens: int,
+    hint: Mapping[str, object] = NO_HINT,
+    replica: int = ANY_REPLICA,
 ) -> MeasuredCompletion:
     """Request a greedy completion and count the sources of its prompt tokens.
 
     No other client may use the engine during the call: the counters are the engine's own. `hint`
-    is sent to Holdfast with the request. Raises HoldfastError if the server refuses or aborts the
-    request.
+    is sent to Holdfast with the request. `replica`: the data-parallel rank that answers. Raises
+    HoldfastError if the server refuses or aborts the request.
     """
     before = _prompt_counts(engine.metrics())
-    answer = complete(engine, prompt, max_tokens, hint)
+    answer = complete(engine, prompt, max_tokens, hint, replica)
     return MeasuredCompletion(answer, _token_sources(_wait_counted(engine, before, len(prompt))))
 
 
@@ -128,9 +133,16 @@ def wait_asking(engine: VllmServer, last_plan: Callable[[], int], probe: Sequenc
 
 
 def complete(
-    engine: VllmServer, prompt: Sequence[int], max_tokens: int, hint: Mapping[str, object] = NO_HINT
+    engine: VllmServer,
+    prompt: Sequence[int],
+    max_tokens: int,
+    hint: Mapping[str, object] = NO_HINT,
+    replica: int = ANY_REPLICA,
 ) -> CompletionAnswer:
-    """Send one streaming request with its hint, and measure the time to its first token."""
+    """Send one streaming request with its hint, and measure the time to its first token.
+
+    `replica`: the data-parallel rank that answers.
+    """
     body = {
         "model": "model",
         "prompt": list(prompt),
@@ -144,12 +156,14 @@ def complete(
     }
     if hint:
         body["kv_transfer_params"] = {"holdfast": hint}
-    encoded = json.dumps(body)
+    encoded, headers = json.dumps(body), {"Content-Type": "application/json"}
+    if replica != ANY_REPLICA:
+        headers["X-data-parallel-rank"] = str(replica)
     connection = http.client.HTTPConnection(HOST, engine.port, timeout=TIMEOUT_S)
     try:
         connection.connect()
         start_s = time.perf_counter()
-        connection.request("POST", "/v1/completions", encoded, {"Content-Type": "application/json"})
+        connection.request("POST", "/v1/completions", encoded, headers)
         response = connection.getresponse()
         if response.status != http.client.OK:
             reason = response.read().decode(errors="replace")

@@ -52,9 +52,10 @@ is measured only after that."""
 class VllmServerOptions(msgspec.Struct, frozen=True):
     """Options of a vLLM server; an empty `kv_transfer` starts it without a connector.
 
-    `ranks`: its tensor-parallel size; `stages`: its pipeline stages. `requests_max`: requests that
-    it serves at once; 0: as many as vLLM does by default. `kv_bytes`: memory for KV pages.
-    `environment`: variables of its process that differ from the defaults here.
+    `ranks`: its tensor-parallel size; `stages`: its pipeline stages; `replicas`: its data-parallel
+    size. `requests_max`: requests that each replica serves at once; 0: as many as vLLM does by
+    default. `kv_bytes`: memory of each rank for KV pages. `environment`: variables of its process
+    that differ from the defaults here.
     """
 
     model: Path
@@ -64,6 +65,7 @@ class VllmServerOptions(msgspec.Struct, frozen=True):
     dtype: str = "auto"
     ranks: int = 1
     stages: int = 1
+    replicas: int = 1
     requests_max: int = 0
     kv_bytes: int = KV_BYTES
     environment: dict[str, str] = {}
@@ -122,6 +124,8 @@ class VllmServer:
             argv += ["--pipeline-parallel-size", str(options.stages), "-cc.mode=1"]
         else:
             argv.append("--enforce-eager")
+        if options.replicas > 1:
+            argv += ["--data-parallel-size", str(options.replicas)]
         if options.requests_max:
             argv += ["--max-num-seqs", str(options.requests_max)]
         if options.kv_transfer:

@@ -12,6 +12,7 @@ CONFIGS = {
     "qwen2": ("Qwen2Config", {}),
     "qwen3": ("Qwen3Config", {}),
     "qwen3_moe": ("Qwen3MoeConfig", EXPERTS),
+    "mistral": ("MistralConfig", {"sliding_window": None}),
     "mixtral": ("MixtralConfig", {"num_local_experts": 4, "sliding_window": None}),
     "gemma": ("GemmaConfig", {}),
     "phi3": ("Phi3Config", {}),
@@ -25,6 +26,15 @@ CONFIGS = {
     "hunyuan_v1_dense": ("HunYuanDenseV1Config", {}),
 }
 """Configuration classes of transformers and their arguments, by type of model."""
+
+
+def digest_of(name):
+    """Return a name for the weights of a type if transformers cannot compare them with the files.
+
+    It keeps the weights of experts in other tensors.
+    """
+    experts = {"num_experts", "num_local_experts"} & CONFIGS[name][1].keys()
+    return name if experts else ""
 
 
 def write_models(folder):

@@ -6,8 +6,10 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import socket
+import struct
 import threading
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -213,6 +215,15 @@ def real():
     return SimpleNamespace(Engine=Engine, Between=Between, arena=arena, forks=forks)
 
 
+@pytest.fixture
+def shared_memory():
+    """Remove the shared memory that vLLM's ranks leave behind when they are stopped."""
+    before = set(Path("/dev/shm").glob("vllm_dist_*"))
+    yield
+    for left in set(Path("/dev/shm").glob("vllm_dist_*")) - before:
+        left.unlink(missing_ok=True)
+
+
 class Engine:
     """A real vLLM in a process of its own; calls go to the methods of `vllm_driver.Driver`."""
 
@@ -277,12 +288,16 @@ def arena(node):
 
 
 class Between:
-    """Stands between engines and a node; `passes` sees every request and may swallow it."""
+    """Stands between engines and a node; `passes` sees every request and may swallow it.
+
+    `sender.pid`: while `passes` is called, the process whose request it sees.
+    """
 
     def __init__(self, node_path, path):
         self.address = f"unix://{path}"
         self.node_path = node_path
         self.passes = None
+        self.sender = threading.local()
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -303,6 +318,8 @@ class Between:
 
     def _requests(self, engine, node):
         reader = request_reader()
+        peer = engine.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        self.sender.pid, *_ = struct.unpack("3i", peer)
         with engine, node, contextlib.suppress(OSError):
             while data := engine.recv(RECEIVE_BYTES):
                 reader.feed(data)

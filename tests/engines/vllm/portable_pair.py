@@ -63,22 +63,47 @@ class PortablePairs:
         )  # fmt: skip
 
 
-class PortablePair:
+class TransformersSide:
+    """A model in transformers, in float32, with the store of a node.
+
+    `digest`: what its user calls its weights; empty: they are compared with the files.
+    """
+
+    def __init__(self, folder, address, digest=""):
+        self.digest = digest
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.model = loaded.eval()
+        self.store = holdfast.open(address, domain="default")
+
+    def close(self):
+        self.store.close()
+
+    def cache(self, prompt):
+        return holdfast.transformers.cache(
+            self.model, [prompt], self.store, block_tokens=BLOCK, model_digest=self.digest
+        )
+
+    def after(self, prompt, cache=None):
+        """Return the log-probabilities after a prompt, part of it in a cache."""
+        held = cache.get_seq_length() if cache is not None else 0
+        ids = torch.tensor([prompt[held:]])
+        with torch.no_grad():
+            logits = self.model(ids, past_key_values=cache, use_cache=True).logits[0, -1]
+        return torch.log_softmax(logits, -1)
+
+
+class PortablePair(TransformersSide):
     """vLLM and transformers with one model."""
 
     def __init__(self, pairs, name, digest):
-        self.node, self.digest = pairs.node, digest
+        self.node = pairs.node
         self.engine = pairs.engine(name, digest)
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(
-            pairs.folder / name, dtype=torch.float32
-        )
-        self.model = loaded.eval()
-        self.store = holdfast.open(self.node.address, domain="default")
+        super().__init__(pairs.folder / name, pairs.node.address, digest)
         self.engine.wait_ready()
 
     def close(self):
         self.engine.close()
-        self.store.close()
+        super().close()
 
     def ask(self, prompt):
         """Return how many tokens vLLM loaded, and the log-probabilities of its first token."""
@@ -92,16 +117,3 @@ class PortablePair:
         found = self.ask(prompt)
         until(lambda: self.node.status()["blocks"] == before + blocks)
         return found
-
-    def cache(self, prompt):
-        return holdfast.transformers.cache(
-            self.model, [prompt], self.store, block_tokens=BLOCK, model_digest=self.digest
-        )
-
-    def after(self, prompt, cache=None):
-        """Return the log-probabilities of transformers after a prompt, part of it in a cache."""
-        held = cache.get_seq_length() if cache is not None else 0
-        ids = torch.tensor([prompt[held:]])
-        with torch.no_grad():
-            logits = self.model(ids, past_key_values=cache, use_cache=True).logits[0, -1]
-        return torch.log_softmax(logits, -1)

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 pytest.importorskip("vllm")
 pytest.importorskip("transformers")
 
-from architectures import CONFIGS, VOCABULARY, write_models
+from architectures import CONFIGS, VOCABULARY, digest_of, write_models
 from portable_pair import BLOCK, PortablePairs, difference, words
 
 from holdfast.engines.compared_models import COMPARED_TYPES
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.soak]
 TOKENS = 300
 HELD = TOKENS // BLOCK * BLOCK
 OWN = 1e-4
-COMPARED_ELSEWHERE = {"gemma3_text", "gpt_oss", "mistral"}
+COMPARED_ELSEWHERE = {"gemma3_text", "gpt_oss"}
 """Types of models that `test_portable_kinds` compares."""
 
 
@@ -45,9 +45,7 @@ prompt_of = partial(words, tokens=TOKENS, vocabulary=VOCABULARY)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_transformers_goes_on_from_what_vllm_wrote(pairs, name, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    # transformers keeps the experts' weights in other tensors than the files, so they have a name.
-    digest = name if "num_local_experts" in CONFIGS[name][1] or name.endswith("_moe") else ""
-    with contextlib.closing(pairs.start(name, digest)) as pair:
+    with contextlib.closing(pairs.start(name, digest_of(name))) as pair:
         prompt = prompt_of(name)
         _, cold = pair.save(prompt, HELD // BLOCK)
         own = pair.after(prompt)

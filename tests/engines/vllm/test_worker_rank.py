@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.engines.vllm.worker_rank import WorkerRank, copies_of
+from holdfast.engines.vllm.worker_rank import WorkerRank, copies_of, replicas_id
 
 LATENT = SimpleNamespace(max_tp_shards=1)
 TWO_HEADS = SimpleNamespace(max_tp_shards=2)
@@ -51,3 +51,12 @@ def test_pipeline_stages_and_sizes_of_engines_have_blocks_of_their_own():
 def test_workers_are_numbered_stage_by_stage():
     ranks = [WorkerRank(tp, 2, pp, 3) for pp in range(3) for tp in range(2)]
     assert [rank.number for rank in ranks] == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("own", "number", "common"),
+    [("one_dp0", 0, "one"), ("one_dp1", 1, "one"), ("one", 0, "one"), ("a_dp1_dp12", 12, "a_dp1")],
+)
+def test_replicas_of_an_engine_have_one_id_in_common(own, number, common):
+    parallel = SimpleNamespace(data_parallel_index=number)
+    assert replicas_id(own, SimpleNamespace(parallel_config=parallel)) == common

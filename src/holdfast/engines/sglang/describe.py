@@ -265,7 +265,8 @@ def portable_fingerprint_of(
         )
     if not setting.model_digest:
         _check_unchanged(folder)
-    by = computed_by(ENGINE, config, overrides)
+    own = str(getattr(arguments, "model_impl", "auto")).lower() != "transformers"
+    by = computed_by(ENGINE if own else f"{ENGINE} with transformers", config, overrides)
     return portable_fingerprint(
         folder, layout, name=setting.model_digest, overrides=overrides, computed_by=by
     )

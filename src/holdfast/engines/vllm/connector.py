@@ -44,7 +44,7 @@ from holdfast.engines.vllm.request_identity import adapter_settings
 from holdfast.engines.vllm.scheduler import SchedulerSide
 from holdfast.engines.vllm.unsupported import UnsupportedError
 from holdfast.engines.vllm.work import GroupHandshake, Handshake, StepWork, WorkerReport
-from holdfast.engines.vllm.worker_rank import rank_of
+from holdfast.engines.vllm.worker_rank import rank_of, replicas_id
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.wire.local.messages import PROTOCOL, GroupHello, Hello
 from holdfast.wire.local.reconnecting_client import ReconnectingClient
@@ -420,7 +420,8 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         address = self._setting.address
         if not address:
             if self._private is None:
-                self._private = PrivateNode(self._vllm_config.kv_transfer_config.engine_id)
+                own_id = self._vllm_config.kv_transfer_config.engine_id
+                self._private = PrivateNode(replicas_id(own_id, self._vllm_config))
             address = self._private.address
         connection = ReconnectingClient(address, hello, ANSWER_S)
         if connection.wait(START_S) is None:

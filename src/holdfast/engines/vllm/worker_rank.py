@@ -56,6 +56,15 @@ def rank_of(vllm_config: Any) -> WorkerRank:
     )
 
 
+def replicas_id(engine_id: str, vllm_config: Any) -> str:
+    """Return the id that the data-parallel replicas of an engine on one host have in common.
+
+    vLLM adds the number of a replica to the id that its connector gets.
+    """
+    number = getattr(vllm_config.parallel_config, "data_parallel_index", 0)
+    return engine_id.removesuffix(f"_dp{number}")
+
+
 def gather_stages(rank: WorkerRank, own: T) -> list[T]:
     """Return what each pipeline stage has passed, in their order; all stages must call it.
 

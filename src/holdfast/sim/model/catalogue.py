@@ -36,8 +36,16 @@ def known_models() -> tuple[str, ...]:
 def load_model(name: str) -> ModelShape:
     """Return the shape of a shipped model, such as Qwen3-8B, or of the config.json at a path.
 
+    Raises ConfigError as `load_config`, and for a config that lacks a needed field.
+    """
+    return read_model(load_config(name))
+
+
+def load_config(name: str) -> Fields:
+    """Return the fields of the config.json of a shipped model, or of the one at a path.
+
     A name may omit the publisher and "Meta-"; case does not matter. Raises ConfigError for an
-    unknown name, with similar names, and for a config that lacks a needed field.
+    unknown name, with similar names, and for a file that is not such a config.
     """
     path = Path(name)
     if name.endswith(".json") or path.exists():
@@ -50,7 +58,7 @@ def load_model(name: str) -> ModelShape:
             ) from error
         if not isinstance(config, dict):
             raise ConfigError(f"{path}: holds {type(config).__name__}, not a model's config.json")
-        return read_model(Fields(config, name))
+        return Fields(config, name)
     wanted = _plain(name)
     plain = {_plain(known): known for known in known_models()}
     holding = [known for short, known in plain.items() if wanted and wanted in short]
@@ -66,7 +74,7 @@ def load_model(name: str) -> ModelShape:
             "`holdfast size --models` lists all, or give the path of its config.json"
         )
     file = DATA / "models" / f"{full.replace('/', '--')}.json"
-    return read_model(Fields(json.loads(file.read_text(encoding="utf-8")), full))
+    return Fields(json.loads(file.read_text(encoding="utf-8")), full)
 
 
 def read_model(fields: Fields) -> ModelShape:

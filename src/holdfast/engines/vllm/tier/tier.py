@@ -35,6 +35,7 @@ from holdfast.engines.vllm.tier.jobs import PrefixRun, TransferJobs
 from holdfast.engines.vllm.tier.lookups import BlockLookups
 from holdfast.engines.vllm.tier.options import read_tier_options
 from holdfast.engines.vllm.unsupported import UnsupportedError
+from holdfast.engines.vllm.worker_rank import replicas_id
 from holdfast.named_blocks import BlockMemory, NamedSession, PrefixPosition
 
 SUFFIX_BYTES = 16
@@ -94,7 +95,7 @@ class HoldfastTier(SecondaryTierManager):
             )
             address = setting.node.address
             if not address:
-                self._private = PrivateNode(self._config.engine_id)
+                self._private = PrivateNode(replicas_id(self._config.engine_id, vllm_config))
                 address = self._private.address
         except (UnsupportedError, NoDigestError) as error:
             _log.warning("Holdfast keeps no blocks of this engine: %s", error)
