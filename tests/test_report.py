@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from holdfast import __version__, report
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.report import Report, Row
 
 
@@ -87,6 +87,13 @@ def test_a_dash_writes_to_standard_output(capsys, tmp_path, monkeypatch):
     report.write_text("--svg", "-", "<svg/>\n")
     assert capsys.readouterr().out == "<svg/>\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_named_with_the_file_and_the_remedy():
+    with pytest.raises(
+        HoldfastError, match=r"--json: '/dev/full' is not complete: No space"
+    ):
+        report.write_text("--json", "/dev/full", "{}\n")
 
 
 def test_a_target_that_cannot_be_written_is_named(tmp_path):

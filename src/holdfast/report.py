@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.probe import kernel_text
 from holdfast.version import __version__
 
@@ -141,13 +141,22 @@ def check_target(option: str, target: str) -> None:
 
 
 def write_text(option: str, target: str, text: str) -> None:
-    """Write text to the file that an option names, `-` for standard output. Raises ConfigError."""
+    """Write text to the file that an option names, `-` for standard output.
+
+    Raises ConfigError if the file cannot be opened, HoldfastError if the write fails.
+    """
     if target == "-":
         sys.stdout.write(text)
         sys.stdout.flush()
         return
     check_target(option, target)
-    Path(target).write_text(text, encoding="utf-8")
+    try:
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:  # such as a full disk; the error does not name the file
+        raise HoldfastError(
+            f"{option}: {target!r} is not complete: {error.strerror}; free space, or choose "
+            "another file"
+        ) from error
 
 
 def write(report: Report, target: str) -> None:
