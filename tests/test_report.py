@@ -90,9 +90,7 @@ def test_a_dash_writes_to_standard_output(capsys, tmp_path, monkeypatch):
 
 
 def test_a_full_disk_is_named_with_the_file_and_the_remedy():
-    with pytest.raises(
-        HoldfastError, match=r"--json: '/dev/full' is not complete: No space"
-    ):
+    with pytest.raises(HoldfastError, match=r"--json: '/dev/full' is not complete: No space"):
         report.write_text("--json", "/dev/full", "{}\n")
 
 
