@@ -417,6 +417,8 @@ def test_a_shared_folder_keeps_contexts_for_a_node_with_an_empty_disk(shell):
     [doctor], [serve] = page.commands("holdfast doctor"), page.commands("holdfast serve")
     assert "new files are whole under their names" in shell.run(doctor)
     assert served_by_a_fresh_node(shell, serve)
+    _, *states = page.blocks("text")[0].splitlines()
+    assert all(line in shell.run("holdfast inspect pool") for line in states)
 
 
 def test_an_acknowledged_context_outlives_a_kill_of_its_node(shell):
