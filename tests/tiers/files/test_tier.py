@@ -21,6 +21,8 @@ from holdfast_bench.harness.pause import pause, resume
 from holdfast_bench.peers.shared_mounts import JuiceFs
 
 CONTEXT = TierContext("tiers.1", "files", 512)
+PATIENT = {"deadline_s": 60.0, "write_s": 60.0, "ask_s": 60.0}
+"""Limits that a busy machine keeps."""
 
 
 def options(folder, **more):
@@ -202,6 +204,28 @@ def test_damaged_segments_are_misses_and_are_written_again(tmp_path, how):
             assert set(outcomes) <= {Outcome.OK, Outcome.MISS, Outcome.GONE}
         until(lambda: one.save(tier, range(6)) == [Outcome.OK] * 6)
         until(lambda: load_verified(tier, one, range(6)) == 6)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_earlier_segment_under_a_live_name_is_a_miss(tmp_path, restarts):
+    """A snapshot of the folder, or a client's cache, has valid records of other blocks there."""
+    folder, earlier, live = tmp_path / "shared", ChainedBlocks(65_000), ChainedBlocks(65_000)
+    with closing(open_tier(folder, **PATIENT)) as tier:
+        assert earlier.save(tier, range(6)) == [Outcome.OK] * 6
+        [old] = segments(folder)
+        assert live.save(tier, range(6)) == [Outcome.OK] * 6
+        [new] = set(segments(folder)) - {old}
+        assert new.stat().st_size == old.stat().st_size
+        new.write_bytes(old.read_bytes())
+        if not restarts:
+            assert live.load(tier, range(6)) == [Outcome.MISS] * 6
+    with closing(open_tier(folder, **PATIENT)) as tier:
+        until(lambda: tier.held(live.namespace, live.keys(6), 0) == 6)
+        assert live.load(tier, range(6)) == [Outcome.MISS] * 6
+        assert tier.held(live.namespace, live.keys(6), 0) == 0
+        assert earlier.load(tier, range(6)) == [Outcome.OK] * 6
+        until(lambda: live.save(tier, range(6)) == [Outcome.OK] * 6)
+        assert live.load(tier, range(6)) == [Outcome.OK] * 6
 
 
 def test_garbage_among_the_index_files_is_ignored(tmp_path):

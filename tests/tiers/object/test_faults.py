@@ -287,6 +287,29 @@ def test_an_object_of_another_length_serves_right_blocks_only(side, cut):
         assert set(outcomes) <= {Outcome.OK, Outcome.MISS}
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_earlier_object_under_a_live_name_is_a_miss(side, restarts):
+    """A bucket that was restored, or a cache before it, has valid records of other blocks there."""
+    earlier, live, store = ChainedBlocks(65_000), ChainedBlocks(65_000), side.store()
+    with closing(side.open(**PATIENT)) as tier:
+        assert earlier.save(tier, range(4)) == [Outcome.OK] * 4
+        [old] = side.names("7d/")
+        assert live.save(tier, range(4)) == [Outcome.OK] * 4
+        [new] = set(side.names("7d/")) - {old}
+        stale = bytes(obstore.get(store, f"{side.prefix}/{old}").bytes())
+        assert obstore.head(store, f"{side.prefix}/{new}")["size"] == len(stale)
+        obstore.put(store, f"{side.prefix}/{new}", stale, use_multipart=False)
+        if not restarts:
+            assert live.load(tier, range(4)) == [Outcome.MISS] * 4
+    with closing(side.open(**PATIENT)) as tier:
+        await_that(lambda: tier.held(live.namespace, live.keys(4), 0) == 4)
+        assert live.load(tier, range(4)) == [Outcome.MISS] * 4
+        assert tier.held(live.namespace, live.keys(4), 0) == 0
+        assert earlier.load(tier, range(4)) == [Outcome.OK] * 4
+        assert live.save(tier, range(4)) == [Outcome.OK] * 4
+        assert live.load(tier, range(4)) == [Outcome.OK] * 4
+
+
 @pytest.mark.parametrize("mood", ["mute", "dribble", "cut"])
 def test_a_bad_line_is_an_outcome_in_time_and_is_used_again(side, mood):
     blocks = ChainedBlocks(300_000)

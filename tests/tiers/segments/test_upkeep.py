@@ -275,6 +275,41 @@ def test_swapped_objects_are_misses(objects):
             assert tier.held(blocks.namespace, blocks.keys(4), 0) == 0
 
 
+EARLIER = {
+    "other keys": lambda live: (ChainedBlocks(65_000), range(4), 0),
+    "keys of another namespace": lambda live: (live.twin(), range(4), 0),
+    "some of its blocks": lambda live: (live, [0, 1, 5, 4], 2),
+    "its blocks in another place": lambda live: (live, [3, 2, 1, 0], 0),
+}
+"""The blocks of a segment of an earlier generation, and how many are where they are expected."""
+
+
+@pytest.mark.parametrize("what", EARLIER)
+def test_an_earlier_segment_under_a_live_name_is_a_miss(objects, what):
+    """Its bytes are valid records, and there are as many: a cache or a restored backup has them."""
+    live = ChainedBlocks(65_000)
+    earlier, numbers, right = EARLIER[what](live)
+    with closing(open_tier(objects, **QUICK)) as tier:
+        assert earlier.save(tier, numbers) == [Outcome.OK] * 4
+        [stale] = [objects.objects[name] for name in segments(objects)]
+        tier.delete(earlier.gets(numbers))
+        await_that(lambda: not segments(objects))
+        assert live.save(tier, range(4)) == [Outcome.OK] * 4
+    [name] = segments(objects)
+    assert len(objects.objects[name]) == len(stale)
+    objects.objects[name] = stale
+    expected = [Outcome.OK] * right + [Outcome.MISS] * (4 - right)
+    with closing(open_tier(objects, **QUICK)) as tier:
+        assert tier.held(live.namespace, live.keys(4), 0) == 4
+        assert live.load(tier, range(4)) == expected
+        assert live.load(tier, range(4)) == expected
+        assert tier.held(live.namespace, live.keys(4), 0) == right
+        if earlier is not live:
+            assert earlier.load(tier, range(4)) == [Outcome.MISS] * 4
+        assert live.save(tier, range(4)) == [Outcome.OK] * 4
+        assert live.load(tier, range(4)) == [Outcome.OK] * 4
+
+
 def test_a_damaged_index_object_is_passed_over(objects):
     blocks = ChainedBlocks(65_000)
     with closing(open_tier(objects)) as tier:
