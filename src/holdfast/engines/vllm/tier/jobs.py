@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
@@ -113,9 +113,15 @@ class TransferJobs:
             self._changed.wait_for(lambda: not self._open)
 
     def close(self) -> None:
-        """Wait for transfers in progress, and cancel the others."""
-        for pool in (self._loading, self._saving):
-            pool.shutdown(wait=True, cancel_futures=True)
+        """Cancel the transfers that have not begun, and wait for the others.
+
+        After it no memory is written to, and every job has ended; cancelled blocks have failed.
+        """
+        pools = (self._loading, self._saving)
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+        for pool in pools:
+            pool.shutdown()
 
     def _submit(
         self,
@@ -132,7 +138,13 @@ class TransferJobs:
         with self._changed:
             self._open += 1
         for part in parts:
-            pool.submit(partial(self._carry_out, job, transfer, part))
+            cancelled = partial(self._end_part, job, part, [Outcome.GONE] * len(part.names))
+            try:
+                future = pool.submit(self._carry_out, job, transfer, part)
+            except RuntimeError:  # closed, or the interpreter exits
+                cancelled()
+            else:
+                future.add_done_callback(partial(_call_if_cancelled, cancelled))
 
     def _parts(self, run: PrefixRun) -> list[PrefixRun]:
         size, found = self._part_blocks, list[PrefixRun]()
@@ -153,11 +165,19 @@ class TransferJobs:
         except Exception:  # noqa: BLE001  # no request fails for it
             _log.exception("a transfer of %d blocks failed; they are recomputed", len(part.names))
         finally:
-            with self._changed:
-                for name, outcome in zip(part.names, outcomes, strict=True):
-                    (job.transferred if outcome is Outcome.OK else job.failed).append(name)
-                job.parts_left -= 1
-                if not job.parts_left:
-                    self._ended.put(job.ended())
-                    self._open -= 1
-                    self._changed.notify_all()
+            self._end_part(job, part, outcomes)
+
+    def _end_part(self, job: _Job, part: PrefixRun, outcomes: Sequence[Outcome]) -> None:
+        with self._changed:
+            for name, outcome in zip(part.names, outcomes, strict=True):
+                (job.transferred if outcome is Outcome.OK else job.failed).append(name)
+            job.parts_left -= 1
+            if not job.parts_left:
+                self._ended.put(job.ended())
+                self._open -= 1
+                self._changed.notify_all()
+
+
+def _call_if_cancelled(call: Callable[[], None], future: Future[None]) -> None:
+    if future.cancelled():
+        call()
