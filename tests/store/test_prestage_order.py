@@ -144,6 +144,7 @@ def test_reads_for_a_request_that_is_computed_instead_are_cancelled(paced, monke
     first = one.store.plan_fetch(one.namespace, chain.keys, prompt)
     assert (first.held, first.plan.blocks) == (12, 0), "the tier is slower than the engine"
     shut(one, chain)
+    one.view.wait_until(lambda: one.view.reading_ahead == 12, "all reads are queued")
     one.store.plan_fetch(one.namespace, chain.keys, prompt._replace(instead_of=first.number))
     one.tier.gate.set()
     one.view.wait_until(
@@ -173,3 +174,15 @@ def test_a_fetch_of_a_context_that_is_on_its_way_ends_at_its_deadline(paced) -> 
     assert fetched.reason == "fetch all 4 blocks held; 0 arrived", "all were to arrive in 1 s"
     one.tier.gate.set()
     until_up(one, chain)
+
+
+def test_a_store_that_closes_begins_no_further_prestage(paced) -> None:
+    one, (busy, waiting) = paced, below(paced, 1, 2)
+    shut(one, busy)
+    waits(one, waiting)
+    closing = threading.Thread(target=one.store.close)
+    closing.start()
+    one.view.wait_until(lambda: one.store.gone, "the store closes")
+    one.tier.gate.set()
+    closing.join()
+    assert order_of(one, [busy, waiting]) == [0]

@@ -168,6 +168,8 @@ def pin(
 
 def start_prestages(store: StoreParts) -> None:
     """Start the prestages that are due, fairly between domains; housekeeping calls it."""
+    if store.gone:
+        return
     with store.table.lock:
         due = store.pending_hints.due(store.clock.now(), int(KEPT_SHARE * store.host_bytes))
     for staging in due:
