@@ -516,6 +516,61 @@ def test_a_copy_that_does_not_end_is_waited_for_within_a_limit(harness, monkeypa
     assert not harness.side.finish_copies()
 
 
+def test_loads_of_an_earlier_model_fail_whether_they_are_under_way_or_not(harness, monkeypatch):
+    may_end, wait = threading.Event(), harness.client.wait
+
+    def waiting(request_id, timeout_s):
+        if isinstance(harness.client.sent[request_id - 1], Fetch):
+            may_end.wait(60)
+        return wait(request_id, timeout_s)
+
+    monkeypatch.setattr(harness.client, "wait", waiting)
+    harness.side.start_loads(step([LoadTask("old", (GroupTask((KEYS[0],), [9, 3], 0),), 32)]))
+    harness.side.refuse_loads(step([LoadTask("new", (GroupTask((KEYS[1],), [5, 6], 0),), 32)]))
+    assert harness.side.ended() == {"new"}
+    assert harness.side.failed_pages() == {5, 6}
+    may_end.set()
+    ended = set()
+    while not ended:
+        harness.side.save(step())
+        ended = harness.side.ended()
+    assert ended == {"old"}
+    assert harness.side.failed_pages() == {9, 3}
+    assert harness.side.failed_requests() == {"new", "old"}
+    assert harness.empty(5, 6)
+    assert harness.load([9, 3], keys=KEYS[:1]) == set(), "later loads are not refused"
+
+
+def given_up(harness):
+    """Return the keys of reservations that went back to the node unused."""
+    return [each.keys for each in harness.client.forgotten if isinstance(each, Reserve)]
+
+
+def test_blocks_of_a_step_that_failed_are_not_saved_with_the_pages_of_a_later_one(harness):
+    harness.saving([9, 3], KEYS[:1])  # its forward fails, so it is not copied
+    fill(harness, [9, 3])
+    harness.side.save(harness.saving([5, 6], KEYS[1:2]))
+    assert given_up(harness) == [KEYS[0]]
+    (commit,) = harness.client.of(Commit)
+    (place,) = harness.node.tickets[commit.ticket]
+    assert slot(harness, place) == harness.memory[:, [5, 6]].tobytes()
+
+
+def test_saves_of_a_failed_step_are_given_up(harness):
+    harness.saving([9, 3], KEYS[:1])
+    harness.side.abandon_saves()
+    harness.side.save(step(tokens=64))
+    assert not harness.client.of(Commit)
+    assert given_up(harness) == [KEYS[0]]
+
+
+def test_saves_that_were_never_copied_do_not_delay_the_end_of_all_copies(harness, monkeypatch):
+    monkeypatch.setattr(rank_transfers, "FINISH_S", 3600.0)
+    harness.saving([9, 3], KEYS[:1])
+    assert harness.side.finish_copies()
+    assert given_up(harness) == [KEYS[0]]
+
+
 def test_a_load_has_the_deadline_of_its_plan_within_what_was_configured(harness):
     for planned, sent in ((0.0, 5.0), (2.0, 2.0), (0.001, 0.01), (50.0, 5.0)):
         load = LoadTask("r", (GroupTask((KEYS[0],), [9, 3], 0),), 100, plan=7, deadline_s=planned)

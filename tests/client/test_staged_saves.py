@@ -426,3 +426,16 @@ def test_a_load_that_is_too_late_copies_no_further_piece(one_block_a_piece, monk
     assert counted(harness) == {"calls/fetch/late": 1}
     assert [message.lease for message in harness.client.of(Release)] == [7]
     harness.side.close()
+
+
+def test_blocks_of_a_step_that_failed_are_not_saved_and_leave_their_stage():
+    harness = Harness()
+    harness.begin([9, 3], KEYS[:1])
+    harness.side.abandon_saves()
+    harness.idle()
+    assert harness.node.committed == []
+    assert harness.device.staged_blocks == 0
+    harness.step([9, 3], KEYS[:1])
+    harness.idle()
+    assert len(harness.node.committed) == 1
+    harness.side.close()

@@ -63,6 +63,11 @@ class DirectSaves:
                 _log.exception("blocks not saved")
                 self._requests.counts.add("calls", "save", "failed", number=len(group))
 
+    def abandon(self) -> None:
+        reserves, self._reserves = self._reserves, []
+        for each in reserves:
+            self._requests.forget(each)
+
     def poll(self) -> None:
         still = []
         for inflight in self._inflight:

@@ -110,6 +110,8 @@ class RankTransfers:
         self._failed: set[int] = set()
         self._landed: dict[str, Mapping[str, int]] = {}
         self._failed_requests: set[str] = set()
+        self._refused: set[str] = set()
+        """Requests whose loads are of an earlier model."""
         self._moving = True  # last reported value; True, so that the first step is reported
         self._passive = False
         """Whether a device has failed: then nothing is loaded or saved any more."""
@@ -134,6 +136,7 @@ class RankTransfers:
             self._count_locking(locked)
         if self._locking:
             self._count_copies()
+        self._saves.abandon()  # of a step that failed: these pages are used for other blocks now
         self._saves.poll()
         self._requests.poll()
         saves = self._options.saves
@@ -161,6 +164,17 @@ class RankTransfers:
             job = LoadJob(tuple(blocks), deadline_s, load.plan, after)
             self._loading.append((load, self._loader.put(job)))
 
+    def refuse_loads(self, work: StepTasks) -> None:
+        """In place of `start_loads`, after the model has changed: its states are other ones now.
+
+        This step's loads fail without being started, and those under way fail when they end.
+        """
+        for load in work.loads:
+            running = RunningLoad(LoadJob((), 0.0))
+            running.end(LoadResult(Outcome.MISS))
+            self._loading.append((load, running))
+        self._refused.update(load.request for load, _ in self._loading)
+
     def save(self, work: StepTasks) -> None:
         """After the forward, or in its place: copy this step's blocks out of their pages.
 
@@ -174,6 +188,10 @@ class RankTransfers:
         if not self._passive:
             self._saves.poll()
 
+    def abandon_saves(self) -> None:
+        """In place of `save`, if the forward failed: its pages may not have been computed."""
+        self._saves.abandon()
+
     def ended(self) -> set[str]:
         """Return the requests whose loads ended since the last call.
 
@@ -185,6 +203,9 @@ class RankTransfers:
             if result is None:
                 loading.append((load, running))
                 continue
+            if load.request in self._refused:
+                self._refused.remove(load.request)
+                result = result._replace(outcome=Outcome.MISS, pages=0, sources={})
             ended.add(load.request)
             self._landed[load.request] = dict(result.sources)
             self._count_load(load, result)
@@ -217,13 +238,15 @@ class RankTransfers:
     def finish_copies(self) -> bool:
         """Wait until no copy reads or writes a page any more; return whether that is so.
 
-        Call it before the engine takes the memory of its pages away, between two steps.
+        Call it before the engine takes the memory of its pages away, between two steps. Saves that
+        were begun and not copied, because their step failed, are given up.
         """
         until_s = time.monotonic() + FINISH_S
         loads = [running for _, running in self._loading]
         ended = all(each.wait(max(0.0, until_s - time.monotonic())) is not None for each in loads)
         if self._passive:
             return ended
+        self._saves.abandon()
         while self._saves.busy and time.monotonic() < until_s:
             self._saves.poll()
             time.sleep(POLL_S)

@@ -89,6 +89,12 @@ class StagedSaves:
             else:
                 self._waiting.append(save)
 
+    def abandon(self) -> None:
+        begun, self._begun = self._begun, []
+        for save in begun:
+            self._requests.forget(save.reserve)
+            save.staged.release()
+
     def poll(self) -> None:
         still = []
         for save in self._waiting:
@@ -126,10 +132,11 @@ class StagedSaves:
         while self._waiting and time.monotonic() < until_s:
             self.poll()
             time.sleep(POLL_S)
-        for save in (*self._begun, *self._waiting):
+        self.abandon()
+        for save in self._waiting:
             self._requests.forget(save.reserve)
             save.staged.release()
-        self._begun, self._waiting = [], []
+        self._waiting = []
         for inflight in self._inflight:
             inflight.result()
         self.poll()

@@ -72,6 +72,10 @@ class StepSaves(Protocol):
         """After the forward: copy the blocks of this step out of their pages."""
 
     @abstractmethod
+    def abandon(self) -> None:
+        """Give up the saves that were begun and not copied; their slots go back to the node."""
+
+    @abstractmethod
     def poll(self) -> None:
         """Continue what can continue, without waiting."""
 

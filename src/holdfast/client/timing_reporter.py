@@ -32,6 +32,7 @@ class TimingReporter:
     ) -> None:
         self._connections = connections
         self._delay_s = delay_s
+        self._failure = ""
         self._reports: queue.SimpleQueue[Observed | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="holdfast-report", daemon=True)
         self._thread.start()
@@ -69,6 +70,8 @@ class TimingReporter:
                 return True
         except NodeGoneError:
             pass
-        except Exception:  # noqa: BLE001  # if this thread ended, the queue would grow without limit
-            _log.exception("a timing report cannot be sent")
+        except Exception as error:  # noqa: BLE001  # if this thread ended, the queue would grow without limit
+            if self._failure != repr(error):  # there is a report every few steps
+                self._failure = repr(error)
+                _log.exception("a timing report cannot be sent")
         return False

@@ -24,6 +24,7 @@ from holdfast.client.rank_transfers import RankTransfers
 from holdfast.engines.vllm import HoldfastConnector
 from holdfast.engines.vllm.counters import COUNTERS, ConnectorCounts
 from holdfast.engines.vllm.kv_groups import PagedGroup
+from holdfast.engines.vllm.weight_updates import WeightUpdates
 from holdfast.engines.vllm.work import GroupHandshake, Handshake, StepWork, WorkerReport
 from holdfast.engines.vllm.worker_rank import WorkerRank
 from holdfast.errors import ConfigError
@@ -324,6 +325,100 @@ def test_an_idle_engine_continues_to_step_while_blocks_are_being_copied(fakes, s
         scheduler.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=each))
         heard.append(scheduler.has_pending_push_work())
     assert heard == [False, False, True, True, False, True, False]
+
+
+class SavesOfSteps:
+    """The transfers of a worker, which note what becomes of the saves of each step."""
+
+    def __init__(self):
+        self.ended = []
+        self.counts = SimpleNamespace(take=lambda: None)
+
+    def begin(self, work):
+        pass
+
+    def save(self, work):
+        self.ended.append("saved")
+
+    def abandon_saves(self):
+        self.ended.append("abandoned")
+
+    def start_loads(self, work):
+        pass
+
+    def failed_pages(self):
+        return set()
+
+    def report(self, work):
+        return None
+
+
+def run_step(worker, monkeypatch, forward):
+    """Run a step as vLLM does, with this forward."""
+    path = "vllm.v1.worker.kv_connector_model_runner_mixin"
+    monkeypatch.setattr(f"{path}.get_kv_transfer_group", lambda: worker)
+    monkeypatch.setattr(f"{path}.get_forward_context", lambda: None)
+    output = SimpleNamespace(
+        kv_connector_metadata=StepWork(tokens=64), has_sync_kv_loads=False, finished_req_ids=set()
+    )
+    with KVConnectorModelRunnerMixin._get_kv_connector_output(output):
+        forward()
+
+
+def test_the_blocks_of_a_step_whose_forward_failed_are_not_saved(worker, monkeypatch, caplog):
+    saves = worker._worker = SavesOfSteps()
+    monkeypatch.setattr(HoldfastConnector, "get_transfer_results", lambda *_: KVConnectorOutput())
+
+    def fails():
+        raise RuntimeError("out of memory")
+
+    run_step(worker, monkeypatch, lambda: None)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run_step(worker, monkeypatch, fails)
+    assert saves.ended == ["saved", "abandoned"]
+    assert "not saved, because it failed: RuntimeError('out of memory')" in caplog.text
+
+
+def test_a_step_that_is_run_while_an_exception_is_handled_saves_its_blocks(worker, monkeypatch):
+    saves = worker._worker = SavesOfSteps()
+    monkeypatch.setattr(HoldfastConnector, "get_transfer_results", lambda *_: KVConnectorOutput())
+    try:
+        raise ValueError("a request of the user's program")
+    except ValueError:
+        run_step(worker, monkeypatch, lambda: None)
+    assert saves.ended == ["saved"]
+
+
+class RefittedWorker:
+    """A worker of vLLM's whose weights can be replaced."""
+
+    def reload_weights(self, path, *, checked=True):
+        return path, checked
+
+
+def test_after_new_weights_a_worker_moves_no_block_until_the_scheduler_knows_of_them(worker):
+    moved, save, side = [], object(), worker._worker
+    side.begin = lambda work: moved.append(work.saves)
+    side.start_loads = lambda _: moved.append("loads")
+    side.refuse_loads = lambda _: moved.append("refused")
+    worker._updates = WeightUpdates()
+    for _ in range(2):
+        worker._updates.watch(RefittedWorker)
+
+    def step(updates):
+        work = StepWork(saves=[save], tokens=5, updates=updates)
+        worker.bind_connector_metadata(work)
+        worker.start_load_kv(None)
+        return worker.build_connector_worker_meta()
+
+    assert step(0) == WorkerReport(computed=True)
+    assert RefittedWorker().reload_weights("folder", checked=False) == ("folder", False)
+    assert [step(known) for known in (0, 0, 1)] == [
+        WorkerReport(computed=True, updates=1),
+        WorkerReport(computed=True, updates=1),
+        WorkerReport(computed=True),
+    ]
+    assert moved == [[save], "loads", [], "refused", [], "refused", [save], "loads"]
 
 
 @pytest.mark.parametrize("ended", [True, False])

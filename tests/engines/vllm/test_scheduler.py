@@ -467,6 +467,22 @@ def test_a_reset_changes_the_keys_of_all_later_requests(harness):
     assert after == later != first
 
 
+def test_after_an_update_of_weights_the_names_of_blocks_change_once(harness):
+    harness.held = 2
+    before = harness.request(20, request_id="before")
+    harness.side.matched_tokens(before, 0)
+    report = WorkerReport(computed=True).aggregate(WorkerReport(computed=True, updates=1))
+    harness.side.on_worker_output(harness.fakes.outcome(said=report))
+    assert harness.side.matched_tokens(before, 0) == (0, False)
+    work = harness.run(before, 20, [1, 2, 3])
+    assert (work.saves, work.updates) == ([], 1)
+    harness.request(20, request_id="after")
+    harness.side.on_worker_output(harness.fakes.outcome(said=report))
+    harness.request(20, request_id="later")
+    first, after, later = [cover.keys for cover in harness.client.of(Cover)]
+    assert after == later != first
+
+
 def test_sources_add_up_to_the_tokens_loaded(harness):
     request = harness.request(50)
     harness.client.answer = lambda _: Covered(5, 5, {"host": 2, "disk": 3})

@@ -8,8 +8,10 @@ vLLM runs as if it were not there.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -43,6 +45,7 @@ from holdfast.engines.vllm.options import (
 from holdfast.engines.vllm.request_identity import adapter_settings
 from holdfast.engines.vllm.scheduler import SchedulerSide
 from holdfast.engines.vllm.unsupported import UnsupportedError
+from holdfast.engines.vllm.weight_updates import WeightUpdates, watch
 from holdfast.engines.vllm.work import GroupHandshake, Handshake, StepWork, WorkerReport
 from holdfast.engines.vllm.worker_rank import rank_of, replicas_id
 from holdfast.errors import ConfigError, HoldfastError
@@ -94,6 +97,12 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: RankTransfers | None = None
         self._handshake: Handshake | None = None
         self._pool: Any = None
+        self._handled: BaseException | None = None
+        """The exception that the engine's caller was handling when the step began."""
+        self._updates: WeightUpdates | None = None
+        self._updates_before = 0
+        self._is_outdated = False
+        """Whether the scheduler side did not know of an update of the weights at this step."""
         refits = getattr(vllm_config, "weight_transfer_config", None)
         for advice in (
             failure_policy_advice(transfer.kv_load_failure_policy),
@@ -156,6 +165,9 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker = RankTransfers(node, devices, transfers, running=RunningClock())
             if isinstance(devices[0], LockingDevice):
                 self._worker.lock_arena(devices[0])
+            if not self._setting.fixed_weights:
+                self._updates = watch()
+                self._updates_before = self._updates.begun
             self._handshake = handshake
             for form, named in zip(forms, handshake.groups, strict=True):
                 layout = form.fingerprint.representation
@@ -183,13 +195,19 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         return self._handshake
 
     def bind_connector_metadata(self, connector_metadata: StepWork) -> None:
+        self._handled = sys.exception()
+        self._is_outdated = connector_metadata.updates != self._weight_updates()
+        if self._is_outdated:
+            connector_metadata = replace(connector_metadata, saves=[])
         super().bind_connector_metadata(connector_metadata)
         if self._worker is not None:
             self._worker.begin(connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         del forward_context, kwargs
-        if self._worker is not None:
+        if self._worker is not None and self._is_outdated:
+            self._worker.refuse_loads(self._connector_metadata)
+        elif self._worker is not None:
             self._worker.start_loads(self._connector_metadata)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
@@ -199,7 +217,13 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         """Do nothing: whole blocks are saved after the forward."""
 
     def wait_for_save(self) -> None:
-        if self._worker is not None:
+        if self._worker is None:
+            return
+        # vLLM also calls it while the exception of a failed forward is on its way up.
+        if (failure := sys.exception()) not in (None, self._handled):
+            self._worker.abandon_saves()
+            _log.warning("the blocks of this step are not saved, because it failed: %r", failure)
+        else:
             self._worker.save(self._connector_metadata)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
@@ -220,6 +244,8 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is None:
             return None
         report = self._worker.report(self._connector_metadata)
+        if self._is_outdated:
+            return WorkerReport(*(report or ()), updates=self._weight_updates())
         return WorkerReport(*report) if report is not None else None
 
     # Scheduler
@@ -327,6 +353,10 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         return True
 
     # Private methods
+
+    def _weight_updates(self) -> int:
+        """Return how often the worker's weights were updated since its pages were registered."""
+        return self._updates.begun - self._updates_before if self._updates is not None else 0
 
     def _watch_pages(self) -> None:
         """Let saves be deferred unless the user rules it out, once vLLM's pages are known."""

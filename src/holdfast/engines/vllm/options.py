@@ -195,6 +195,6 @@ def refit_advice(settings: ConnectorSettings, transfer: Any) -> str | None:
         )
     return (
         "weights of this engine are replaced while it runs: pause it, or call "
-        "reset_prefix_cache(reset_connector=True), before each update, because vLLM tells a "
-        "connector of resets only"
+        "reset_prefix_cache(reset_connector=True), before each update, because vLLM's own cache "
+        "keeps what earlier weights computed"
     )

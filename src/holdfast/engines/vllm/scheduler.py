@@ -102,6 +102,8 @@ class SchedulerSide:
         self._loads: list[LoadTask] = []
         self._loading_tokens: dict[str, int] = {}
         self._epoch = b""
+        self._updates = 0
+        """Updates of the workers' weights after which the names of blocks were changed."""
         self._moving = False
 
     def watch_pages(self, pool: Any, step_tokens: int, context_tokens: int) -> None:
@@ -235,7 +237,8 @@ class SchedulerSide:
         self._step_tokens = max(self._step_tokens, output.total_num_scheduled_tokens)
         self._prestage_queued()
         self._count_durable(self._tracked.values())
-        work = StepWork(self._loads, tokens=output.total_num_scheduled_tokens)
+        tokens = output.total_num_scheduled_tokens
+        work = StepWork(self._loads, tokens=tokens, updates=self._updates)
         self._loads = []
         if output.total_num_scheduled_tokens:
             chunks = []
@@ -287,6 +290,10 @@ class SchedulerSide:
         self._moving = worker_report is not None and worker_report.moving
         if worker_report is not None and worker_report.passive:
             self._become_passive()
+        if worker_report is not None and worker_report.updates > self._updates:
+            self._updates = worker_report.updates
+            self.reset()
+            _log.info("weights were updated: earlier blocks are not used again by this engine")
         self._report()
 
     def moving(self) -> bool:

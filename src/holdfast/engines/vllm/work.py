@@ -20,11 +20,16 @@ from holdfast.engines.vllm.group_pages import GroupShape
 
 @dataclass
 class StepWork(KVConnectorMetadata):
-    """One step: loads to start, saves to make, and how many tokens the model computes."""
+    """One step: loads to start, saves to make, and how many tokens the model computes.
+
+    `updates`: updates of the workers' weights that the scheduler side knows of. A worker that knows
+    of more carries out no load or save of this step: their names are of earlier weights.
+    """
 
     loads: list[LoadTask] = field(default_factory=list)
     saves: list[SaveTask] = field(default_factory=list)
     tokens: int = 0
+    updates: int = 0
 
 
 @dataclass
@@ -33,22 +38,28 @@ class WorkerReport(KVConnectorWorkerMetadata):
 
     `computed`: the step had a forward. `moving`: blocks are still being copied to the arena.
     `landed`: verified blocks of the loads that ended, by request and tier. `passive`: the device of
-    a worker has failed, so it loads and saves nothing any more.
+    a worker has failed, so it loads and saves nothing any more. `updates`: how often the worker's
+    weights were updated.
     """
 
     computed: bool = False
     moving: bool = False
     landed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     passive: bool = False
+    updates: int = 0
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
-        """Return a report with each flag set that is set for any worker, and the fewest blocks."""
+        """Return a report with each flag set that is set for any worker, and the fewest blocks.
+
+        Of the updates, the most count.
+        """
         landed = {**self.landed, **other.landed}
         for request in self.landed.keys() & other.landed.keys():
             both = self.landed[request], other.landed[request]
             landed[request] = min(both, key=lambda blocks: sum(blocks.values()))
         computed, moving = self.computed or other.computed, self.moving or other.moving
-        return WorkerReport(computed, moving, landed, self.passive or other.passive)
+        passive, updates = self.passive or other.passive, max(self.updates, other.updates)
+        return WorkerReport(computed, moving, landed, passive, updates)
 
 
 class GroupHandshake(NamedTuple):

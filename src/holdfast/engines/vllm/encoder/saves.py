@@ -35,13 +35,15 @@ class ItemSaves:
 
     def is_saved(self, name: bytes) -> bool:
         """Return whether an item was saved, is about to be, or was fetched from the store."""
-        return name in self._saved
+        with self._lock:
+            return name in self._saved
 
     def note_saved(self, name: bytes) -> None:
         """Remember that the store holds an item."""
-        self._saved[name] = None
-        if len(self._saved) > SAVED_MAX:
-            self._saved.popitem(last=False)
+        with self._lock:
+            self._saved[name] = None
+            if len(self._saved) > SAVED_MAX:
+                self._saved.popitem(last=False)
 
     def put(self, name: bytes, item: EncoderItem) -> None:
         """Queue an item, unless too many wait."""
@@ -60,6 +62,7 @@ class ItemSaves:
     def _run(self) -> None:
         while (queued := self._queue.get()) is not None:
             name, item = queued
+            outcome = Outcome.GONE
             try:
                 outcome = save_item(self._session, name, item)
                 if outcome is not Outcome.OK:
@@ -68,3 +71,5 @@ class ItemSaves:
                 _log.exception("an encoder output was not saved")
             with self._lock:
                 self._queued_bytes -= len(item.data)
+                if outcome is not Outcome.OK:  # it is saved when it is computed again
+                    self._saved.pop(name, None)
