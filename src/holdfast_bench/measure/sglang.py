@@ -43,6 +43,14 @@ SAVED_S = 60.0
 
 POLL_S = 0.5
 
+WAITING_SLEEPS = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""OpenMP's threads sleep while they wait for each other, and do not spin.
+
+Beside other work on its cores a server that spins takes several times the processor time for the
+same tokens. Whether GNU's OpenMP spins depends on how many of its threads a process has, and so on
+whether a storage copies with torch in threads of its own.
+"""
+
 SEED = 2026
 
 
@@ -101,7 +109,7 @@ def _servers(stack: ExitStack, race: SglangRace, node: NodeUnderTest) -> dict[st
         options = SglangServerOptions(
             *(race.model, backend, extra),
             tokens_max=2 * (max(race.lengths) + PAGE_TOKENS),
-            environment=NEW_TOKENS_ONLY,
+            environment=NEW_TOKENS_ONLY | WAITING_SLEEPS,
         )
         servers[storage] = SglangServer(storage, options, race.folder / f"{storage}.log")
         stack.enter_context(servers[storage].process)
