@@ -101,7 +101,8 @@ class TrackedRequest:
     tokens in the engine's own cache; `planned_local_tokens`: the number that the node assumed
     in `plan` (a plan number, 0: no plan, or its end was noted). `planned_queue`: the engine's
     queue that the first plan for this prompt assumed; None once it was asked for again.
-    `decided_at` and `loaded_s`: as in `PlanEnd`.
+    `decided_at` and `loaded_s`: as in `PlanEnd`. `may_save`: False if its pages may be wrong,
+    which only the engine learns, and later.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class TrackedRequest:
         self.planned_queue: EngineQueue | None = None
         self.loading: PendingLoad | None = None
         self.load_failed = False
+        self.may_save = True
 
     @property
     def saved(self) -> int:
@@ -216,6 +218,10 @@ class TrackedRequest:
         self.question = None
         self.covered = self.planned_blocks = 0
         self.sources = {}
+
+    def stop_saving(self) -> None:
+        """Record that nothing says whether the pages of this request are right."""
+        self.may_save = False
 
     def fail(self, page: int, page_tokens: int) -> None:
         """Record that a load failed from this page on: load nothing more, and save from there."""

@@ -226,6 +226,24 @@ def test_local_hits_that_the_node_does_not_hold_are_saved_too(harness):
     assert (save.depth, save.pages) == (1, [6, 7])
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_pages_that_another_connector_loads_during_a_step_are_not_saved(harness, resumed):
+    """It says after the step that it could not load them, and vLLM computes them again."""
+    request, other = harness.request(40), harness.request(40, request_id="other")
+    for each in (request, other):
+        assert harness.side.matched_tokens(each, 0) == (0, False)
+    request.num_computed_tokens = 16  # those of the other connector
+    pages = {"r": [5, 6, 7, 8, 9], "other": [15, 16, 17, 18, 19]}
+    step = harness.fakes.step(pages, r=8, other=16)
+    step.has_sync_kv_loads = True
+    step.scheduled_new_reqs = [SimpleNamespace(req_id=name) for name in ("r", "other")[resumed:]]
+    step.scheduled_cached_reqs = SimpleNamespace(resumed_req_ids={"r"} if resumed else set())
+    assert {save.request for save in harness.side.build_work(step).saves} == {"other"}
+    request.num_computed_tokens, other.num_computed_tokens = 24, 16
+    saves = harness.side.build_work(harness.fakes.step(pages, r=16, other=8)).saves
+    assert {save.request for save in saves} == {"other"}
+
+
 def test_a_block_is_saved_only_when_its_tokens_are_known(harness):
     request = harness.request(15)
     harness.side.matched_tokens(request, 0)

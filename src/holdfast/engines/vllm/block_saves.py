@@ -67,8 +67,10 @@ class BlockSaves:
         deferred = self._deferred if defers else None
         most = SAVE_BLOCKS if deferred is None else 1
         state = output.kv_connector_block_state
+        if getattr(output, "has_sync_kv_loads", False):
+            _leave_out_loads_of_others(output, tracked)
         for request_id, scheduled in output.num_scheduled_tokens.items():
-            if request_id in tracked:
+            if request_id in tracked and tracked[request_id].may_save:
                 lists = partial(state.get_block_ids, request_id)
                 saves += self._tasks.saves(tracked[request_id], scheduled, lists, most)
         if deferred is not None:
@@ -77,7 +79,7 @@ class BlockSaves:
             saves += self._deferred.due()
         offered = getattr(state, "boundary_state_offloads", None) or {}
         for request_id, states in offered.items():
-            if request_id in tracked:
+            if request_id in tracked and tracked[request_id].may_save:
                 saves += self._tasks.state_saves(tracked[request_id], states)
         return saves
 
@@ -91,3 +93,16 @@ class BlockSaves:
         """Forget deferred blocks: they are not to be saved any more."""
         if self._deferred is not None:
             self._deferred.clear()
+
+
+def _leave_out_loads_of_others(output: Any, tracked: Mapping[str, TrackedRequest]) -> None:
+    """Save nothing of requests for which another connector may load pages during this step.
+
+    Behind MultiConnector, such a connector reports pages that it could not load after the step,
+    when they, and what was computed from them, would have been saved.
+    """
+    begun = {new.req_id for new in output.scheduled_new_reqs}
+    for request_id in begun | set(output.scheduled_cached_reqs.resumed_req_ids):
+        found = tracked.get(request_id)
+        if found is not None and found.request.num_computed_tokens:
+            found.stop_saving()
