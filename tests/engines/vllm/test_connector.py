@@ -24,7 +24,7 @@ from holdfast.client.rank_transfers import RankTransfers
 from holdfast.engines.vllm import HoldfastConnector
 from holdfast.engines.vllm.counters import COUNTERS, ConnectorCounts
 from holdfast.engines.vllm.kv_groups import PagedGroup
-from holdfast.engines.vllm.weight_updates import WeightUpdates
+from holdfast.engines.vllm.weight_updates import WorkerUpdates
 from holdfast.engines.vllm.work import GroupHandshake, Handshake, StepWork, WorkerReport
 from holdfast.engines.vllm.worker_rank import WorkerRank
 from holdfast.errors import ConfigError
@@ -401,7 +401,7 @@ def test_after_new_weights_a_worker_moves_no_block_until_the_scheduler_knows_of_
     side.begin = lambda work: moved.append(work.saves)
     side.start_loads = lambda _: moved.append("loads")
     side.refuse_loads = lambda _: moved.append("refused")
-    worker._updates = WeightUpdates()
+    worker._updates = WorkerUpdates()
     for _ in range(2):
         worker._updates.watch(RefittedWorker)
 

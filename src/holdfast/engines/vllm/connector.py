@@ -45,7 +45,7 @@ from holdfast.engines.vllm.options import (
 from holdfast.engines.vllm.request_identity import adapter_settings
 from holdfast.engines.vllm.scheduler import SchedulerSide
 from holdfast.engines.vllm.unsupported import UnsupportedError
-from holdfast.engines.vllm.weight_updates import WeightUpdates, watch
+from holdfast.engines.vllm.weight_updates import WorkerUpdates, watch
 from holdfast.engines.vllm.work import GroupHandshake, Handshake, StepWork, WorkerReport
 from holdfast.engines.vllm.worker_rank import rank_of, replicas_id
 from holdfast.errors import ConfigError, HoldfastError
@@ -99,7 +99,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         self._pool: Any = None
         self._handled: BaseException | None = None
         """The exception that the engine's caller was handling when the step began."""
-        self._updates: WeightUpdates | None = None
+        self._updates: WorkerUpdates | None = None
         self._updates_before = 0
         self._is_outdated = False
         """Whether the scheduler side did not know of an update of the weights at this step."""

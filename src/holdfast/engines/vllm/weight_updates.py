@@ -21,7 +21,7 @@ UPDATES = (
 """Methods of vLLM's `Worker` that change weights; a version may lack some of them."""
 
 
-class WeightUpdates:
+class WorkerUpdates:
     """Counts the steps of updates in this process since the first call of `watch`."""
 
     def __init__(self) -> None:
@@ -47,10 +47,10 @@ class WeightUpdates:
         return counted
 
 
-_updates = WeightUpdates()
+_updates = WorkerUpdates()
 
 
-def watch() -> WeightUpdates:
+def watch() -> WorkerUpdates:
     """Count the updates of this process's workers from now on; return the counter."""
     from vllm.v1.worker.gpu_worker import Worker  # the base class of those on CPUs and XPUs, too
 

@@ -138,7 +138,7 @@ def attending_new_tokens(module: ModuleType) -> None:
     The backend `torch_native` computes it for all tokens, also for those whose keys and values come
     from a cache, and discards their results: behind 4,096 cached tokens 16 new ones take seconds.
     """
-    if NEW_TOKENS_ONLY not in os.environ:
+    if NEW_TOKENS_ONLY not in os.environ:  # what starts this server sets it
         return
     import torch
     from torch.nn.functional import scaled_dot_product_attention
