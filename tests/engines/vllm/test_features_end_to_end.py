@@ -156,20 +156,26 @@ def test_an_engine_of_fixed_weights_uses_its_contexts_again_after_it_slept(scene
     assert (awake["tokens"], awake["cached"]) == (ask(alone, prompt)["tokens"], HELD)
 
 
-def test_contexts_of_replaced_weights_are_neither_used_nor_changed(scene, engine):
-    other = scene.folder / "other"
+@pytest.mark.parametrize("resets", [True, False], ids=["reset before", "no reset"])
+def test_contexts_of_replaced_weights_are_neither_used_nor_changed(scene, engine, resets):
+    other = scene.folder / f"other-{resets}"
     shutil.copytree(scene.model, other)
     tensors = load_file(other / "model.safetensors")
     rolled = {n: t.roll(1, 0).contiguous() if "self_attn" in n else t for n, t in tensors.items()}
     save_file(rolled, other / "model.safetensors", metadata={"format": "pt"})
-    prompt = prompt_of("replaced")
+    prompt = prompt_of(f"replaced, resets: {resets}")
     before = scene.saved(engine, lambda: ask(engine, prompt), HELD // BLOCK)
     right = ask(scene.start(alone=True, model=str(other)), prompt)
 
     refitted = scene.start()
     assert ask(refitted, prompt)["cached"] == HELD
-    assert refitted.reset(connector=True)
+    if resets:
+        assert refitted.reset(connector=True)
     refitted.reload_weights(folder=str(other))
+    if not resets:
+        assert refitted.reset(), "of what vLLM itself has cached"
+        assert ask(refitted, prompt)["tokens"] == right["tokens"], "the worker refuses the load"
+        assert refitted.reset()
     new = scene.saved(refitted, lambda: ask(refitted, prompt), HELD // BLOCK)
     loaded = ask(refitted, prompt)
     assert (new["cached"], loaded["cached"]) == (0, HELD)

@@ -15,7 +15,7 @@ pytest.importorskip("vllm")
 from small_models import VOCABULARY, write_models
 
 from holdfast.limits import MIB
-from holdfast.wire.local.messages import Cover, Fetch, Reserve
+from holdfast.wire.local.messages import Cover, Fetch, Prestage, Reserve
 from holdfast_bench.harness.node import NodeUnderTest
 from holdfast_bench.harness.pause import pause, resume
 
@@ -26,6 +26,8 @@ PREFIX, TAIL = 8 * BLOCK, 20
 FETCHED = "vllm:holdfast_fetched_tokens"
 CONTEXTS, CONTEXT = 5, 600
 MAX_TOKENS = 1920
+TOGETHER, LONG = 8, 100
+"""Requests that run at once, and the tokens of an answer for which another one waits."""
 NEAR = 1e-4
 """Largest difference of log-probabilities; batches of other shapes change the last bits."""
 
@@ -82,8 +84,8 @@ class Scene:
         }  # fmt: skip
         self.engine = real.Engine(
             folder / "engine.log", model=str(models / kind), kv_transfer=transfer,
-            dtype="float32", max_model_len=MAX_TOKENS, max_num_batched_tokens=256, max_num_seqs=8,
-            kv_cache_memory_bytes=MEMORY[kind], skip_tokenizer_init=True,
+            dtype="float32", max_model_len=MAX_TOKENS, max_num_batched_tokens=256,
+            max_num_seqs=TOGETHER, kv_cache_memory_bytes=MEMORY[kind], skip_tokenizer_init=True,
         ).wait_ready()  # fmt: skip
 
     def ask(self, prompts, tokens=ANSWER):
@@ -106,6 +108,14 @@ class Scene:
 
         until(found)
         self.drain()
+        assert self.engine.reset()
+
+    def leave_on_disk(self):
+        """Let neither the engine nor the node have anything in memory."""
+        self.node.wait_idle()
+        self.node.restart()
+        self.node.wait_recovered()
+        until(self.engine.connected)
         assert self.engine.reset()
 
     def drain(self):
@@ -237,40 +247,75 @@ def test_what_is_computed_before_a_reset_is_not_found_after_it(scene):
     check_equal(answer, cold)
 
 
-@pytest.mark.parametrize("stopped_s", [0.5, pytest.param(10.0, marks=pytest.mark.soak)])
+class StopAt:
+    """Stops the node at the first message of a kind, for some seconds."""
+
+    def __init__(self, scene, kind, stopped_s):
+        self._scene, self._kind = scene, kind
+        self._stopped = threading.Event()
+        self._timer = threading.Timer(stopped_s, resume, (scene.node.process.pid,))
+        scene.between.passes = self._passes
+
+    def _passes(self, message):
+        if isinstance(message, self._kind) and not self._stopped.is_set():
+            self._stopped.set()
+            pause(self._scene.node.process.pid)
+            self._timer.start()
+        return True
+
+    def wait_over(self):
+        """Return when the node goes on, and the engine has it again and nothing left to do."""
+        assert self._stopped.is_set()
+        self._timer.join()
+        self._scene.between.passes = None
+        until(self._scene.engine.connected)
+        self._scene.drain()
+
+
+def check_hits_again(scene, prompt, right, tokens=ANSWER):
+    """Check that a prompt is loaded at last, always with the same answer."""
+
+    def hits():
+        if not scene.engine.reset():  # pages may still be saved from
+            return False
+        [answer] = scene.ask([prompt], tokens)
+        check_equal(answer, right)
+        return answer["cached"] == CONTEXT // BLOCK * BLOCK
+
+    until(hits)
+    scene.check_full_size()
+
+
+STOPS = [0.5, pytest.param(10.0, marks=pytest.mark.soak)]
+
+
+@pytest.mark.parametrize("stopped_s", STOPS)
 @pytest.mark.parametrize("kind", [Cover, Fetch, Reserve], ids=["lookup", "load", "save"])
 def test_a_node_that_stops_costs_only_the_hit(scene, kind, stopped_s):
     prompt = words(f"stopped {kind.__name__}", CONTEXT)
     new = words(f"new {kind.__name__} {stopped_s}", CONTEXT)
     [cold] = scene.save([prompt])
-    pid = scene.node.process.pid
-    stopped = threading.Event()
-    timer = threading.Timer(stopped_s, resume, (pid,))
-
-    def passes(message):
-        if isinstance(message, kind) and not stopped.is_set():
-            stopped.set()
-            pause(pid)
-            timer.start()
-        return True
-
-    scene.between.passes = passes
+    stop = StopAt(scene, kind, stopped_s)
     for answer, right in zip(scene.ask([prompt, new]), (cold, None), strict=True):
         assert answer["finish"] == "length"
         if right:
             check_equal(answer, right)
-    assert stopped.is_set()
-    timer.join()
-    scene.between.passes = None
-    until(scene.engine.connected)
-    scene.drain()
+    stop.wait_over()
+    check_hits_again(scene, prompt, cold)
 
-    def hits():
-        if not scene.engine.reset():  # pages may still be saved from
-            return False
-        [answer] = scene.ask([prompt])
-        check_equal(answer, cold)
-        return answer["cached"] == CONTEXT // BLOCK * BLOCK
 
-    until(hits)
-    scene.check_full_size()
+@pytest.mark.parametrize("stopped_s", STOPS)
+def test_a_node_that_stops_when_it_is_told_of_a_waiting_request_costs_only_the_hit(
+    scene, stopped_s
+):
+    prompt = words(f"waits {stopped_s}", CONTEXT)
+    [cold] = scene.save([prompt], LONG)
+    scene.leave_on_disk()
+    crowd = [words(f"runs {stopped_s} {at}", TAIL) for at in range(TOGETHER)]
+    stop = StopAt(scene, Prestage, stopped_s)
+    *_, last = scene.ask([*crowd, prompt], LONG)
+    assert last["finish"] == "length"
+    if scene.kind not in UNEQUAL_IN_BATCHES:
+        check_equal(last, cold)
+    stop.wait_over()
+    check_hits_again(scene, prompt, cold, LONG)
