@@ -95,7 +95,9 @@ def _ropes(fields: Mapping[str, Any]) -> Iterator[str]:
 def _has_windows(*sections: Mapping[str, Any]) -> bool:
     """Whether settings say that some layers do not attend to the whole context."""
     fields = [field for section in sections for field in _fields(section)]
-    if any(name == "layer_types" and {*value} - {"full_attention"} for name, value in fields):
+    if any(
+        name == "layer_types" and {*(value or ())} - {"full_attention"} for name, value in fields
+    ):
         return True
     switches = [value for name, value in fields if name == "use_sliding_window"]
     is_off = bool(switches) and not any(switches)

@@ -130,7 +130,7 @@ class VllmServer:
             argv += ["--max-num-seqs", str(options.requests_max)]
         if options.kv_transfer:
             argv += ["--kv-transfer-config", json.dumps(options.kv_transfer)]
-        threads = thread_variables(options.ranks * options.stages)
+        threads = thread_variables(options.ranks * options.stages * options.replicas)
         env = ENGINE_ENVIRONMENT | threads | options.environment
         self.process = ChildProcess(name, argv, log, env)
 

@@ -134,7 +134,7 @@ def setting(**changes):
 class SchedulerRig:
     """A scheduler side with a node that holds `held` blocks of whatever it is asked about."""
 
-    def __init__(self, fakes, page=BLOCK, ranks=1, setting=None, ledger=None):
+    def __init__(self, fakes, page=BLOCK, ranks=1, setting=None, ledger=None, **group):
         # These import vLLM, which not every environment has.
         from holdfast.engines.vllm.scheduler import SchedulerSide
         from holdfast.engines.vllm.work import GroupHandshake, Handshake
@@ -147,7 +147,7 @@ class SchedulerRig:
         self.clients = [fakes.Client(self.answer) for _ in range(ranks)]
         self.links = [fakes.Link(client) for client in self.clients]
         namespaces = [
-            Handshake((GroupHandshake(FINGERPRINT[:-1] + bytes([rank]), 64, BLOCK, page),))
+            Handshake((GroupHandshake(FINGERPRINT[:-1] + bytes([rank]), 64, BLOCK, page, **group),))
             for rank in range(ranks)
         ]
         reporter = FakeReporter(self.links)

@@ -59,6 +59,16 @@ def test_a_request_whose_context_is_in_memory_or_nowhere_is_not_announced(harnes
     assert announced(harness) == []
 
 
+def test_a_context_that_ends_with_a_chunk_of_attention_waits_without_an_error(fakes):
+    """A resume there needs no block of such a group, which is the first one of Llama 4."""
+    rig = fakes.SchedulerRig(fakes, attention="chunk", window=24)
+    rig.held, rig.tier = 3, "disk"
+    rig.request(40)
+    for _ in range(3):
+        empty_step(rig)
+    assert announced(rig) == []
+
+
 def test_no_step_waits_for_the_answer_about_a_waiting_request(harness):
     harness.answering = False
     harness.request(40)

@@ -165,7 +165,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker = RankTransfers(node, devices, transfers, running=RunningClock())
             if isinstance(devices[0], LockingDevice):
                 self._worker.lock_arena(devices[0])
-            if not self._setting.fixed_weights:
+            if self._updates is None and not self._setting.fixed_weights:
                 self._updates = watch()
                 self._updates_before = self._updates.begun
             self._handshake = handshake

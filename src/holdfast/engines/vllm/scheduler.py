@@ -104,6 +104,8 @@ class SchedulerSide:
         self._epoch = b""
         self._updates = 0
         """Updates of the workers' weights after which the names of blocks were changed."""
+        self._has_stale_pages = False
+        """Whether vLLM's own cache may have pages of earlier weights."""
         self._moving = False
 
     def watch_pages(self, pool: Any, step_tokens: int, context_tokens: int) -> None:
@@ -175,6 +177,8 @@ class SchedulerSide:
         tracked = self._tracked.get(request.request_id)
         if tracked is None or request.skip_reading_prefix_cache:
             return 0, False
+        if local_tokens and self._has_stale_pages:
+            tracked.stop_saving()
         if request.num_preemptions != tracked.restarts:
             # The request restarts; its own blocks may have been saved since.
             self._lookups.end_plan(tracked, NotFollowed.PREEMPTED)
@@ -293,7 +297,12 @@ class SchedulerSide:
         if worker_report is not None and worker_report.updates > self._updates:
             self._updates = worker_report.updates
             self.reset()
-            _log.info("weights were updated: earlier blocks are not used again by this engine")
+            self._has_stale_pages = True
+            _log.info(
+                "weights were updated: earlier blocks are not used again by this engine; until "
+                "reset_prefix_cache(reset_connector=True), requests that begin with pages of "
+                "vLLM's own cache are not saved, because those may be of earlier weights"
+            )
         self._report()
 
     def moving(self) -> bool:
@@ -338,6 +347,7 @@ class SchedulerSide:
     def reset(self) -> None:
         """Stop using all blocks stored so far; requests under way are no longer tracked."""
         self._epoch = secrets.token_bytes(16)
+        self._has_stale_pages = False
         self._untrack_all(NotFollowed.RESET)
 
     def _become_passive(self) -> None:
@@ -412,7 +422,7 @@ class SchedulerSide:
             if clients is None or not tracked.covered or not below:
                 self._queued.left(request_id)
                 continue
-            last = self._needed(tracked, 0)[-1]
+            last = tracked.covered * self._unit // self._shapes[0].rule.block_tokens - 1
             contexts[request_id] = tracked.keys(last, last + 1)[0]  # names all blocks before it
         chosen = self._queued.announce(contexts, now_s) if contexts else []
         ahead = queues_ahead(self._prefills(), set(chosen)) if chosen else {}
@@ -427,6 +437,8 @@ class SchedulerSide:
         """Announce what the node holds of a request, whose turn comes after the queue `turn`."""
         for group in range(len(self._shapes)):
             needed = self._needed(tracked, group)
+            if not needed:
+                continue  # the resume is at the end of a chunk
             every_rank = tracked.keys(needed.start, needed.stop, group)
             for client, keys in zip(clients, every_rank, strict=True):
                 prestage = Prestage(

@@ -29,9 +29,10 @@ class WorkerUpdates:
         self._watched: set[str] = set()
 
     def watch(self, worker: type[Any]) -> None:
-        """Count the calls that change weights, of all workers of this class; call it once or more.
+        """Count the calls that change weights, of all workers of this class.
 
-        A call counts before it begins: no step of the engine runs beside it.
+        May be called again, always with the same class. A call counts before it begins: no step of
+        the engine runs beside it.
         """
         for name in UPDATES:
             if name not in self._watched and hasattr(worker, name):
