@@ -15,6 +15,7 @@ from holdfast.regular_file import (
     make_folder,
     open_regular,
     read_regular,
+    remove_file,
     replace_file,
     replacing,
 )
@@ -98,6 +99,39 @@ def test_replace_file_flushes_the_file_and_its_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", flush)
     replace_file(tmp_path / "file", b"new")
     assert flushed == [False, True]
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_files_are_replaced_and_removed_where_a_folder_cannot_be_flushed(
+    tmp_path, monkeypatch, code
+):
+    file, fsync = tmp_path / "new" / "file", os.fsync
+
+    def flush(fd):
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(code, os.strerror(code))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    make_folder(file.parent)
+    replace_file(file, b"new")
+    assert file.read_bytes() == b"new"
+    remove_file(file)
+    assert not file.exists()
+
+
+def test_a_failed_flush_of_a_folder_is_an_error(tmp_path, monkeypatch):
+    def fail(_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        remove_file(tmp_path / "file")
+
+
+def test_a_file_is_removed_if_its_folder_is_gone(tmp_path):
+    remove_file(tmp_path / "gone" / "file")
 
 
 def test_make_folder_flushes_the_parent_of_each_new_folder(tmp_path, monkeypatch):

@@ -106,13 +106,14 @@ def replacing(path: Path) -> Iterator[int]:
         raise
     finally:
         os.close(fd)
-    _flush_folder(path.parent)
+    flush_folder(path.parent)
 
 
 def remove_file(path: Path) -> None:
     """Remove a file, if it exists, so that it stays away after a crash."""
     path.unlink(missing_ok=True)
-    _flush_folder(path.parent)
+    with contextlib.suppress(FileNotFoundError):  # the folder is gone, and the file with it
+        flush_folder(path.parent)
 
 
 def make_folder(folder: Path) -> None:
@@ -121,7 +122,19 @@ def make_folder(folder: Path) -> None:
     for each in reversed(missing):
         each.mkdir(exist_ok=True)
         with contextlib.suppress(PermissionError):  # it may be written to, and not be listed
-            _flush_folder(each.parent)
+            flush_folder(each.parent)
+
+
+def flush_folder(path: str | Path) -> None:
+    """Flush the entries of a folder; a file system may not know this call (EINVAL, ENOTSUP)."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(folder)
 
 
 @contextlib.contextmanager
@@ -150,14 +163,6 @@ def locked_beside(path: Path, wait_s: float, mode: int = 0o600) -> Iterator[None
         # Unlock explicitly: a child that this process forked may have a copy of the descriptor.
         fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
-
-
-def _flush_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _create_beside(path: Path) -> tuple[int, Path]:

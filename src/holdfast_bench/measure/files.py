@@ -23,12 +23,12 @@ from holdfast.codec.coded import check_reported
 from holdfast.codec.pack import pack
 from holdfast.errors import HoldfastError, Outcome
 from holdfast.limits import GIB, MIB
+from holdfast.regular_file import flush_folder
 from holdfast.report import Row
 from holdfast.testing.payloads import header_of
 from holdfast.tiers.base import NOWHERE, Tier, TierGet, TierPut
 from holdfast.tiers.files.kind import FilesOptions, open_files
 from holdfast.tiers.files.medium import FilesMedium
-from holdfast.tiers.files.shared_folder import flush_folder
 from holdfast.tiers.kind import TierContext
 from holdfast.tiers.option_checks import DEADLINE_S_MAX
 from holdfast.wire.remote.stream import Deadline

@@ -20,6 +20,7 @@ import stat
 import time
 from collections.abc import Iterator
 
+from holdfast.regular_file import flush_folder
 from holdfast.tiers.files.mount import find_mount
 
 MARKER = "holdfast.tier"
@@ -348,15 +349,3 @@ def make_flushed_folder(path: str) -> None:
             with contextlib.suppress(OSError):
                 os.rmdir(path)  # noqa: PTH106
         raise
-
-
-def flush_folder(path: str) -> None:
-    """Flush the entries of a folder; a file system may not know this call (EINVAL)."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(fd)
