@@ -1,5 +1,7 @@
 """What was dropped stays away, whatever was read, saved, copied or recovered beside the drop."""
 
+import os
+import shutil
 import threading
 import time
 from functools import partial
@@ -343,6 +345,45 @@ def test_a_drop_during_a_write_holds_after_a_crash(harness, tmp_path) -> None:
     crashed = harness(2 * MIB, tier_on(MemoryExtents(image)), drops_file=file)
     assert crashed.store.recovery.wait(60)
     assert crashed.store.cover(one.namespace, chain.keys).blocks == 0
+
+
+def test_the_next_process_may_drop_blocks_until_the_saved_list_has_no_name_for_them(
+    tmp_path, monkeypatch
+) -> None:
+    """A `sync` may ask at any time while the file is replaced, and while it is removed."""
+    drops, seen = DropsFile(tmp_path / "drops.json"), []
+    first, second = (Namespace(byte * 16, b"d" * 16, 16 << 10, 16) for byte in (b"1", b"2"))
+    fsync = os.fsync
+
+    def look(fd):
+        fsync(fd)
+        seen.append((drops.names(first), drops.names(second)))
+
+    def add_second() -> bool:
+        drops.add(second.fingerprint.hex())
+        seen.clear()
+        return True
+
+    drops.add(first.fingerprint.hex())
+    monkeypatch.setattr(os, "fsync", look)
+    drops.finish([], add_second)
+    assert seen == [(True, True)] * 2, "the new file, and its folder"
+    assert (drops.names(first), drops.names(second)) == (False, True)
+    seen.clear()
+    drops.finish([], lambda: True)
+    assert seen == [(False, True)], "the folder, once the file is gone"
+    assert not drops.names(second)
+
+
+def test_a_drop_is_finished_although_the_folder_of_its_list_is_gone(tmp_path) -> None:
+    """As after `holdfast tier replace --path`, once the former medium is gone."""
+    folder = tmp_path / "former"
+    folder.mkdir()
+    drops = DropsFile(folder / "drops.json")
+    drops.add("*")
+    shutil.rmtree(folder)
+    drops.finish([], lambda: True)
+    assert len(drops) == 0
 
 
 def test_a_damaged_list_of_drops_is_reported_and_ignored(tmp_path, caplog) -> None:

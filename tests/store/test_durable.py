@@ -450,7 +450,7 @@ class ForgetfulMedium(FlushableMedium):
         return self.records_frees
 
 
-def test_a_context_is_not_acknowledged_while_a_restart_would_drop_it(tmp_path):
+def test_a_context_is_not_acknowledged_while_a_restart_would_drop_it(tmp_path, caplog):
     """A drop of its fingerprint before it was saved is not finished."""
     medium = ForgetfulMedium()
     with opened([medium], drops_file=tmp_path / "drops.json") as store:
@@ -458,10 +458,22 @@ def test_a_context_is_not_acknowledged_while_a_restart_would_drop_it(tmp_path):
         store.drop("*")
         save(store)
         assert session.sync(tokens_for(1), deadline_s=0.1) == 0
+        assert "a drop of its blocks is not recorded by every tier yet" in caplog.text
         assert (tmp_path / "drops.json").exists()
         medium.records_frees = True
         assert session.sync(tokens_for(1)) == TOKENS
         assert not (tmp_path / "drops.json").exists()
+
+
+def test_a_shared_durable_tier_acknowledges_though_a_disk_has_not_recorded_a_drop(tmp_path):
+    """A restart repeats the drop on the node's own tiers only."""
+    lower = [ForgetfulMedium(), SharedFlushable({}, name="bucket")]
+    with opened(lower, drops_file=tmp_path / "drops.json", durable="bucket") as store:
+        session = save(store)
+        store.drop("*")
+        save(store)
+        assert session.sync(tokens_for(1)) == TOKENS
+        assert (tmp_path / "drops.json").exists()
 
 
 def test_a_context_is_not_acknowledged_while_the_list_of_drops_cannot_be_removed(

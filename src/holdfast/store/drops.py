@@ -120,7 +120,7 @@ class DropsFile:
         """Add a drop that begins."""
         with self._mutex:
             self._entries.append(fingerprint)
-            self._save()
+            self._save(self._entries)
 
     def ended(self, begun: Sequence[int]) -> None:
         """Note that a drop has visited every row; `begun`: write batches so far, by tier."""
@@ -148,17 +148,17 @@ class DropsFile:
         if not record():
             return
         with self._mutex:
-            before = list(self._entries)
+            left = list(self._entries)
             for fingerprint in over:
-                self._entries.remove(fingerprint)
-            if not self._save():
-                self._entries = before  # they apply as long as the file has them
+                left.remove(fingerprint)
+            if self._save(left):  # entries apply as long as the file has them
+                self._entries = left
 
-    def _save(self) -> bool:
-        """Write the entries to the file; return False after a failure, which is logged."""
+    def _save(self, entries: Sequence[str]) -> bool:
+        """Write entries to the file; return False after a failure, which is logged."""
         if self._file is None:
             return True
-        names = list(dict.fromkeys(self._entries))
+        names = list(dict.fromkeys(entries))
         try:
             if names:
                 data = {"version": VERSION, "fingerprints": names}

@@ -8,6 +8,7 @@ loss of power, until the tier evicts it.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -25,7 +26,9 @@ from holdfast.store.durable_marks import MarkedBlocks
 from holdfast.store.inspect import finish_drops
 from holdfast.store.lookup import ask_in_time
 from holdfast.store.rewrite import forget_copies
-from holdfast.tiers.base import NOWHERE, AnsweringTier, Flushable, SharedTier
+from holdfast.tiers.base import NOWHERE, AnsweringTier, Flushable, LocalTier, SharedTier
+
+_log = logging.getLogger("holdfast.store")
 
 _LOOK_AGAIN_S = 0.05
 
@@ -67,6 +70,13 @@ def sync(
     finally:
         with table.lock:
             store.durable_blocks.end_sync(until_s)
+    if not kept and _may_be_dropped(store, namespace):
+        _log.warning(
+            "sync: no block of fingerprint %s is acknowledged as durable: a drop of its blocks is "
+            "not recorded by every tier yet, so a restart would repeat it; see `holdfast inspect` "
+            "for a tier that is away, and this log for a recovery that failed",
+            namespace.fingerprint.hex(),
+        )
     outcome = Outcome.OK if kept == len(keys) else Outcome.LATE
     store.activity.call("sync", outcome, store.clock.now() - began_s, kept)
     return kept
@@ -119,13 +129,22 @@ def _flush_copies(
         with table.lock:
             rows = table.index.find_all(namespace, keys[:kept])
             kept = store.durable_blocks.note_flushed(rows, places, safe, store.clock.now())
-    if kept and store.drops_file.names(namespace):  # a restart now would drop them
+    if kept and _may_be_dropped(store, namespace):
         finish_drops(store)
-        kept = 0 if store.drops_file.names(namespace) else kept
+        kept = 0 if _may_be_dropped(store, namespace) else kept
     save_marks(store)
     if kept and isinstance(tier, SharedTier):  # another node may have deleted some
         kept = tier.held(namespace, keys[:kept], 0, max(0.0, until_s - store.clock.now()))
     return kept
+
+
+def _may_be_dropped(store: StoreParts, namespace: Namespace) -> bool:
+    """Return whether a restart now would drop blocks of a namespace from the durable tier.
+
+    A drop leaves the copies on shared tiers.
+    """
+    tier = store.table.lower[store.table.durable_tier - 1]
+    return isinstance(tier, LocalTier) and store.drops_file.names(namespace)
 
 
 def load_marks(store: StoreParts) -> None:
