@@ -174,8 +174,9 @@ def test_contexts_of_replaced_weights_are_neither_used_nor_changed(scene, engine
     refitted.reload_weights(folder=str(other))
     if not resets:
         assert refitted.reset(), "of what vLLM itself has cached"
-        assert ask(refitted, prompt)["tokens"] == right["tokens"], "the worker refuses the load"
-        assert refitted.reset()
+    # The scheduler learns of the update from this step, of which the worker moves no block.
+    assert ask(refitted, prompt)["tokens"] == right["tokens"]
+    assert refitted.reset()
     new = scene.saved(refitted, lambda: ask(refitted, prompt), HELD // BLOCK)
     loaded = ask(refitted, prompt)
     assert (new["cached"], loaded["cached"]) == (0, HELD)
