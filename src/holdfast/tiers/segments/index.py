@@ -89,8 +89,10 @@ class SegmentIndex:
         self.stored_bytes = 0
         """Bytes of all segments."""
 
-    def add(self, listed: IndexedSegment, now_s: float) -> None:
+    def add(self, listed: IndexedSegment, now_s: float, removed: bytes = b"") -> None:
         """Add a segment; its blocks have their positions in it, or in a segment that outlasts it.
+
+        `removed`: keys of its blocks that were deleted, which stay where they are, if anywhere.
 
         Which of two segments a block belongs to follows from their names, so all writers agree, in
         whichever order they learn of them: each deletes those of its own without live blocks. A
@@ -105,6 +107,7 @@ class SegmentIndex:
             number = self._numbers[listed.name] = len(self._segments) - 1
             found = self._find(tags)
             stays = self._outlast(found, segment)
+            stays |= np.isin(tags, _tags(listed.namespace, removed))
             segment.live -= int(stays.sum())
             self._release(found[~stays])
             positions = np.arange(listed.blocks, dtype=np.int64)

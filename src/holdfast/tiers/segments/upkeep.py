@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import NamedTuple
 
 from holdfast.errors import Outcome
@@ -98,6 +99,8 @@ class SegmentUpkeep:
         self._heard_s: dict[str, float] = {}
         """By writer: when a new index object of it was found last, by this process's clock."""
         self._retired: set[str] = set()
+        self._removed: dict[SegmentName, bytes] = {}
+        """Keys of deleted blocks of segments that no index object was found for yet."""
         self._due: dict[SegmentName, float] = {}
         """Segments that this writer has retired, and when it deletes them."""
         self._unlisted: dict[str, float] = {}
@@ -228,9 +231,8 @@ class SegmentUpkeep:
         now_s = self._clock.now()
         for name in listed:
             self._heard_s.setdefault(name.writer, now_s)
-        for name, content in found:
-            self._heard_s[name.writer] = now_s
-            self._learn(content)
+        self._heard_s.update((name.writer, now_s) for name, _ in found)
+        self._learn([content for _, content in found])
         if answer.outcome is Outcome.OK:
             self._forget_lost(own, listed)
         return answer.outcome is Outcome.OK
@@ -257,19 +259,30 @@ class SegmentUpkeep:
             blocks,
         )
 
-    def _learn(self, content: IndexObject) -> None:
+    def _learn(self, contents: Sequence[IndexObject]) -> None:
+        """Learn what left, then what is new: index objects come in any order.
+
+        A deleted copy of a block never takes the place of one that was written after the deletion.
+        """
         wall_s, now_s = self._wall_s(), self._clock.now()
-        self._retired.update(content.retired)
-        for segment in content.segments:
+        for removed in chain.from_iterable(content.removed for content in contents):
+            if (name := parse_segment_name(removed.segment)) is not None:
+                self._index.forget_blocks(name, removed.keys)
+                self._removed[name] = self._removed.get(name, b"") + removed.keys
+        for path in chain.from_iterable(content.retired for content in contents):
+            self._retired.add(path)
+            if (name := parse_segment_name(path)) is not None:
+                self._index.forget_segment(name)
+        for segment in chain.from_iterable(content.segments for content in contents):
             name = segment.name
             if segment.path not in self._retired and name.expires_s() > wall_s:
-                self._index.add(segment, now_s)
-        for removed in content.removed:
-            if (gone := parse_segment_name(removed.segment)) is not None:
-                self._index.forget_blocks(gone, removed.keys)
-        for path in content.retired:
-            if (gone := parse_segment_name(path)) is not None:
-                self._index.forget_segment(gone)
+                self._index.add(segment, now_s, self._removed.get(name, b""))
+        known = {state.name for state in self._index.segments()} if self._removed else set()
+        self._removed = {
+            name: keys
+            for name, keys in self._removed.items()
+            if name not in known and name.path not in self._retired and name.expires_s() > wall_s
+        }
 
     def _retire(self, names: Sequence[SegmentName]) -> None:
         """Publish that segments leave; delete them once no reader uses them."""
