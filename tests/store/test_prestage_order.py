@@ -1,6 +1,7 @@
 """Which of several prestages a store begins first, on a tier that cannot read all in time."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
 import pytest
@@ -152,6 +153,52 @@ def test_reads_for_a_request_that_is_computed_instead_are_cancelled(paced, monke
         "the blocks whose read had begun are kept",
     )
     assert one.tier.read_keys == chain.keys[:4]
+
+
+def pinned(one, chain):
+    threads = ThreadPoolExecutor(1)
+    pinning = threads.submit(one.store.pin, one.namespace, chain.keys, 600.0, 600.0)
+    threads.shutdown(wait=False)
+    return chain.keys, pinning.result
+
+
+def prestaged_for_a_longer_prompt(one, chain):
+    waits(one, chain)
+    return chain.keys, lambda: 12
+
+
+def prestaged_for_another_engine(one, chain):
+    other, cost = ENGINE._replace(name="sglang"), PrefillCost(0.0, TOKEN_S, 0.0)
+    steps = [EngineStep(new, 0, cost.seconds(new)) for new in (64, 128, 512, 2048) * 3]
+    one.store.learn(other, steps, [])
+    turn = EngineTurn(other, QueuedPrefill(0, 0.0))
+    assert one.store.prestage(one.namespace, chain.keys[:8], 0.0, turn=turn) == 8
+    return chain.keys[:8], lambda: 8
+
+
+@pytest.mark.parametrize(
+    "begin", [pinned, prestaged_for_a_longer_prompt, prestaged_for_another_engine]
+)
+def test_reads_that_others_began_are_not_cancelled_with_those_of_a_request(
+    paced, monkeypatch, begin
+) -> None:
+    monkeypatch.setattr(promote, "BATCH_BYTES", 4 * paced.namespace.slot_bytes)
+    one, chain = paced, paced.chain(1, 12)
+    one.save(chain)
+    one.leave_memory(chain)
+    prompt = PromptTokens(ENGINE, 144, 0, limit_s=5.0)
+    first = one.store.plan_fetch(one.namespace, chain.keys[:8], prompt)
+    assert (first.held, first.plan.blocks) == (8, 0), "the tier is slower than the engine"
+    one.tier.gate.clear()
+    keys, blocks = begin(one, chain)
+    one.tier.reading.get(timeout=60)
+    one.view.wait_until(lambda: one.view.reading_ahead == len(keys), "all reads are queued")
+    again = prompt._replace(instead_of=first.number)
+    assert one.store.plan_fetch(one.namespace, chain.keys[:8], again).plan.blocks == 0
+    one.tier.gate.set()
+    one.view.wait_until(lambda: one.view.reading_ahead == 0, "all reads have ended")
+    assert one.tier.read_keys == keys
+    assert blocks() == len(keys)
 
 
 def test_a_plan_counts_once_what_a_prestage_of_the_same_context_is_reading(paced) -> None:

@@ -23,6 +23,7 @@ from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
 from holdfast.store.evict import slots
 from holdfast.store.lookup import bytes_being_read, sources, without_queued
+from holdfast.store.pending_hints import PendingPrestage
 from holdfast.store.promote import TierRead
 from holdfast.store.record_reader import RecordForm
 from holdfast.store.verify import verify_in_memory
@@ -46,12 +47,19 @@ class FetchResult(NamedTuple):
     reads: tuple[TierRead, ...] = ()
 
 
-class _FetchKind(NamedTuple):
-    """What a fetch is for: its priority, the form of the records, and who verifies them."""
+class FetchKind(NamedTuple):
+    """What a fetch is for: its priority, the form of the records, and whether it verifies them.
 
-    priority: Priority
-    form: RecordForm
-    verifies: bool
+    `prestage`: the prestage that it is for, with which it ends; None for other fetches.
+    """
+
+    priority: Priority = Priority.DEMAND
+    form: RecordForm = RecordForm.RAW
+    verifies: bool = False
+    prestage: PendingPrestage | None = None
+
+
+DEMAND = FetchKind()
 
 
 def fetch(
@@ -65,7 +73,7 @@ def fetch(
     for others.
     """
     began_s = store.clock.now()
-    kind = _FetchKind(Priority.DEMAND, RecordForm.RAW, verifies=True)
+    kind = FetchKind(verifies=True)
     fetched = _fetch(store, namespace, keys, deadline_s, kind)
     with store.table.lock:
         for prestage in store.pending_hints.take_staged(namespace, keys):
@@ -80,8 +88,7 @@ def fetch_unverified(
     namespace: Namespace,
     keys: Sequence[bytes],
     deadline_s: float,
-    priority: Priority = Priority.DEMAND,
-    form: RecordForm = RecordForm.RAW,
+    kind: FetchKind = DEMAND,
 ) -> FetchResult:
     """Fetch like `fetch`, without verifying blocks that are already in the arena.
 
@@ -98,7 +105,7 @@ def fetch_unverified(
             column = table.copies.places(HOST)
             places = [column[row] for row in rows]
             lease = table.leases.lease(rows, math.inf)
-            if priority is Priority.DEMAND:
+            if kind.priority is Priority.DEMAND:
                 table.touch(rows)
             reason = nothing_held(recovering=store.recovery.is_running)
             fetched = FetchResult(lease, places, {}, Outcome.MISS, reason)
@@ -106,7 +113,7 @@ def fetch_unverified(
                 at_hand = {HostTier.name: len(rows)}
                 fetched = FetchResult(lease, places, at_hand, Outcome.OK, "all is at hand")
     if fetched is None:
-        fetched = _fetch(store, namespace, keys, deadline_s, _FetchKind(priority, form, False))
+        fetched = _fetch(store, namespace, keys, deadline_s, kind)
         with table.lock:
             if not table.leases.extend(fetched.lease, math.inf):
                 fetched = fetched._replace(places=[], outcome=Outcome.LATE)
@@ -120,7 +127,7 @@ def _fetch(
     namespace: Namespace,
     keys: Sequence[bytes],
     deadline_s: float,
-    kind: _FetchKind,
+    kind: FetchKind,
 ) -> FetchResult:
     table, mover, column = store.table, store.mover, store.table.copies.places(HOST)
     late_at, estimates = store.clock.now() + deadline_s, store.estimates.estimates(namespace.domain)
@@ -139,7 +146,7 @@ def _fetch(
         for each in loading:
             each.waiting += 1
         promotions = mover.reserve(namespace, rows)
-    read_batches = mover.start_reads(namespace, promotions, kind.priority, kind.form)
+    read_batches = mover.start_reads(namespace, promotions, kind.priority, kind.form, kind.prestage)
     # Blocks that are read now are verified by the thread that reads them.
     if kind.verifies:
         started = store.clock.now()

@@ -24,7 +24,7 @@ from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
 from holdfast.store.estimates import EngineId
 from holdfast.store.evict import slots
-from holdfast.store.fetch import fetch_unverified
+from holdfast.store.fetch import FetchKind, fetch_unverified
 from holdfast.store.lookup import ask_first, ask_in_time
 from holdfast.store.pending_hints import NamedChain, PendingPrestage, PinnedChain
 from holdfast.tiers.base import Announceable
@@ -140,7 +140,7 @@ def pin(
         claimed_bytes = len(keys) * size
         pending_hints.claim(claimed_bytes)  # so that two pins cannot get these bytes
     try:
-        leased = fetch_unverified(store, namespace, keys, left_s, Priority.PREFETCH)
+        leased = fetch_unverified(store, namespace, keys, left_s, FetchKind(Priority.PREFETCH))
         try:
             with table.lock:
                 keys = keys[: len(leased.places)]
@@ -284,7 +284,8 @@ def _promote_and_keep(store: StoreParts, staging: PendingPrestage) -> None:
     table, pending_hints = store.table, store.pending_hints
     try:
         ask_in_time(store, namespace, keys, LOOK_S, Priority.PREFETCH)
-        fetched = fetch_unverified(store, namespace, keys, _PROMOTION_S, Priority.PREFETCH)
+        kind = FetchKind(Priority.PREFETCH, prestage=staging)
+        fetched = fetch_unverified(store, namespace, keys, _PROMOTION_S, kind)
     except BaseException:
         with table.lock:
             pending_hints.done(staging)

@@ -300,8 +300,8 @@ def plan_fetch(
     )
     plan, number = store.planner.plan(question), 0
     if prompt.instead_of and plan.blocks < coverage.blocks:
-        left_out = slice(plan.blocks, coverage.blocks)
-        _end_prestages(store, namespace, keys[left_out], coverage.rows[left_out])
+        rows = coverage.rows[plan.blocks :]
+        _end_prestages(store, namespace, keys[plan.blocks :], rows, prompt.engine)
     if coverage.blocks < len(keys) and store.recovery.is_running:
         plan = plan._replace(reason=f"{plan.reason}; {RECOVERING}")
     if question.first >= coverage.blocks:
@@ -336,15 +336,21 @@ def plan_fetch(
 
 
 def _end_prestages(
-    store: StoreParts, namespace: Namespace, keys: Sequence[bytes], rows: Sequence[int]
+    store: StoreParts,
+    namespace: Namespace,
+    keys: Sequence[bytes],
+    rows: Sequence[int],
+    engine: EngineId,
 ) -> None:
-    """End the prestages of blocks that the plan of a request leaves out at its turn.
+    """End the prestages for a request whose plan leaves out these blocks at its turn.
 
-    The plan takes what arrives while the engine computes what is left of its queue.
+    `rows`: those of the blocks that are held. The plan takes what arrives while the engine computes
+    what is left of its queue. Reads for a pin, or for the prestage of another request, go on.
     """
+    left_out = frozenset(keys)
     with store.table.lock:
-        store.pending_hints.withdraw(namespace, keys)
-    store.mover.give_up(rows)
+        store.pending_hints.withdraw(namespace, keys, engine)
+    store.mover.end_prestages(rows, lambda prestage: prestage.is_of(namespace, left_out, engine))
 
 
 def bytes_being_read(table: BlockTable, coverage: Coverage) -> Mapping[int, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from holdfast.blocks.key import KEY_BYTES
@@ -53,6 +53,11 @@ class PendingPrestage(NamedTuple):
     def nbytes(self) -> int:
         """Host memory that the whole chain takes, in bytes."""
         return len(self.chain.keys) // KEY_BYTES * self.chain.namespace.slot_bytes
+
+    def is_of(self, namespace: Namespace, keys: Collection[bytes], engine: Hashable) -> bool:
+        """Return whether its chain ends with one of these blocks, and no other engine waits."""
+        chain, last = self.name
+        return chain == namespace and last in keys and self.times.engine in (None, engine)
 
     def cut(self, most_bytes: int) -> PendingPrestage:
         """Return a prestage of the leading blocks that take at most `most_bytes`."""
@@ -161,10 +166,17 @@ class PendingHints:
             del self._begun_s[domain, times.tier]
         self.end_claim(staging.nbytes)
 
-    def withdraw(self, namespace: Namespace, keys: Sequence[bytes]) -> None:
-        """Forget due prestages that end with one of these blocks and have not begun."""
+    def withdraw(
+        self, namespace: Namespace, keys: Sequence[bytes], engine: Hashable = None
+    ) -> None:
+        """Forget due prestages that end with one of these blocks and have not begun.
+
+        `engine`: leave those for which another engine waits; None: leave none.
+        """
         for key in keys if self._due else ():
-            self._withdraw((namespace, key))
+            staging = self._due.get((namespace, key))
+            if staging and (engine is None or staging.is_of(namespace, [key], engine)):
+                self._withdraw(staging.name)
 
     def stage(self, namespace: Namespace, last: bytes, staged: PinnedChain) -> int:
         """Note that a prestaged chain up to a block is kept; return the lease that it replaces."""

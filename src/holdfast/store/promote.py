@@ -11,7 +11,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.estimates import Estimates
 from holdfast.store.evict import reserve_slots
 from holdfast.store.move_queues import MoveReason
+from holdfast.store.pending_hints import PendingPrestage
 from holdfast.store.record_reader import ReadRecord, RecordForm, RecordReader, WantedRecord
 from holdfast.store.rewrite import rewrite_misplaced
 from holdfast.store.tier_writer import TierWriter
@@ -74,12 +75,13 @@ class TierRead(NamedTuple):
 
 
 class ReadBatch(NamedTuple):
-    """Blocks of one tier that are read together, and the read."""
+    """Blocks of one tier that are read together, and the read; for a prestage, or None."""
 
     namespace: Namespace
     tier: int
     promotions: Sequence[Promotion]
     reading: Future[TierRead]
+    prestage: PendingPrestage | None = None
 
 
 class BlockMover:
@@ -143,6 +145,7 @@ class BlockMover:
         promotions: Sequence[Promotion],
         priority: Priority = Priority.DEMAND,
         form: RecordForm = RecordForm.RAW,
+        prestage: PendingPrestage | None = None,
     ) -> list[ReadBatch]:
         """Start reading blocks into their slots, in batches that follow chain order.
 
@@ -172,7 +175,7 @@ class BlockMover:
                     with self._table.lock:
                         self._take_back(namespace, read_batch)
                     continue
-                started.append(ReadBatch(namespace, tier, read_batch, reading))
+                started.append(ReadBatch(namespace, tier, read_batch, reading, prestage))
                 if priority is Priority.PREFETCH:
                     self._note_prefetches(started[-1])
         return started
@@ -185,11 +188,17 @@ class BlockMover:
             for promotion in read_batch.promotions:
                 self._prefetches.pop(promotion.row, None)
 
-    def give_up(self, rows: Sequence[int] | None = None) -> None:
-        """Cancel prefetches of these rows that have not started; None: of all."""
+    def give_up(self) -> None:
+        """Cancel all prefetches that have not started."""
         with self._table.lock:
-            read_batches = self._for_later(list(self._prefetches) if rows is None else rows)
+            read_batches = self._for_later(self._prefetches)
         self.cancel(read_batches)
+
+    def end_prestages(self, rows: Sequence[int], ended: Callable[[PendingPrestage], bool]) -> None:
+        """Cancel reads of these rows that such prestages queued and that have not started."""
+        with self._table.lock:
+            read_batches = self._for_later(rows)
+        self.cancel([each for each in read_batches if each.prestage and ended(each.prestage)])
 
     def cancel(self, read_batches: Sequence[ReadBatch]) -> None:
         """Cancel batches that have not started and that no other fetch waits for."""

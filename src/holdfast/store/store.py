@@ -219,9 +219,9 @@ class Store(StoreParts):
         priority: Priority = Priority.DEMAND,
     ) -> FetchResult:
         """Like `fetch`, for another node: the records may be encoded, and it verifies them."""
-        form = RecordForm.STORED
+        kind = fetch_path.FetchKind(priority, RecordForm.STORED)
         return self._fetch(
-            partial(fetch_path.fetch_unverified, self, namespace, keys, deadline_s, priority, form)
+            partial(fetch_path.fetch_unverified, self, namespace, keys, deadline_s, kind)
         )
 
     def reserve(
