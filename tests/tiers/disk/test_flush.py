@@ -1,5 +1,6 @@
 """Flushes of the disk tier: what was written before one that failed is never safe again."""
 
+import contextlib
 import threading
 
 import pytest
@@ -135,6 +136,32 @@ def test_records_of_an_earlier_process_are_safe_once_they_were_read(tier, medium
     assert after.flush(places) == [True] * 9
     read_bytes = sum(nbytes for _, nbytes in reads_during(medium, lambda: after.flush(places)))
     assert read_bytes == 0, "they are read once"
+    after.close()
+
+
+def test_a_few_records_of_an_earlier_process_are_one_call_of_the_drive(tier, medium):
+    """A drive whose call takes 15 s counts as hanging, and a context may be gigabytes."""
+    BLOCKS.save(tier, range(30))
+    tier.close()
+    after = tier_on(medium)
+    found, calls, reads = survivors(after), [], []
+
+    @contextlib.contextmanager
+    def in_call():
+        calls.append(0)
+        yield
+        reads.append(calls[-1])
+
+    def note(what, _, __):
+        calls[-1] += what == "read"
+        return False
+
+    medium.fails = note
+    assert after.flush([found[BLOCKS.key(n)] for n in range(30)], in_call) == [True] * 30
+    medium.fails = None
+    assert reads[0] == 0, "the flush"
+    assert sum(reads) == sum(calls) > 0
+    assert max(reads) <= sum(reads) // 3
     after.close()
 
 

@@ -9,9 +9,10 @@ a failure, are safe once they were read and verified: opening the file has dropp
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from typing import NamedTuple, TypeAlias
 
 from holdfast.blocks.envelope import read_header
 from holdfast.buffers import aligned_buffer
@@ -24,6 +25,9 @@ from holdfast.tiers.gate import MediumGate
 
 READ_AT_ONCE = 8
 """Records of an earlier process that are read and verified at a time."""
+
+InCall: TypeAlias = Callable[[], AbstractContextManager[None]]
+"""Makes what runs in a `with` block one call of the drive, which hangs if it takes too long."""
 
 
 class FlushResult(NamedTuple):
@@ -58,16 +62,19 @@ class RecordFlush:
         self._begun = self._good = 0
         """Flushes begun since the start, and the number of the last one that succeeded."""
 
-    def flush(self, places: Sequence[Place]) -> FlushResult:
-        """Flush what was written before the call. The caller has entered the gate."""
+    def flush(self, places: Sequence[Place], in_call: InCall) -> FlushResult:
+        """Flush what was written before the call. The caller has entered the gate.
+
+        The flush, and every few records that are read and verified, are a call of the drive each.
+        """
         with self._mutex:
             lives = [self._regions.life_at(place) for place in places]
             begun = self._begun
-        with self._flushing:
+        with self._flushing, in_call():
             error = self._flush_extents() if self._good <= begun else None
         if error is not None:
             return FlushResult([False] * len(places), error, [])
-        failed = self._prove(places)
+        failed = self._prove(places, in_call)
         with self._mutex:
             safe = [
                 life is not None and self._regions.is_safe(place, life)
@@ -89,7 +96,7 @@ class RecordFlush:
             self._regions.end_flush(failed=error is not None)
         return error
 
-    def _prove(self, places: Sequence[Place]) -> list[OSError]:
+    def _prove(self, places: Sequence[Place], in_call: InCall) -> list[OSError]:
         """Read and verify records of an earlier process; return the errors of reads.
 
         Sealed records cannot be verified here, so they stay unsafe.
@@ -108,7 +115,8 @@ class RecordFlush:
                 ByteSpan(listed.extent.offset, buffer, i)
                 for i, (listed, buffer) in enumerate(zip(wanted, buffers, strict=True))
             ]
-            failed = transfer(self._readers, 1, spans, self._extents.read, CALL_BYTES_MIN)
+            with in_call():
+                failed = transfer(self._readers, 1, spans, self._extents.read, CALL_BYTES_MIN)
             errors += failed.values()
             for i, (listed, record) in enumerate(zip(wanted, buffers, strict=True)):
                 if i not in failed and _is_intact(record, listed):

@@ -178,8 +178,7 @@ class ReplaceableDisk:
         unsafe = [False] * len(places)
         if (medium := self._medium) is None:
             return unsafe
-        with medium.calls.one():
-            safe = medium.disk.flush(places)
+        safe = medium.disk.flush(places, medium.calls.one)
         return safe if self._medium is medium else unsafe
 
     def usage(self) -> TierUsage:

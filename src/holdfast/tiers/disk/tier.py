@@ -40,7 +40,7 @@ from holdfast.tiers.base import (
 from holdfast.tiers.disk.extent_io import CALL_BYTES_MIN, ByteSpan, Extents, transfer
 from holdfast.tiers.disk.file import DiskConfig, check_superblock, open_file
 from holdfast.tiers.disk.read_limit import ReadLimit
-from holdfast.tiers.disk.record_flush import RecordFlush
+from holdfast.tiers.disk.record_flush import InCall, RecordFlush
 from holdfast.tiers.disk.recovery import (
     read_footer,
     read_state,
@@ -278,15 +278,18 @@ class DiskTier:
                     return False
             return self._save_snapshot()
 
-    def flush(self, places: Sequence[Place]) -> list[bool]:
+    def flush(
+        self, places: Sequence[Place], in_call: InCall = contextlib.nullcontext
+    ) -> list[bool]:
         """Flush the file; a failure counts as one of a write of each of these records.
 
-        Also reads and verifies the records of an earlier process that were not yet.
+        Also reads and verifies the records of an earlier process that were not yet, a few at a
+        time: each time is one `in_call`.
         """
         with self._gate.enter() as admitted:
             if not admitted:
                 return [False] * len(places)
-            safe, error, failed_reads = self._flushes.flush(places)
+            safe, error, failed_reads = self._flushes.flush(places, in_call)
             if error is not None:
                 self._count_failed_writes(*[error] * max(1, len(places)))
             self._count_failures(*failed_reads)
