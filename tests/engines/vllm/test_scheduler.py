@@ -501,25 +501,6 @@ def test_after_an_update_of_weights_the_names_of_blocks_change_once(harness):
     assert after == later != first
 
 
-def test_pages_of_vllm_that_may_be_of_earlier_weights_are_not_saved(harness):
-    """vLLM's own cache is not empty after an update, and tells no connector when it is."""
-    report = WorkerReport(computed=True, updates=1)
-    harness.side.on_worker_output(harness.fakes.outcome(said=report))
-
-    def saves_after_local_hits(name):
-        request = harness.request(30, request_id=name)
-        harness.side.matched_tokens(request, 16)
-        request.num_computed_tokens = 16
-        return harness.run(request, 8, [5, 6, 7]).saves
-
-    assert saves_after_local_hits("stale") == []
-    computed = harness.request(30, request_id="computed")
-    harness.side.matched_tokens(computed, 0)
-    assert harness.run(computed, 16, [1, 2, 3]).saves != []
-    harness.side.reset()  # as vLLM asks for it when it empties its cache and the connector's
-    assert saves_after_local_hits("fresh") != []
-
-
 def test_sources_add_up_to_the_tokens_loaded(harness):
     request = harness.request(50)
     harness.client.answer = lambda _: Covered(5, 5, {"host": 2, "disk": 3})
