@@ -5,6 +5,7 @@ import time
 
 from holdfast.blocks.envelope import read_header
 from holdfast.client import session as client
+from holdfast.keys.keyring import KeyRing
 from holdfast.session import RECOVERING
 from holdfast.store.estimates import EngineId
 from holdfast.store.lookup import PromptTokens
@@ -105,6 +106,35 @@ def test_a_later_copy_that_is_damaged_does_not_replace_an_intact_one(harness) ->
     assert [copy.place for copy in other.view.copies(1)] == [place]
     assert list(records) == [place]
     assert other.store.status().recovered_blocks == 1
+    assert other.read(chain) == 1
+
+
+def test_of_two_sealed_copies_the_later_one_stays_while_the_keys_are_away(harness, tmp_path):
+    """The earlier one may be what a loss of power left of it: no one can tell without the key."""
+    records, ring = {}, KeyRing(tmp_path / "ring.json")
+    ring.enrol("default", b"s" * 32)
+    one = harness(MIB, MemoryTier(64 * MIB, records), ring=ring)
+    chain = one.chain(1, 1)
+    one.save(chain)
+    one.flush()
+    (place,) = records
+    records[place + 7] = records[place]
+    damaged = bytearray(records[place])
+    damaged[200] ^= 1
+    records[place] = bytes(damaged)
+    one.store.close()
+
+    class Suspending(MemoryTier):
+        def survivors(self):
+            (tmp_path / "ring.json").rename(tmp_path / "away")
+            ring.suspend()
+            return super().survivors()
+
+    other = harness(MIB, Suspending(64 * MIB, records), ring=ring)
+    assert other.store.recovery.wait(60)
+    (tmp_path / "away").rename(tmp_path / "ring.json")
+    ring.look()
+    assert list(records) == [place + 7]
     assert other.read(chain) == 1
 
 
