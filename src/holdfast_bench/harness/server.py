@@ -72,19 +72,18 @@ class VllmServerOptions(msgspec.Struct, frozen=True):
 
 
 def thread_variables(workers: int) -> dict[str, str]:
-    """Return variables with which every engine computes on all cores, a thread bound to each.
+    """Return variables with which every engine computes on all cores.
 
-    vLLM's own binding leaves a core idle in an engine without a connector. Without any, both
+    vLLM's own binding leaves a core idle in an engine without a connector. Without binding, both
     compute threads of a step may start on one core of two, because the engine's scheduler
-    busy-waits on the other: one warm request took 0.09 s, the next 0.25 s. The threads of several
-    workers are not bound, because each worker would bind its own to the same cores.
+    busy-waits on the other: one warm request took 0.09 s, the next 0.25 s. `OMP_PROC_BIND` is no
+    remedy: it also binds the scheduler, to a core that computes, which makes prefills slower.
     """
     cores = len(os.sched_getaffinity(0))
-    threads = {
+    return {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(max(1, cores // workers)),
     }
-    return threads | ({"OMP_PROC_BIND": "true", "OMP_PLACES": "threads"} if workers == 1 else {})
 
 
 def holdfast_kv_transfer(
