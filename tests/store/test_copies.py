@@ -140,6 +140,19 @@ def test_a_listener_that_goes_on_failing_is_logged_once_until_it_works(copies, c
     copies.events.close()
 
 
+def test_a_listener_that_fails_is_logged_anew_when_it_was_removed_and_added(copies, caplog):
+    def fails(events):
+        raise ValueError("a listener's mistake")
+
+    for row in range(2):
+        copies.events.subscribe(fails)
+        copies.hold(row, DISK, Place(1))
+        copies.events.unsubscribe(fails)
+        assert copies.events.flush(60)
+    assert len(caplog.records) == 2
+    copies.events.close()
+
+
 def test_a_listener_that_is_removed_twice_leaves_the_others_their_events(copies):
     heard, other = Heard(), Heard()
     copies.events.subscribe(other)

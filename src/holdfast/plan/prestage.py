@@ -4,8 +4,8 @@ If a prestage starts late, the request waits; if it starts early, the blocks occ
 then. On public traces of coding agents, in more than 97 of 100 turns the client's pause is longer
 than reading the whole context at 14 GB/s. So starting one read time ahead, with slack, is enough.
 
-If a tier cannot read all contexts in time, it reads those that still arrive in time: a context that
-arrives after its request was computed has helped nobody.
+If a tier cannot read all contexts in time, those that still arrive in time come first: a context
+that arrives after its request was computed is of no use.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class CopyEvents:
         if listener not in self._subscribed:
             return
         self._subscribed.remove(listener)
-        self._queue.put(lambda: self._listeners.remove(listener))
+        self._queue.put(lambda: self._forget(listener))
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all events recorded so far are delivered; call it without the store's lock.
@@ -168,3 +168,8 @@ class CopyEvents:
             else:
                 if listener in self._failing:
                     self._failing.remove(listener)
+
+    def _forget(self, listener: CopyListener) -> None:
+        self._listeners.remove(listener)
+        if listener in self._failing:
+            self._failing.remove(listener)

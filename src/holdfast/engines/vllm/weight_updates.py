@@ -2,7 +2,7 @@
 
 vLLM tells a connector of resets, not of updates. Its workers carry updates out by methods of their
 own, which are wrapped here. So what was saved before an update is not loaded after it, and what the
-new weights compute is not saved under earlier names, though nobody has reset the connector.
+new weights compute is not saved under earlier names, even if the connector was not reset.
 """
 
 from __future__ import annotations

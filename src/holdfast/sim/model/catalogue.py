@@ -36,7 +36,7 @@ def known_models() -> tuple[str, ...]:
 def load_model(name: str) -> ModelShape:
     """Return the shape of a shipped model, such as Qwen3-8B, or of the config.json at a path.
 
-    Raises ConfigError as `load_config`, and for a config that lacks a needed field.
+    Raises ConfigError where `load_config` does, and for a config that lacks a needed field.
     """
     return read_model(load_config(name))
 

@@ -210,7 +210,7 @@ class RegionLog:
         return is_proven and not region.is_doubtful
 
     def to_prove(self, place: Place) -> ListedRecord | None:
-        """Return a record of an earlier process that nobody has verified; None for another one."""
+        """Return the record there if an earlier process wrote it and it is not verified yet."""
         index, region, number = self._locate(place)
         if region is None or not region.is_recovered or region.is_doubtful:
             return None

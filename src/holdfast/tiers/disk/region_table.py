@@ -34,8 +34,8 @@ class Region:
     """One region. Its records have numbers in order of their first sector (`starts`).
 
     `is_doubtful`: a flush failed after records were written to it. `is_recovered`: an earlier
-    process wrote its records, and nobody knows if it has flushed them; those at the sectors
-    `proven` were read and verified since.
+    process wrote its records, and may not have flushed them; those at the sectors `proven` were
+    read and verified since.
 
     A record with 0 `sectors` is dead, one in `unwritten` is reserved only. `busy` counts scans and
     footer writes in progress. `headed` is whether the region's header is on the medium. `heads` are
