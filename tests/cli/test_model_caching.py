@@ -27,7 +27,7 @@ def test_doctor_says_whether_vllm_caches_a_model(capsys, tmp_path, name, ok, say
     ("name", "says"),
     [
         ("Qwen3-8B", "vLLM, transformers and SGLang read each other's portable contexts"),
-        ("Qwen3-8B", "exact blocks belong to the tensor-parallel size that wrote them"),
+        ("Qwen3-8B", "exact blocks are found only at the tensor-parallel size that wrote them"),
         ("gpt-oss-20b", "vLLM and transformers read each other's portable contexts"),
         ("DeepSeek-V3", "portable: yes; latents on CPUs only"),
         ("Llama-4-Maverick-17B-128E-Instruct", "each engine reads its own portable contexts only"),

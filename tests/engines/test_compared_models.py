@@ -18,6 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "vllm.md"
         ({"model_type": "gpt_oss"}, {}, {"vllm", "transformers"}),
         ({"model_type": "mistral", "sliding_window": None}, {}, {"vllm", "transformers", "sglang"}),
         ({"model_type": "mistral", "sliding_window": 4096}, {}, {"vllm", "transformers"}),
+        ({"model_type": "mistral"}, {}, {"vllm", "transformers"}),
         ({"model_type": "mistral", "sliding_window": 4096, "use_sliding_window": False}, {},
          {"vllm", "transformers", "sglang"}),
         ({"model_type": "mistral", "sliding_window": 4096, "use_sliding_window": False},

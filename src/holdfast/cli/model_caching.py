@@ -76,8 +76,8 @@ def _sharing_text(kind: ModelKind, fields: Fields) -> str:
     names = [name for name, engine in _ENGINES.items() if computed_by(engine, config, {}) == ANY]
     if not names:
         return (
-            "each engine reads its own portable contexts only, because no test has compared the "
-            f"engines with such a model ({fields.type_name or 'of no type'})"
+            "each engine reads its own portable contexts only, because no test has seen "
+            f"them compute such a model alike ({fields.type_name or 'of no type'})"
         )
     *first, last = names
     return f"{', '.join(first)} and {last} read each other's portable contexts"

@@ -164,10 +164,10 @@ def caching_text(kind: ModelKind) -> str:
 
 def portable_text(kind: ModelKind) -> str:
     """Return a clause about a kind that is cached: at which tensor-parallel sizes it is found."""
-    exact = "exact blocks belong to the tensor-parallel size that wrote them"
+    exact = "exact blocks are found only at the tensor-parallel size that wrote them"
     if kind.portable.startswith("no:"):
         return f"{exact}; portable blocks: {kind.portable}"
-    return f"{exact}, portable blocks to none; portable: {kind.portable}"
+    return f"{exact}, portable ones at every size; portable: {kind.portable}"
 
 
 def full_table() -> str:

@@ -65,6 +65,9 @@ COMPARED_WINDOWS = _TWO
 SGLang computes some models as if they had none.
 """
 
+WINDOW_BY_DEFAULT = frozenset({"mistral"})
+"""Types of models that have a window if `config.json` does not name `sliding_window`."""
+
 
 def computed_by(engine: str, config: Mapping[str, Any], overrides: Mapping[str, Any]) -> str:
     """Return `ANY` if the engine is one of those compared for such a model, else the engine.
@@ -77,7 +80,7 @@ def computed_by(engine: str, config: Mapping[str, Any], overrides: Mapping[str, 
     alike = (
         engine in COMPARED_TYPES.get(str(kind), ())
         and all(engine in COMPARED_ROPES.get(rope, ()) for rope in ropes)
-        and (engine in COMPARED_WINDOWS or not _has_windows(config, overrides))
+        and (engine in COMPARED_WINDOWS or not _has_windows(str(kind), config, overrides))
     )
     return ANY if alike else engine
 
@@ -92,9 +95,11 @@ def _ropes(fields: Mapping[str, Any]) -> Iterator[str]:
             yield from _ropes(value)
 
 
-def _has_windows(*sections: Mapping[str, Any]) -> bool:
-    """Whether settings say that some layers do not attend to the whole context."""
+def _has_windows(kind: str, *sections: Mapping[str, Any]) -> bool:
+    """Whether a model of a type, with these settings, has layers that attend to a window."""
     fields = [field for section in sections for field in _fields(section)]
+    if kind in WINDOW_BY_DEFAULT and not any(name == "sliding_window" for name, _ in fields):
+        return True
     if any(
         name == "layer_types" and {*(value or ())} - {"full_attention"} for name, value in fields
     ):

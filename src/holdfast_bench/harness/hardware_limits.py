@@ -61,7 +61,7 @@ class CopyLimit:
 
 
 class SyncedWriteLimit:
-    """`blocks` whole blocks written to a new file one after the other, then flushed (fdatasync).
+    """`blocks` whole blocks written one after the other over those of a file, then flushed.
 
     Owns a scratch file in `folder`; `close` removes it.
     """

@@ -72,7 +72,7 @@ class VllmServerOptions(msgspec.Struct, frozen=True):
 
 
 def thread_variables(workers: int) -> dict[str, str]:
-    """Return variables with which every engine computes on all cores.
+    """Return variables with which the workers of an engine divide all cores among them.
 
     vLLM's own binding leaves a core idle in an engine without a connector. Without binding, both
     compute threads of a step may start on one core of two, because the engine's scheduler

@@ -170,9 +170,9 @@ class Servers:
 
 LOADS = {
     "warm": "a context again, one request at a time",
-    "sessions": "sessions of several turns, 2 and 8 at once",
+    "sessions": "sessions of several turns, a few and many at once",
     "repetition": "vLLM's load generator with its data set prefix_repetition",
-    "crowd": "16 and 50 requests behind one prefix, all at once",
+    "crowd": "requests that arrive together behind one saved prefix",
 }
 """The loads that `serve_rows` puts on the servers, in this order."""
 

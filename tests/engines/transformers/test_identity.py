@@ -128,16 +128,29 @@ class OwnNorm(nn.Module):
 """
 
 
-def with_own_code(folder, path, scale, monkeypatch):
-    """Return the model of a folder, one part of which is of a class in a file of its user's."""
+def put_own_code(model, path, scale, monkeypatch):
+    """Replace one part of a model by one of a class in a file of its user's."""
     path.write_text(f"SCALE = {scale}\n{OWN_CODE}")
     monkeypatch.syspath_prepend(path.parent)
     monkeypatch.delitem(sys.modules, path.stem, raising=False)
     importlib.invalidate_caches()
-    model = loaded(folder)
     layer = model.model.layers[0]
     layer.input_layernorm = importlib.import_module(path.stem).OwnNorm(layer.input_layernorm)
+
+
+def with_own_code(folder, path, scale, monkeypatch):
+    model = loaded(folder)
+    put_own_code(model, path, scale, monkeypatch)
     return model
+
+
+def test_a_part_of_another_class_with_the_same_weights_makes_another_model(
+    saved, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert fetched(saved.model, saved.store) == HELD
+    put_own_code(saved.model, tmp_path / "own_norm.py", 2, monkeypatch)
+    assert fetched(saved.model, saved.store) == 0
 
 
 def test_code_of_the_users_own_is_part_of_the_model(saved, tmp_path, monkeypatch):

@@ -28,21 +28,42 @@ def test_an_update_counts_before_it_begins_and_does_its_work():
     assert (seen, updates.begun) == ([("new", 1)], 1)
 
 
-def test_pages_of_vllm_that_may_be_of_earlier_weights_are_not_saved(fakes):
+@pytest.fixture
+def harness(fakes):
+    return fakes.SchedulerRig(fakes)
+
+
+def report(harness, updates):
+    said = WorkerReport(computed=True, updates=updates)
+    harness.side.on_worker_output(harness.fakes.outcome(said=said))
+
+
+def saves_after_local_hits(harness, name):
+    request = harness.request(30, request_id=name)
+    harness.side.matched_tokens(request, 16)
+    request.num_computed_tokens = 16
+    saves = harness.run(request, 8, [5, 6, 7]).saves
+    harness.side.on_finished(request)
+    return saves
+
+
+def test_pages_of_vllm_that_may_be_of_earlier_weights_are_not_saved(harness):
     """vLLM's own cache is not empty after an update, and tells no connector when it is."""
-    harness = fakes.SchedulerRig(fakes)
-    report = WorkerReport(computed=True, updates=1)
-    harness.side.on_worker_output(harness.fakes.outcome(said=report))
-
-    def saves_after_local_hits(name):
-        request = harness.request(30, request_id=name)
-        harness.side.matched_tokens(request, 16)
-        request.num_computed_tokens = 16
-        return harness.run(request, 8, [5, 6, 7]).saves
-
-    assert saves_after_local_hits("stale") == []
+    report(harness, 0)
+    report(harness, 1)
+    assert saves_after_local_hits(harness, "stale") == []
     computed = harness.request(30, request_id="computed")
     harness.side.matched_tokens(computed, 0)
     assert harness.run(computed, 16, [1, 2, 3]).saves != []
-    harness.side.reset()  # as vLLM asks for it when it empties its cache and the connector's
-    assert saves_after_local_hits("fresh") != []
+    harness.side.reset()  # vLLM keeps its pages, because a request holds some
+    harness.side.on_finished(computed)
+    assert saves_after_local_hits(harness, "still stale") == []
+    harness.side.reset()
+    assert saves_after_local_hits(harness, "fresh") != []
+
+
+def test_pages_are_saved_after_an_update_if_vllms_cache_was_emptied_before(harness):
+    report(harness, 0)
+    harness.side.reset()
+    report(harness, 1)
+    assert saves_after_local_hits(harness, "new weights") != []

@@ -1,6 +1,6 @@
 """What is known of a model's object: its KV groups and their fingerprints, found once.
 
-They are found again if the model's tensors or settings have changed since.
+They are found again if the model's layers, tensors or settings have changed since.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def known_model(model: Any, name: str, block_tokens: int) -> KnownModel:
     check_states(model)
     if not name:
         refuse_unknown_weights(model)
-    state = (name, block_tokens, mode_of(model), weights_state(model))
+    classes = tuple(map(type, model.modules()))  # a layer may be replaced by one of another class
+    state = (name, block_tokens, mode_of(model), classes, weights_state(model))
     before = _known.get(model)
     if before is not None and before[0] == state:
         return before[1]

@@ -104,8 +104,8 @@ class SchedulerSide:
         self._epoch = b""
         self._updates = 0
         """Updates of the workers' weights after which the names of blocks were changed."""
-        self._has_stale_pages = False
-        """Whether vLLM's own cache may have pages of earlier weights."""
+        self._has_pages = self._has_stale_pages = False
+        """Whether vLLM's own cache may have pages, and whether they may be of earlier weights."""
         self._moving = False
 
     def watch_pages(self, pool: Any, step_tokens: int, context_tokens: int) -> None:
@@ -296,13 +296,9 @@ class SchedulerSide:
             self._become_passive()
         if worker_report is not None and worker_report.updates > self._updates:
             self._updates = worker_report.updates
-            self.reset()
-            self._has_stale_pages = True
-            _log.info(
-                "weights were updated: earlier blocks are not used again by this engine; until "
-                "reset_prefix_cache(reset_connector=True), requests that begin with pages of "
-                "vLLM's own cache are not saved, because those may be of earlier weights"
-            )
+            self._note_new_weights()
+        if worker_report is not None and worker_report.computed:
+            self._has_pages = True
         self._report()
 
     def moving(self) -> bool:
@@ -346,8 +342,26 @@ class SchedulerSide:
 
     def reset(self) -> None:
         """Stop using all blocks stored so far; requests under way are no longer tracked."""
+        if not self._live:  # else vLLM may keep pages, and call this nevertheless
+            self._has_pages = self._has_stale_pages = False
+        self._change_names()
+
+    def _note_new_weights(self) -> None:
+        """Stop using all blocks stored so far, and distrust the pages that vLLM keeps."""
+        self._change_names()
+        self._has_stale_pages = self._has_stale_pages or self._has_pages
+        advice = (
+            "; until reset_prefix_cache(reset_connector=True) without requests under way, requests "
+            "that begin with pages of vLLM's own cache are not saved, because those may be of "
+            "earlier weights"
+        )
+        _log.info(
+            "weights were updated: earlier blocks are not used again by this engine%s",
+            advice if self._has_stale_pages else "",
+        )
+
+    def _change_names(self) -> None:
         self._epoch = secrets.token_bytes(16)
-        self._has_stale_pages = False
         self._untrack_all(NotFollowed.RESET)
 
     def _become_passive(self) -> None:

@@ -23,7 +23,7 @@ class StepWork(KVConnectorMetadata):
     """One step: loads to start, saves to make, and how many tokens the model computes.
 
     `updates`: updates of the workers' weights that the scheduler side knows of. A worker that knows
-    of more carries out no load or save of this step: their names are of earlier weights.
+    of another number carries out no load or save of this step: their names are of other weights.
     """
 
     loads: list[LoadTask] = field(default_factory=list)

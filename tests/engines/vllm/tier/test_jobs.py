@@ -129,6 +129,11 @@ class ClosingJobs:
                 self.ended[job.number] = job
 
     def await_closed(self):
+        # These end only when the pools of threads take no more work: their threads are all waiting.
+        self.jobs.load(3, run_of(np.zeros((1, ROW), np.uint8), "held"))
+        self.jobs.save(4, [run_of(rows_of(1, seed=3), "late")])
+        for number in (3, 4):
+            self.await_ended(number)
         self.session.gate.set()
         self._closer.join(WITHIN_S)
         assert not self._closer.is_alive()
@@ -168,9 +173,9 @@ def test_after_closing_no_row_is_written_and_only_what_had_begun_is(closing, hel
 def test_closed_jobs_leave_nothing_to_wait_for_and_later_jobs_work(closing, held):
     closing.await_closed()
     closing.jobs.drain()
-    closing.jobs.load(3, run_of(closing.memory, "held"))
-    closing.await_ended(3)
-    assert len(closing.ended[3].failed) == LOADED
+    closing.jobs.load(5, run_of(closing.memory, "held"))
+    closing.await_ended(5)
+    assert len(closing.ended[5].failed) == LOADED
     closing.jobs.drain()
     assert not [each for each in threading.enumerate() if "holdfast-tier" in each.name]
     later, rows = TransferJobs(closing.session, WITHIN_S), np.zeros((LOADED, ROW), np.uint8)
