@@ -139,6 +139,16 @@ def test_blocks_that_are_being_saved_are_pending_until_their_save_ends(engine, m
     assert (ticket.held, ticket.pending) == (2 * SIZE, 2 * SIZE)
 
 
+def test_a_save_whose_device_fails_ends_and_says_so(engine, monkeypatch):
+    def late(*_):
+        raise TimeoutError("the device does not answer")
+
+    monkeypatch.setattr(engine.memory.device, "gather", late)
+    context = engine.client.context(tokens_for(1))
+    saved = engine.client.save(context, [range(1)], engine.pages(0)).wait(ANSWER_S)
+    assert (saved.outcome, saved.reason) == (Outcome.GONE, "the device does not answer")
+
+
 def test_prompts_are_counted_once_by_the_source_of_their_tokens(store, engine):
     before = store.status().activity
     engine.lookup(1, tokens=BLOCKS * SIZE + 5)

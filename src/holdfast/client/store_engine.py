@@ -278,7 +278,7 @@ class StoreEngine:
                 blocks, found = _save_run(client, run, retention)
                 saved += blocks
                 outcome = found if outcome is Outcome.OK else outcome
-        except HoldfastError as error:
+        except (HoldfastError, OSError) as error:
             _log.warning("blocks not saved: %s", error)
             return Saved(saved, Outcome.GONE, str(error))
         return Saved(saved, outcome, "" if outcome is Outcome.OK else "no room for some blocks")
