@@ -77,6 +77,8 @@ def test_replicas_without_the_address_of_a_node_have_one_private_node(tmp_path_f
                 return status["blocks"] == HELD // BLOCK
 
             for replica in ("two/0", "two/1"):
-                answers.append(engines.ask(replica, prompt).answer)
+                answers.append(engines.ask(replica, prompt))
                 wait_until(process, saved, 60, "saving its blocks")
-        check_equal(*answers)
+        cold, warm = answers
+        assert (cold.tokens.fetched, warm.tokens.fetched) == ({}, {"host": HELD})
+        check_equal(cold.answer, warm.answer)
