@@ -298,7 +298,7 @@ def test_a_node_that_stops_costs_only_the_hit(scene, kind, stopped_s):
     stop = StopAt(scene, kind, stopped_s)
     for answer, right in zip(scene.ask([prompt, new]), (cold, None), strict=True):
         assert answer["finish"] == "length"
-        if right:
+        if right and scene.kind not in UNEQUAL_IN_BATCHES:
             check_equal(answer, right)
     stop.wait_over()
     check_hits_again(scene, prompt, cold)
