@@ -74,16 +74,25 @@ class VllmServerOptions(msgspec.Struct, frozen=True):
 def thread_variables(workers: int) -> dict[str, str]:
     """Return variables with which the workers of an engine divide all cores among them.
 
-    vLLM's own binding leaves a core idle in an engine without a connector. Without binding, both
-    compute threads of a step may start on one core of two, because the engine's scheduler
-    busy-waits on the other: one warm request took 0.09 s, the next 0.25 s. `OMP_PROC_BIND` is no
-    remedy: it also binds the scheduler, to a core that computes, which makes prefills slower.
+    vLLM's own binding leaves a core idle in an engine without a connector.
     """
     cores = len(os.sched_getaffinity(0))
     return {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(max(1, cores // workers)),
     }
+
+
+def scheduler_apart_variables() -> dict[str, str]:
+    """Return variables that bind the one worker of an engine to every core but the first.
+
+    For requests that take less than a second. vLLM's scheduler busy-waits for a second after each
+    step; without binding, two compute threads on two cores start on one core or on two by chance,
+    and the same request takes 0.09 s or 0.25 s. On two cores one compute thread is left, as in
+    vLLM's own setting for an engine without a connector.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    return {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores[1:] or cores))}
 
 
 def holdfast_kv_transfer(

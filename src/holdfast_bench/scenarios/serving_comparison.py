@@ -1,7 +1,8 @@
 """One load on several servers: vLLM alone, with its own host tier, with LMCache, with Holdfast.
 
 All servers run the same model with the same threads and the same memory for KV pages. One is
-measured at a time; the others are idle.
+measured at a time; the others are idle. Warm prompts get servers of their own, whose scheduler has
+a core for itself.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from holdfast_bench.harness.server import (
     VllmServer,
     VllmServerOptions,
     holdfast_kv_transfer,
+    scheduler_apart_variables,
     start_servers,
 )
 from holdfast_bench.harness.standard_error import of_median, percentile_90, percentile_99
@@ -97,13 +99,17 @@ QUICK_LOADS = ServeLoads(
 
 
 class ServeSettings(NamedTuple):
-    """The model's folder and shape, rounds of warm prompts, loads, and the progress line."""
+    """The model's folder and shape, rounds of warm prompts, loads, and the progress line.
+
+    `threads`: variables that place the compute threads of every server; by default all cores.
+    """
 
     made: Path
     shape: SmallModelShape
     rounds: int
     loads: ServeLoads
     tell: Callable[[str], None]
+    threads: Mapping[str, str] = {}
 
     def prompts(self, seed: int) -> ServingPrompts:
         """Return prompts that are the same for every server."""
@@ -117,7 +123,11 @@ class ServeSettings(NamedTuple):
             model_tokens_max=loads.context_tokens,
             requests_max=REQUESTS_AT_ONCE,
             kv_bytes=loads.cache_tokens * self.shape.token_bytes,
-            environment=vllm_host_tier.variables() | lmcache_server.variables(),
+            environment={
+                **vllm_host_tier.variables(),
+                **lmcache_server.variables(),
+                **self.threads,
+            },
         )
 
 
@@ -184,11 +194,18 @@ def serve_rows(
     loads = settings.loads
     if not lmcache_server.installed():
         yield not_measured(f"serve.{LMCACHE}", lmcache_server.why_not())
+    if "warm" in chosen:
+        apart = settings._replace(threads=scheduler_apart_variables())
+        with ExitStack() as stack:
+            settings.tell("the servers of warm prompts start")
+            servers = Servers(stack, folder / "warm", apart)
+            for tokens in loads.warm_tokens:
+                yield _warm_row(servers, apart, tokens)
+    if not {*chosen} - {"warm"}:
+        return
     with ExitStack() as stack:
         settings.tell("the servers start")
         servers = Servers(stack, folder / "servers", settings)
-        for tokens in loads.warm_tokens if "warm" in chosen else ():
-            yield _warm_row(servers, settings, tokens)
         for clients in loads.clients if "sessions" in chosen else ():
             yield from _session_rows(servers, settings, clients)
         if "repetition" in chosen:
