@@ -212,10 +212,15 @@ def bars_of(row: dict[str, Any], series: Series) -> dict[str, float]:
 def labelled(report: dict[str, Any], pattern: str, words: str, series: Series) -> Groups:
     """Return the bars of the rows whose names match a pattern; its groups fill the label."""
     return {
-        words.format(*found.groups()): bars_of(row, series)
+        words.format(*map(_with_commas, found.groups())): bars_of(row, series)
         for row in report["rows"]
         if (found := re.fullmatch(pattern, row["what"]))
     }
+
+
+def _with_commas(part: str) -> str:
+    """Return a part of a row's name as a label shows it: numbers with commas."""
+    return f"{int(part):,}" if part.isdigit() else part
 
 
 def sglang_chart(report: dict[str, Any]) -> Chart:
