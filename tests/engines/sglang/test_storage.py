@@ -151,6 +151,24 @@ def test_an_error_of_the_host_pool_is_a_miss_and_reaches_no_request(sglang, monk
     assert storage.batch_get_v1(keys, indices([0, 1])) == [False, False]
 
 
+def test_a_fault_is_logged_once_until_many_others_were(sglang, monkeypatch, caplog):
+    pool = HostPool().fill(1)
+    storage, keys = sglang.storage(pool), hashes(1)
+
+    def logged_after(fault):
+        def fail(_indices):
+            raise RuntimeError(f"no page {fault}")
+
+        monkeypatch.setattr(pool, "get_page_buffer_meta", fail)
+        storage.batch_get_v1(keys, indices([0]))
+        return sum("'no page 0'" in text for text in caplog.messages)
+
+    assert [logged_after(0), logged_after(0), logged_after(1), logged_after(0)] == [1] * 4
+    for other in range(2, 1_000):
+        assert logged_after(other) == 1
+    assert logged_after(0) == 2
+
+
 def test_names_that_are_no_hashes_are_a_miss(sglang):
     storage = sglang.storage()
     assert storage.batch_exists(["not hexadecimal"]) == 0

@@ -25,6 +25,9 @@ from holdfast.errors import HoldfastError
 KV = "kv"
 """SGLang's name of the pool with the KV state that every model has."""
 
+WARNINGS_MAX = 64
+"""Warnings that are remembered, so that each is logged once; then all are forgotten."""
+
 _log = logging.getLogger("sglang.holdfast")
 
 
@@ -43,7 +46,7 @@ class HoldfastStorage(HiCacheStorage):
         self._logical: set[str] = set()
         self._updates = weight_updates.watch()
         self._updates_before = self._updates.begun
-        self._told: set[str] = set()
+        self._warnings: set[str] = set()
 
     # Host pools: SGLang registers them after the construction.
 
@@ -187,7 +190,7 @@ class HoldfastStorage(HiCacheStorage):
         """Return what a pool answers for each key; False for all if it cannot answer."""
         nothing = [False] * len(keys)
         if self._updates.begun != self._updates_before:
-            self._tell_once(
+            self._warn_once(
                 "the weights of this server were updated, so what is saved belongs to other "
                 "weights: Holdfast is off until the server starts again"
             )
@@ -200,12 +203,14 @@ class HoldfastStorage(HiCacheStorage):
         try:
             return ask(pool)
         except HoldfastError as error:
-            self._tell_once(str(error))
+            self._warn_once(str(error))
         except Exception as error:  # noqa: BLE001  # no request of SGLang fails for it
-            self._tell_once(f"{len(keys)} pages of the pool {name} are a miss: {error!r}")
+            self._warn_once(f"{len(keys)} pages of the pool {name} are a miss: {error!r}")
         return nothing
 
-    def _tell_once(self, what: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
+    def _warn_once(self, what: str) -> None:
+        if what not in self._warnings:
+            if len(self._warnings) >= WARNINGS_MAX:
+                self._warnings.clear()
+            self._warnings.add(what)
             _log.warning("%s", what)
