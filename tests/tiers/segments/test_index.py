@@ -108,25 +108,43 @@ def test_adding_a_segment_twice_changes_nothing():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_it_equals_a_dict_under_random_changes(seed):
-    chosen, index, held, segments = random.Random(seed), SegmentIndex(), {}, {}
+    chosen, index, segments = random.Random(seed), SegmentIndex(), {}
     for number in range(400):
-        if segments and chosen.random() < 0.3:
+        step = chosen.random() if segments else 1.0
+        if step < 0.2:
             gone = chosen.choice(list(segments))
-            for block in segments.pop(gone):
-                if held.get(block) == gone:
-                    del held[block]
             index.forget_segment(name(gone))
+            del segments[gone]
+        elif step < 0.4:
+            of = chosen.choice(list(segments))
+            removed = {block for block in segments[of] if chosen.random() < 0.5}
+            index.forget_blocks(name(of), b"".join(map(key, removed)))
+            segments[of] = [block for block in segments[of] if block not in removed]
         else:
-            blocks = chosen.sample(range(3_000), chosen.randrange(1, 60))
-            index.add(listed(number, blocks), 0.0)
-            segments[number] = blocks
-            held.update(dict.fromkeys(blocks, number))
+            segments[number] = chosen.sample(range(3_000), chosen.randrange(1, 60))
+            index.add(listed(number, segments[number]), 0.0)
+    held = {block: name(number) for number in sorted(segments) for block in segments[number]}
     found = index.positions([(SPACE, key(block)) for block in range(3_000)], 0.0)
     got = {
         block: index.name_of(position.segment) for block, position in enumerate(found) if position
     }
-    assert got == {block: name(number) for block, number in held.items()}
-    assert sum(state.live_blocks for state in index.segments()) == len(held)
+    assert got == held
+    live = {state.name: state.live_blocks for state in index.segments()}
+    assert live == {name(number): list(held.values()).count(name(number)) for number in segments}
+
+
+def test_a_block_is_found_in_another_segment_once_its_copy_is_deleted_or_leaves():
+    index = SegmentIndex()
+    for number in (1, 2, 3):
+        index.add(listed(number, range(number, number + 4)), 0.0)
+    index.forget_blocks(name(2), key(4))
+    index.forget_blocks(name(3), key(3) + key(4))
+    assert index.forget_segment(name(3)) == 2
+    keys = [(SPACE, key(n)) for n in range(1, 7)]
+    found = [p and index.name_of(p.segment) for p in index.positions(keys, 0.0)]
+    assert found == [name(1), name(2), name(2), name(1), name(2), None]
+    live = {state.name: state.live_blocks for state in index.segments()}
+    assert live == {name(1): 2, name(2): 3}
 
 
 def test_a_block_takes_little_memory():

@@ -56,3 +56,69 @@ def test_a_block_saved_again_after_its_deletion_is_held_though_the_deleted_copy_
         with closing(open_tier(objects)) as third:
             assert third.held(blocks.namespace, blocks.keys(4), 0) == 3
             assert blocks.load(third, range(4)) == [Outcome.OK] * 3 + [Outcome.MISS]
+
+
+@pytest.mark.parametrize("lasting_first", [False, True])
+def test_a_block_saved_again_is_found_though_the_deletion_of_its_first_copy_is_learned_later(
+    lasting_first,
+):
+    """The first copy outlasts the new one, and a node learns of its deletion after both copies."""
+    objects, blocks = MemoryObjects(), ChainedBlocks(65_000)
+    with closing(open_tier(objects, age="30d", poll_s=3_600.0)) as lasting:
+        assert blocks.save(lasting, range(4)) == [Outcome.OK] * 4
+    first = index_names(objects)
+    with closing(open_tier(objects, read_s=2.0)) as tier:
+        tier.delete(blocks.gets([1, 3]))
+        deletion = index_names(objects) - first
+        assert blocks.save(tier, [1]) == [Outcome.OK]
+        last = index_names(objects) - first - deletion
+        hidden = {name: objects.objects.pop(name) for name in deletion | last}
+        if not lasting_first:
+            hidden |= {name: objects.objects.pop(name) for name in first}
+        with closing(open_tier(objects)) as third:
+            for names in [last] if lasting_first else [last, first]:
+                objects.objects.update({name: hidden[name] for name in names})
+                await_that(lambda: blocks.load(third, [1]) == [Outcome.OK])
+            await_that(lambda: third.describe()["medium"]["segments"] == 2)
+            assert third.held(blocks.namespace, blocks.keys(4), 0) == 4
+            objects.objects.update({name: hidden[name] for name in deletion})
+            await_that(lambda: third.held(blocks.namespace, blocks.keys(4), 0) == 3)
+            assert blocks.load(third, range(4)) == [Outcome.OK] * 3 + [Outcome.MISS]
+
+
+def index_names(objects):
+    """Return the names of the index objects that are there now."""
+    return {name for name in list(objects.objects) if name.startswith("index/")}
+
+
+def test_a_block_of_which_two_writers_have_copies_is_found_after_one_was_found_damaged():
+    objects, blocks = MemoryObjects(), ChainedBlocks(65_000)
+    with closing(open_tier(objects, poll_s=3_600.0)) as brief:
+        await_that(lambda: brief.held(blocks.namespace, blocks.keys(2), 0) == 0)
+        with closing(open_tier(objects, age="30d", poll_s=3_600.0)) as lasting:
+            assert blocks.save(lasting, range(2)) == [Outcome.OK] * 2
+        assert blocks.save(brief, range(2)) == [Outcome.OK] * 2
+        [name] = [name for name in objects.objects if name.startswith("30d/")]
+        whole = objects.objects[name]
+        objects.objects[name] = whole[:-40_000] + bytes([whole[-40_000] ^ 1]) + whole[-39_999:]
+        with closing(open_tier(objects)) as reader:
+            gets = blocks.gets(range(2))
+            assert reader.read(gets) == [Outcome.OK] * 2
+            assert not blocks.is_right(gets[1].into, gets[1].key)
+            reader.delete_corrupt(gets)
+            assert blocks.load(reader, range(2)) == [Outcome.OK] * 2
+
+
+def test_all_copies_of_a_deleted_block_are_gone_for_all_nodes():
+    objects, blocks = MemoryObjects(), ChainedBlocks(65_000)
+    with closing(open_tier(objects, poll_s=3_600.0)) as brief:
+        await_that(lambda: brief.held(blocks.namespace, blocks.keys(2), 0) == 0)
+        with closing(open_tier(objects, age="30d", poll_s=3_600.0)) as lasting:
+            assert blocks.save(lasting, range(2)) == [Outcome.OK] * 2
+        assert blocks.save(brief, range(2)) == [Outcome.OK] * 2
+        with closing(open_tier(objects)) as deleter, closing(open_tier(objects)) as reader:
+            await_that(lambda: reader.held(blocks.namespace, blocks.keys(2), 0) == 2)
+            assert blocks.load(deleter, range(2)) == [Outcome.OK] * 2
+            deleter.delete(blocks.gets([1]))
+            assert blocks.load(deleter, range(2)) == [Outcome.OK, Outcome.MISS]
+            await_that(lambda: blocks.load(reader, range(2)) == [Outcome.OK, Outcome.MISS])

@@ -2,6 +2,8 @@
 
 About 35 bytes a block: a 64-bit tag of namespace and key, a position, and the record's offset. Two
 blocks with the same tag are told apart when a record is read, because every record is verified.
+Further copies of a block, in other segments, take 12 bytes each. One of them takes the place of the
+copy that was found first, when that is deleted or its segment leaves.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +44,8 @@ class SegmentState(NamedTuple):
     """What this process knows of a segment; `used_s` is the last read here, in monotonic seconds.
 
     `live_blocks`: blocks whose position is in this segment, because no other segment with them
-    outlasts it, and that were not deleted.
+    outlasts it, and that were not deleted. The others of its blocks that were not deleted are
+    further copies.
     """
 
     name: SegmentName
@@ -53,8 +56,33 @@ class SegmentState(NamedTuple):
     used_s: float
 
 
+class _Copies(NamedTuple):
+    """Blocks of one segment whose position is in another one: their tags, and positions here."""
+
+    tags: Tags
+    at: npt.NDArray[np.uint32]
+
+    def joined(self, tags: Tags, at: npt.NDArray[np.signedinteger[Any]]) -> _Copies:
+        """Return these and others."""
+        return _Copies(
+            np.concatenate((self.tags, tags)), np.concatenate((self.at, at.astype(np.uint32)))
+        )
+
+    def chosen(self, mask: npt.NDArray[np.bool_]) -> _Copies:
+        """Return those for which the mask is true."""
+        return _Copies(self.tags[mask], self.at[mask])
+
+
+_NO_COPIES = _Copies(np.zeros(0, np.uint64), np.zeros(0, np.uint32))
+
+
 class _Segment:
-    __slots__ = ("live", "name", "namespace", "starts", "used_s")
+    """A segment; `copies`: its blocks that are found in segments that outlast it.
+
+    `hides`: whether blocks of it may be among the copies of another segment.
+    """
+
+    __slots__ = ("copies", "hides", "live", "name", "namespace", "starts", "used_s")
 
     def __init__(self, listed: IndexedSegment, now_s: float) -> None:
         self.name = listed.name
@@ -66,6 +94,8 @@ class _Segment:
         ) + np.uint32(first)
         self.live = listed.blocks
         self.used_s = now_s
+        self.copies = _NO_COPIES
+        self.hides = False
 
     @property
     def nbytes(self) -> int:
@@ -106,11 +136,14 @@ class SegmentIndex:
             self.stored_bytes += segment.nbytes
             number = self._numbers[listed.name] = len(self._segments) - 1
             found = self._find(tags)
-            stays = self._outlast(found, segment)
-            stays |= np.isin(tags, _tags(listed.namespace, removed))
-            segment.live -= int(stays.sum())
-            self._release(found[~stays])
             positions = np.arange(listed.blocks, dtype=np.int64)
+            deleted = np.isin(tags, _tags(listed.namespace, removed))
+            further = self._outlast(found, segment) & ~deleted
+            segment.copies = _NO_COPIES.joined(tags[further], positions[further])
+            self._note_hiding(found[further])
+            stays = further | deleted
+            segment.live -= int(stays.sum())
+            self._move_away(tags[~stays], found[~stays], segment)
             self._table.put(tags[~stays], np.int64(number << _SHIFT) | positions[~stays])
 
     def held_run(self, namespace: bytes, keys: Sequence[bytes]) -> int:
@@ -122,6 +155,16 @@ class SegmentIndex:
             found = self._find(tags)
         absent = np.flatnonzero(found == ABSENT)
         return int(absent[0]) if absent.size else len(keys)
+
+    def held(self, namespace: bytes, keys: Sequence[bytes]) -> bytes:
+        """Return one byte per key, in any order: 1 if the block is held."""
+        if not keys:
+            return b""
+        tags = _tags(namespace, b"".join(keys))
+        with self._lock:
+            found = self._find(tags)
+        held: npt.NDArray[np.bool_] = found != ABSENT
+        return held.tobytes()
 
     def positions(
         self, blocks: Sequence[tuple[bytes, bytes]], now_s: float | None
@@ -144,7 +187,10 @@ class SegmentIndex:
             return segment.name if segment is not None else None
 
     def forget_segment(self, name: SegmentName) -> int:
-        """Remove a segment with all its blocks; return how many of them were live."""
+        """Remove a segment with all its copies; return how many of them were live.
+
+        Blocks of which other segments have copies are found there then.
+        """
         with self._lock:
             number = self._numbers.pop(name, None)
             segment = self._segments[number] if number is not None else None
@@ -153,12 +199,17 @@ class SegmentIndex:
             self._segments[number] = None
             self.stored_bytes -= segment.nbytes
             self._dead += 1
+            if segment.hides and segment.live:
+                self._find_copies()
             if self._dead > _DEAD_MAX and 2 * self._dead > len(self._numbers):
                 self._compact()
             return segment.live
 
     def forget_blocks(self, name: SegmentName, keys: bytes) -> int:
-        """Remove blocks (16 bytes each) that are live in this segment; return their number."""
+        """Remove this segment's copies of blocks (16 bytes each); return how many were live.
+
+        Blocks of which other segments have copies are found there then.
+        """
         with self._lock:
             number = self._numbers.get(name)
             segment = self._segments[number] if number is not None else None
@@ -167,8 +218,11 @@ class SegmentIndex:
             tags = np.unique(_tags(segment.namespace, keys))
             found = self._find(tags)
             here = (found != ABSENT) & ((found >> _SHIFT) == number)
+            segment.copies = segment.copies.chosen(~np.isin(segment.copies.tags, tags))
             self._release(found[here])
             self._table.put(tags[here], np.full(int(here.sum()), ABSENT, np.int64))
+            if segment.hides and here.any():
+                self._find_copies()
             return int(here.sum())
 
     def segments(self) -> list[SegmentState]:
@@ -196,8 +250,12 @@ class SegmentIndex:
     def nbytes(self) -> int:
         """Memory of the index in bytes, roughly."""
         with self._lock:
-            starts = sum(s.starts.nbytes for s in self._segments if s is not None)
-            return self._table.nbytes + starts + 400 * len(self._numbers)
+            arrays = sum(
+                s.starts.nbytes + s.copies.tags.nbytes + s.copies.at.nbytes
+                for s in self._segments
+                if s is not None
+            )
+            return self._table.nbytes + arrays + 400 * len(self._numbers)
 
     def _find(self, tags: Tags) -> Values:
         """Return values of live segments. Call under the lock."""
@@ -215,6 +273,58 @@ class SegmentIndex:
             if other is not None and _rank(other.name) > _rank(segment.name):
                 stays |= (values >= 0) & ((values >> _SHIFT) == number)
         return stays
+
+    def _move_away(self, tags: Tags, values: Values, to: _Segment) -> None:
+        """Note that blocks are found in another segment now, if anywhere before.
+
+        Their former segments keep further copies. Call under the lock.
+        """
+        for number in set((values[values >= 0] >> _SHIFT).tolist()):
+            segment = self._segments[number]
+            if segment is not None:
+                mine = (values >= 0) & ((values >> _SHIFT) == number)
+                at = values[mine] & ((1 << _SHIFT) - 1)
+                segment.copies = segment.copies.joined(tags[mine], at)
+                to.hides = True
+        self._release(values)
+
+    def _note_hiding(self, values: Values) -> None:
+        """Note segments in which blocks are found that others have too. Call under the lock."""
+        for number in set((values[values >= 0] >> _SHIFT).tolist()):
+            if (segment := self._segments[number]) is not None:
+                segment.hides = True
+
+    def _find_copies(self) -> None:
+        """Let blocks that are found nowhere be found where there are further copies of them.
+
+        Of several copies, that of the segment that outlasts the others. Call under the lock.
+        """
+        holders = [
+            (number, segment)
+            for number, segment in enumerate(self._segments)
+            if segment is not None and len(segment.copies.tags)
+        ]
+        if not holders:
+            return
+        holders.sort(key=lambda one: _rank(one[1].name))
+        tags = np.concatenate([segment.copies.tags for _, segment in holders])
+        places = np.concatenate(
+            [
+                np.int64(number << _SHIFT) | segment.copies.at.astype(np.int64)
+                for number, segment in holders
+            ]
+        )
+        free = self._find(tags) == ABSENT
+        self._table.put(tags[free], places[free])  # of several copies the last one stays
+        found = self._find(tags)
+        chosen, at = found == places, 0
+        self._note_hiding(found[~chosen])
+        for _, segment in holders:
+            mine = chosen[at : at + len(segment.copies.tags)]
+            at += len(mine)
+            if mine.any():
+                segment.live += int(mine.sum())
+                segment.copies = segment.copies.chosen(~mine)
 
     def _position(self, value: int, now_s: float | None) -> RecordPosition | None:
         segment = self._segments[value >> _SHIFT] if value != ABSENT else None

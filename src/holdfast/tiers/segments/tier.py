@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.blocks.envelope import Header, header_of_record, record_length
@@ -126,6 +126,13 @@ class SegmentTier(AnsweringTier):
             return HeldAnswer(0, Outcome.GONE)
         run = self._index.held_run(namespace_digest(namespace), keys[start:])
         return HeldAnswer(run, Outcome.OK)
+
+    def indexed(self, namespace: Namespace, keys: Sequence[bytes]) -> bytes:
+        """Return which blocks the local index has; none before the first listing."""
+        started = self._upkeep.await_start(Deadline.within(0.0))
+        if self._gate.is_shut or not started or not self.reachable():
+            return bytes(len(keys))
+        return self._index.held(namespace_digest(namespace), keys)
 
     def known(self, batch: Sequence[TierPut]) -> list[bool]:
         """Return for each block whether an object has it, as far as this process knows."""
@@ -307,14 +314,25 @@ class SegmentTier(AnsweringTier):
     # Deletion.
 
     def delete_corrupt(self, batch: Sequence[TierGet]) -> None:
-        """Read the records again, and forget those that fail a check without a key."""
-        self.delete(check_again(self.read, batch, self._unverified))
+        """Read the records again, and forget those that fail a check without a key.
+
+        Copies of them in other segments stay, and are found from now on.
+        """
+        self._publish_removed(self._forget(check_again(self.read, batch, self._unverified)))
 
     def delete(self, batch: Sequence[TierGet]) -> None:
-        """Forget records here, and publish that they are deleted.
+        """Forget all copies of the records here, and publish that they are deleted.
 
         Their bytes leave the medium with the segment: at once if no other block of it is held.
         """
+        removed: dict[SegmentName, bytes] = {}
+        while found := self._forget(batch):
+            for name, keys in found.items():
+                removed[name] = removed.get(name, b"") + keys
+        self._publish_removed(removed)
+
+    def _forget(self, batch: Sequence[TierGet]) -> dict[SegmentName, bytes]:
+        """Forget the copies that a read of these records finds; return their keys by segment."""
         blocks = [(namespace_digest(get.namespace), get.key) for get in batch]
         positions = self._index.positions(blocks, None)
         keys: dict[SegmentName, bytes] = {}
@@ -322,8 +340,13 @@ class SegmentTier(AnsweringTier):
             name = self._index.name_of(position.segment) if position else None
             if name is not None:
                 keys[name] = keys.get(name, b"") + get.key
-        for name, of_segment in keys.items():
-            self._index.forget_blocks(name, of_segment)
+        return {
+            name: of_segment
+            for name, of_segment in keys.items()
+            if self._index.forget_blocks(name, of_segment)
+        }
+
+    def _publish_removed(self, keys: Mapping[SegmentName, bytes]) -> None:
         removed = [RemovedBlocks(name.path, of_segment) for name, of_segment in keys.items()]
         with self._gate.enter() as admitted:
             if removed and admitted and not self._upkeep.read_only:
