@@ -1,10 +1,15 @@
-"""A node above a shared tier: what only that tier has is in memory before its turn comes."""
+"""Nodes above a shared tier: what only that tier has comes to memory, and to other nodes."""
 
+import json
+import shutil
+import time
 from contextlib import closing
 
 import pytest
 
+from holdfast.probe import free_port
 from holdfast.wire.local import messages as m
+from holdfast.wire.remote.client import TargetClient
 from holdfast_bench.peers import seaweed_server
 from holdfast_bench.peers.seaweed_server import BUCKET, SeaweedServer
 
@@ -61,3 +66,32 @@ def test_a_request_that_waits_in_an_engines_queue_is_prestaged(start, engine, na
     reader.call(m.Prestage(b"".join(keys), 0.0, queued=True))
     reader.until(lambda _: sources(reader, keys) == {"host": BLOCKS})
     assert reader.read(keys) == (BLOCKS, {"host": BLOCKS})
+
+
+def await_written(address):
+    """Wait until a target has written all that it received."""
+    end_s = time.monotonic() + 120
+    with closing(TargetClient(address)) as target:
+        while target.stats(60)[0].waiting_to_write:
+            assert time.monotonic() < end_s, "not written"
+            time.sleep(0.05)
+
+
+def test_a_target_that_restarts_with_an_empty_disk_serves_what_its_shared_tier_has(
+    start, engine, names, shared, tmp_path
+):
+    address, keys = f"tcp://127.0.0.1:{free_port()}", names("fleet", BLOCKS)
+    disk = tmp_path / "disk"
+    tiers = [HOST, {"kind": "disk", "path": str(disk), "capacity": "64 MiB"}, shared]
+    members = tmp_path / "members.yaml"
+    members.write_text(json.dumps({"members": [{"id": "t", "address": address}]}))
+    pool = {"kind": "pool", "members": str(members), "deadline_s": 60, "ask_s": 60}
+    target = start("target", tiers, listen=address)
+    save(engine(start("writer", [HOST, pool]).address), keys)
+    await_written(address)
+    assert target.stop() == 0
+    shutil.rmtree(disk)
+    start("target", tiers, listen=address)
+    reader = engine(start("reader", [HOST, pool]).address)
+    reader.until(lambda _: sources(reader, keys) == {"pool": BLOCKS})
+    assert reader.read(keys) == (BLOCKS, {"pool": BLOCKS})

@@ -40,7 +40,7 @@ from holdfast.store.sealing import Sealing
 from holdfast.store.tier_codec import DecodeSlots, TierCodec
 from holdfast.store.usage import DomainUsage
 from holdfast.tiers.arena import Arena, PrivateArena
-from holdfast.tiers.base import Place, Tier
+from holdfast.tiers.base import Indexed, Place, Tier
 from holdfast.tiers.checked import checked
 from holdfast.tiers.chunks import HostBudget
 from holdfast.tiers.host import HostTier, NetworkAgent
@@ -110,6 +110,9 @@ class StoreParts:
         self.quantise = Quantise({name: domains[name] for name in options.quantise}, options.gates)
         rules = [options.rules.get(n, TierRules()) for n in range(1, 1 + len(lower))]
         self.table = self._block_table(lower, usage, rules, durable)
+        shared = self.table.shared.items()
+        self.indexed_tiers = {n: tier for n, tier in shared if isinstance(tier, Indexed)}
+        """Shared tiers with an index in memory, by number, fastest first."""
         self.durable_blocks = DurableBlocks(self.table, options.durable_s)
         self.marks_file = MarksFile(options.marks_file)
         limits = [each.move_bytes_per_s for each in rules]

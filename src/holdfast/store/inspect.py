@@ -18,6 +18,7 @@ from holdfast.status import (
     MoveStatus,
     NodeStatus,
 )
+from holdfast.store import indexed_blocks
 from holdfast.store.block_table import HOST, ROWS_AT_ONCE, BlockTable
 from holdfast.store.core import StoreParts
 from holdfast.store.drops import EVERYTHING
@@ -281,8 +282,12 @@ def _lists(store: StoreParts, namespace: Namespace, row: int) -> bool:
 
 
 def forget(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> int:
-    """Forget blocks by name; return how many were held."""
+    """Forget blocks by name; return how many were held.
+
+    Shared tiers with an index in memory delete them, because they list them to other nodes.
+    """
     table, forgotten = store.table, 0
+    indexed_blocks.note(store, namespace, keys)
     with table.lock:
         table.durable_marks.remove(namespace, keys)
         for key in keys:
@@ -290,4 +295,5 @@ def forget(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> in
             if row >= 0 and table.index.fastest(row) >= 0:
                 forgotten += 1
                 table.remove_copies(row)
+    indexed_blocks.delete(store, namespace, keys)
     return forgotten

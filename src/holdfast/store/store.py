@@ -38,6 +38,7 @@ from holdfast.store import (
     durable,
     group_lookup,
     hints,
+    indexed_blocks,
     lookup,
     media,
     page_locks,
@@ -267,9 +268,15 @@ class Store(StoreParts):
 
     @_while_open
     def held(self, namespace: Namespace, keys: Sequence[bytes]) -> bytes:
-        """Return one byte per key, in any order: 1 if the block is held, on whatever tier."""
+        """Return one byte per key, in any order: 1 if the block is held, on whatever tier.
+
+        Of shared tiers only those with an index in memory are asked (`note_indexed`).
+        """
+        indexed_blocks.note(self, namespace, keys)
         with self.table.lock:
             return self.table.index.held(namespace, keys)
+
+    note_indexed = _while_open(indexed_blocks.note)
 
     @_while_open
     def use(self, namespace: Namespace, keys: Sequence[bytes]) -> int:

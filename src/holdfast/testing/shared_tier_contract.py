@@ -34,6 +34,7 @@ from holdfast.testing.stalls import StallWatch
 from holdfast.tiers.base import (
     AnsweringTier,
     HeldAnswer,
+    Indexed,
     LocalTier,
     Place,
     Queryable,
@@ -311,6 +312,21 @@ class SharedTierContract:
             begun_s = time.monotonic()
             assert not any(tier.known(puts))
             assert watch.since(begun_s) <= self.deadline_s + self.slack_s
+
+    def test_an_index_in_memory_has_the_blocks_that_were_written_in_any_order(
+        self, tier: SharedTier
+    ) -> None:
+        if not isinstance(tier, Indexed):
+            return
+        blocks = self.blocks(4_000)
+        blocks.save(tier, [1, 3, 4])
+        assert tier.held(blocks.namespace, blocks.keys(4), 3) == 1
+        keys = [blocks.key(number) for number in (4, 0, 1, 2, 3)]
+        assert tier.indexed(blocks.namespace, keys) == bytes([1, 0, 1, 0, 1])
+        assert tier.indexed(blocks.twin().namespace, keys) == bytes(5)
+        assert tier.indexed(blocks.namespace, []) == b""
+        tier.delete(blocks.gets([4]))
+        assert tier.indexed(blocks.namespace, keys) == bytes([0, 0, 1, 0, 1])
 
     # Threads.
 

@@ -5,8 +5,8 @@ reads only the 128-byte header and leaves the choice of records to the store. A 
 payloads, so records of one namespace have different lengths; none is longer than a slot
 (`Namespace.slot_bytes`).
 `holdfast.testing.tier_contract` tests the promises of `LocalTier`, and `shared_tier_contract` those
-of `SharedTier`, `AnsweringTier`, `Reachable` and `Queryable`; a vendor certifies a tier with one
-subclass of either. The tests of Holdfast's own tiers cover the other protocols.
+of `SharedTier`, `AnsweringTier`, `Reachable`, `Queryable` and `Indexed`; a vendor certifies a tier
+with one subclass of either. The tests of Holdfast's own tiers cover the other protocols.
 
 Ownership: the caller keeps the buffers it passes. A tier neither uses nor changes a buffer after
 the call returns, except that `write` may update the 16-byte mark of the records it is given.
@@ -314,6 +314,19 @@ class Flushable(Tier, Protocol):
 
 
 @runtime_checkable
+class VerifiesRecovered(Flushable, Protocol):
+    """A tier whose records of an earlier process are safe only once they were read and verified."""
+
+    def verify_recovered(self, places: Sequence[Place], within_s: float) -> int:
+        """Read and verify what an earlier process wrote; return the leading places that are done.
+
+        No read begins after `within_s` seconds. A place is done if it needs no read, or no more: a
+        `flush` then tells whether its record is safe.
+        """
+        ...
+
+
+@runtime_checkable
 class Lockable(LocalTier, Protocol):
     """A tier that locks its medium for the process that opened it."""
 
@@ -418,6 +431,18 @@ class Queryable(SharedTier, Protocol):
 
         The caller need not seal or write a block that is held. Bounded in time; False if there is
         no answer, or if the tier prefers a write to a query.
+        """
+        ...
+
+
+@runtime_checkable
+class Indexed(SharedTier, Protocol):
+    """A shared tier that has an index of its blocks in memory."""
+
+    def indexed(self, namespace: Namespace, keys: Sequence[bytes]) -> bytes:
+        """Return one byte per key, in any order: 1 if the index has the block.
+
+        No I/O, so the answer is there at once. It may be stale, as that of `held`.
         """
         ...
 

@@ -41,6 +41,7 @@ from holdfast.tiers.base import (
     Flushable,
     HealthReporting,
     HeldAnswer,
+    Indexed,
     LocalTier,
     Lockable,
     NamesCandidates,
@@ -64,6 +65,7 @@ from holdfast.tiers.base import (
 from holdfast.tiers.breaker import BreakerOptions, CallEnding, CircuitBreaker
 from holdfast.tiers.tier_answers import (
     TierFaultError,
+    flags,
     held_answer,
     listed,
     named_blocks,
@@ -474,6 +476,13 @@ class CheckedSharedTier(CheckedTier):
             return self._allows()
         reachable = self._tier.reachable
         return self._state_of("reachable", lambda: typed(reachable(), bool), False)
+
+    def indexed(self, namespace: Namespace, keys: Sequence[bytes]) -> bytes:
+        none = bytes(len(keys))
+        if not isinstance(self._tier, Indexed):
+            return none
+        indexed = self._tier.indexed
+        return self._state_of("indexed", lambda: flags(indexed(namespace, keys), keys), none)
 
     def may_write(self) -> bool:
         if not isinstance(self._tier, Permitted):

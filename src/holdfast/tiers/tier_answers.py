@@ -46,6 +46,13 @@ def listed(answer: object, batch: Sequence[Any], wanted: type[T]) -> list[T]:
     return list(answer)
 
 
+def flags(answer: object, keys: Sequence[bytes]) -> bytes:
+    """Check that an answer has one byte for each key."""
+    if not isinstance(answer, bytes) or len(answer) != len(keys):
+        raise TierFaultError(f"returned {shown(answer)}, not one byte for each of {len(keys)} keys")
+    return answer
+
+
 def outcomes_of(answer: object, batch: Sequence[Any], allowed: frozenset[Outcome]) -> list[Outcome]:
     """Check that an answer is a list with one allowed outcome for each record."""
     outcomes = listed(answer, batch, Outcome)

@@ -185,6 +185,7 @@ class TargetSession:
             self._check_may(request)
             check_seconds("get.deadline_s", request.deadline_s, DEADLINE_S_MAX)
             namespace, keys = _named(request)
+            self._store.note_indexed(namespace, keys)
             size = namespace.slot_bytes
             blocks = min(FRAME_PAYLOAD_BYTES_MAX // size, len(keys))
             if blocks * size > SMALL_BYTES:
