@@ -11,6 +11,7 @@ from holdfast import Retention
 from holdfast.blocks.envelope import header_of_record
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import BlockError, ConfigError, Outcome
+from holdfast.fairness.shares import Quota
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.embedded import BLOCKS, FINGERPRINT, LAYOUT, blocks_for, tokens_for
@@ -18,6 +19,7 @@ from holdfast.testing.memory import MemoryTier, SharedMemoryTier
 from holdfast.testing.memory_medium import MemoryMedium, MemoryObjects
 from holdfast.testing.store_control import leave_all, write_all_through
 from holdfast.testing.store_view import StoreView
+from holdfast.tiers.base import NOWHERE, ReservedPlaces
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.tier import DiskTier
 from holdfast.tiers.segments.tier import SegmentTier, SegmentTierLimits
@@ -409,6 +411,41 @@ def test_more_durable_contexts_than_half_of_the_medium_are_evicted_and_counted()
             save(store, seed).sync(tokens_for(seed))
             until(store, "all is written", lambda: not store.status().waiting_to_write)
         assert store.status().durable.evicted > 0
+
+
+class FullLaterMedium(FlushableMedium):
+    """A medium whose first flush fails; it has no place for further records once it is told so."""
+
+    is_full = False
+
+    def flush(self, places):
+        self.flushes = self.flushed > 0
+        return super().flush(places)
+
+    def reserve(self, sizes):
+        if self.is_full:
+            return ReservedPlaces([NOWHERE] * len(sizes), [])
+        return super().reserve(sizes)
+
+
+@pytest.mark.parametrize("fault", ["", "is_full", "failing"])
+def test_a_durable_block_that_its_quota_evicts_while_it_is_written_again_counts_only_if_it_is_lost(
+    fault,
+):
+    """The quota has room for one context: a copy leaves it when the block is written again."""
+    medium = FullLaterMedium()
+    quotas = {"default": {1: Quota(most_bytes=BLOCKS * record_bytes())}}
+    with opened([medium], quotas=quotas) as store:
+        session = save(store)
+        until(store, "all is written", lambda: not store.status().waiting_to_write)
+        if fault:
+            setattr(medium, fault, True)
+        kept = session.sync(tokens_for(1), deadline_s=0.1 if fault else 60.0)
+        assert kept == (0 if fault else TOKENS)
+        lost = BLOCKS if fault else 0
+        until(store, "the quota evicted it", lambda: medium.usage().records == BLOCKS - lost)
+        until(store, "all is written", lambda: not store.status().waiting_to_write)
+        assert store.status().durable.evicted == lost
 
 
 def test_what_a_shared_durable_tier_lost_is_written_there_again_before_it_is_acknowledged():

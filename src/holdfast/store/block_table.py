@@ -430,8 +430,11 @@ class BlockTable:
                     self.queues.rewrite(row, tier)
             self._drop_if_unused(row)
 
-    def renewal_failed(self, row: int, tier: int) -> None:
-        """Count a durable block that was evicted while it was written again, without success."""
+    def renewal_ended(self, row: int, tier: int) -> None:
+        """Count a durable block that was evicted while it was written again, without success.
+
+        The write may have failed, or may not have been tried for lack of room.
+        """
         if not self.is_on(row, tier) and self.is_durable(row):
             self.durable_evicted += 1
 

@@ -131,8 +131,9 @@ def evict_below(table: BlockTable, domain: bytes, tier: int, nbytes: int) -> boo
         row = table.usage.oldest(tier, domain)
         if row < 0:
             break
-        is_durable = tier == table.durable_tier and table.is_durable(row)
-        table.durable_evicted += is_durable
+        is_renewed = row in table.copies.fillings(tier)  # counted at the end of that, if it fails
+        if tier == table.durable_tier and not is_renewed and table.is_durable(row):
+            table.durable_evicted += 1
         table.remove_copy(row, tier)
         table.evictions[tier] += 1
         # A rewrite would evict the blocks that replaced it.

@@ -228,8 +228,10 @@ class TierWriter:
         finally:
             with table.lock:
                 table.queues.set_writing(number, 0)
-                for row in rows:
-                    table.copies.end_filling(row, number)
+                for block in picked:
+                    table.copies.end_filling(block.row, number)
+                    if block.reason is MoveReason.RENEWAL:
+                        table.renewal_ended(block.row, number)
                 table.unpin(rows)
 
     def _split(self, picked: Sequence[MovingBlock]) -> list[Sequence[MovingBlock]]:
@@ -327,8 +329,6 @@ class TierWriter:
         with table.lock:
             for block, (outcome, epoch) in zip(batch, sent, strict=True):
                 row, place = block.row, block.put.place
-                if block.reason is MoveReason.RENEWAL and outcome is not Outcome.OK:
-                    table.renewal_failed(row, number)
                 if row in damaged:
                     continue
                 erased = block.erase_generation != table.erase_generation(block.domain)
