@@ -1,6 +1,7 @@
 """A `sync` after a flush that failed: the medium may have lost what can still be read."""
 
 import random
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -125,6 +126,37 @@ def test_what_the_medium_lost_is_not_acknowledged_by_the_next_process(store, med
         session = after.session(FINGERPRINT)
         assert session.sync(tokens_for(1), deadline_s=60.0) == LAYOUT.block_tokens
         assert after.session(FINGERPRINT).cover(tokens_for(1)) == LAYOUT.block_tokens
+
+
+def test_a_sync_without_time_verifies_nothing_of_an_earlier_process_and_writes_none_again(medium):
+    with opened(medium) as store:
+        assert save(store).sync(tokens_for(1)) == TOKENS
+    with opened(medium) as store:
+        session = store.session(FINGERPRINT)
+        assert session.sync(tokens_for(1), deadline_s=0.0) == 0
+        assert session.sync(tokens_for(1)) == TOKENS
+        assert not any(move.reason == "renewal" for move in store.status().moves)
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_records_of_an_earlier_process_are_read_in_time_and_sealed_ones_not_whole(
+    medium, is_sealed
+):
+    ring, read = KeyRing(None) if is_sealed else None, []
+    if ring is not None:
+        ring.enrol("default", b"k" * 32)
+    with opened(medium, ring) as store:
+        assert save(store).sync(tokens_for(1)) == TOKENS
+    with closing(tier_on(medium)) as tier:
+        places = [survivor.place for survivor in tier.survivors()]
+        assert len(places) == BLOCKS
+        medium.fails = lambda what, _, nbytes: what == "read" and read.append(nbytes)
+        assert (tier.verify_recovered(places, 0.0), read) == (0, [])
+        assert tier.verify_recovered(places, 60.0) == BLOCKS
+        assert (sum(read) > BLOCKS * LAYOUT.raw_bytes) != is_sealed
+        assert tier.flush(places) == [not is_sealed] * BLOCKS
+        read.clear()
+        assert tier.verify_recovered(places, 0.0) == (0 if is_sealed else BLOCKS)
 
 
 def test_sealed_blocks_of_an_earlier_process_are_written_again_and_acknowledged(medium):

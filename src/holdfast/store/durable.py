@@ -26,7 +26,14 @@ from holdfast.store.durable_marks import MarkedBlocks
 from holdfast.store.inspect import finish_drops
 from holdfast.store.lookup import ask_in_time
 from holdfast.store.rewrite import forget_copies
-from holdfast.tiers.base import NOWHERE, AnsweringTier, Flushable, LocalTier, SharedTier
+from holdfast.tiers.base import (
+    NOWHERE,
+    AnsweringTier,
+    Flushable,
+    LocalTier,
+    SharedTier,
+    VerifiesRecovered,
+)
 
 _log = logging.getLogger("holdfast.store")
 
@@ -53,7 +60,8 @@ def sync(
     because an engine is saving the chain as durable, and those that were held before are durable
     from now on. Returns when all are written and flushed, or at the deadline. Blocks that the tier
     evicts during the flush are written again, and the next flush is awaited; so are those that are
-    not safe after a flush that failed, see `tiers.base.Flushable`. When the store is closed, what
+    not safe after a flush that failed, see `tiers.base.Flushable`. Blocks of an earlier process
+    that the tier must read first, and had no time for, do not count. When the store is closed, what
     is queued for the tier is still awaited.
 
     Raises BlockError if the store has no tier that can flush.
@@ -125,7 +133,10 @@ def _flush_copies(
             places = [
                 table.copies.place(row, table.durable_tier) if row >= 0 else NOWHERE for row in rows
             ]
-        safe = tier.flush(places)
+        if isinstance(tier, VerifiesRecovered):
+            kept = tier.verify_recovered(places, max(0.0, until_s - store.clock.now()))
+            rows, places = rows[:kept], places[:kept]
+        safe = tier.flush(places) if kept else []
         with table.lock:
             rows = table.index.find_all(namespace, keys[:kept])
             kept = store.durable_blocks.note_flushed(rows, places, safe, store.clock.now())

@@ -181,6 +181,12 @@ class ReplaceableDisk:
         safe = medium.disk.flush(places, medium.calls.one)
         return safe if self._medium is medium else unsafe
 
+    def verify_recovered(self, places: Sequence[Place], within_s: float) -> int:
+        """Verify what an earlier process wrote to the medium; 0 while there is none."""
+        if (medium := self._medium) is None:
+            return 0
+        return medium.disk.verify_recovered(places, within_s, medium.calls.one)
+
     def usage(self) -> TierUsage:
         with self._mutex:
             medium, absence, before, replaced = (

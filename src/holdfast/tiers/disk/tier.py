@@ -281,19 +281,28 @@ class DiskTier:
     def flush(
         self, places: Sequence[Place], in_call: InCall = contextlib.nullcontext
     ) -> list[bool]:
-        """Flush the file; a failure counts as one of a write of each of these records.
-
-        Also reads and verifies the records of an earlier process that were not yet, a few at a
-        time: each time is one `in_call`.
-        """
+        """Flush the file; a failure counts as one of a write of each of these records."""
         with self._gate.enter() as admitted:
             if not admitted:
                 return [False] * len(places)
-            safe, error, failed_reads = self._flushes.flush(places, in_call)
+            safe, error = self._flushes.flush(places, in_call)
             if error is not None:
                 self._count_failed_writes(*[error] * max(1, len(places)))
-            self._count_failures(*failed_reads)
             return safe
+
+    def verify_recovered(
+        self,
+        places: Sequence[Place],
+        within_s: float,
+        in_call: InCall = contextlib.nullcontext,
+    ) -> int:
+        """Read and verify records of an earlier process, a few at a time in one `in_call` each."""
+        with self._gate.enter() as admitted:
+            if not admitted:
+                return 0
+            done, failed = self._flushes.verify_recovered(places, within_s, in_call)
+            self._count_failures(*failed)
+            return done
 
     def give_up_copy(self) -> None:
         self._extents.close()
