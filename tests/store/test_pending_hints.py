@@ -181,6 +181,44 @@ def test_a_chain_that_is_announced_again_waits_once_and_for_its_new_time() -> No
     assert known.due(0.0, MOST) == [again]
 
 
+def test_a_chain_that_two_engines_wait_for_begins_in_time_for_the_one_that_needs_it_first() -> None:
+    known, busy = PendingHints(), staging_of(9, 1, fetch_s=2.0)
+    assert known.wait(0.0, busy)
+    assert known.due(0.0, MOST) == [busy]
+    first, second = (for_engine(staging_of(1, 1, s), f"at {s:g}") for s in (5.0, 50.0))
+    between = staging_of(2, 1, needed_s=20.0)
+    for staging in (first, second, between):
+        assert known.wait(0.0, staging)
+    assert known.due(0.0, MOST) == []
+    known.done(busy)
+    begun = known.due(0.0, MOST)
+    assert [each.name for each in begun] == [first.name, between.name]
+    assert begun[0].needed_s == 50.0, "it is kept for the second one"
+    assert known.status(0.0).prestaging == 0
+
+
+def test_a_chain_that_one_engine_does_not_need_any_more_is_prestaged_for_the_other() -> None:
+    known = PendingHints()
+    stagings = [for_engine(staging_of(1, 1), engine) for engine in ("a", "b")]
+    keys = [stagings[0].chain.keys]
+    for staging in stagings:
+        assert known.wait(0.0, staging)
+    known.claim(MOST)
+    assert known.due(0.0, MOST) == [], "there is no room yet"
+    known.withdraw(NAMESPACE, keys, "b")
+    known.end_claim(MOST)
+    assert known.due(0.0, MOST) == stagings[:1]
+    known.done(stagings[0])
+    for staging in stagings:
+        assert known.wait(1.0, staging)
+    [begun] = known.due(1.0, MOST)
+    assert not any(begun.is_of(NAMESPACE, keys, engine) for engine in ("a", "b"))
+
+
+def for_engine(staging: PendingPrestage, engine: str) -> PendingPrestage:
+    return staging._replace(times=staging.times._replace(engine=engine))
+
+
 def test_a_prestage_whose_request_got_its_turn_is_forgotten_unless_it_has_begun() -> None:
     known = PendingHints()
     begun, waiting = staging_of(1, 2, fetch_s=2.0), staging_of(2, 2, fetch_s=2.0)

@@ -176,8 +176,20 @@ def prestaged_for_another_engine(one, chain):
     return chain.keys[:8], lambda: 8
 
 
+def prestaged_for_another_process(one, chain):
+    turn = EngineTurn(ENGINE, QueuedPrefill(0, 0.0), process=2)
+    assert one.store.prestage(one.namespace, chain.keys[:8], 0.0, turn=turn) == 8
+    return chain.keys[:8], lambda: 8
+
+
 @pytest.mark.parametrize(
-    "begin", [pinned, prestaged_for_a_longer_prompt, prestaged_for_another_engine]
+    "begin",
+    [
+        pinned,
+        prestaged_for_a_longer_prompt,
+        prestaged_for_another_engine,
+        prestaged_for_another_process,
+    ],
 )
 def test_reads_that_others_began_are_not_cancelled_with_those_of_a_request(
     paced, monkeypatch, begin

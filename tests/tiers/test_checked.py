@@ -62,6 +62,9 @@ class EverySharedMethod(SharedMemoryTier):
     def known(self, batch):
         return [False] * len(batch)
 
+    def indexed(self, namespace, keys):
+        return bytes(len(keys))
+
     def misplaced(self, namespace, keys):
         return set()
 
@@ -76,6 +79,7 @@ LOCAL = ["read", "write", "reserve", "free", "survivors", "usage", "close"]
 LOCAL += ["wipe", "accepts_writes", "record_frees"]
 SHARED = ["read", "write", "ask", "usage", "close", "delete", "delete_corrupt", "describe"]
 SHARED += ["reachable", "may_write", "limits", "known", "misplaced", "lost", "member_health"]
+SHARED += ["indexed"]
 METHODS = [(EveryLocalMethod, name) for name in LOCAL] + [
     *((EverySharedMethod, name) for name in SHARED),
     (SharedMemoryTier, "held"),
@@ -142,6 +146,7 @@ class Node:
         self.written()
         self.leave_memory()
         store.look(namespace, KEYS, 0.05)
+        assert len(store.held(namespace, KEYS)) == len(KEYS)
         self.fetch()
         self.leave_memory()
         store.pin(namespace, KEYS, 1.0, 0.05)

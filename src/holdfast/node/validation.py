@@ -69,7 +69,7 @@ def why_not_followed(why: str) -> NotFollowed:
     return NotFollowed(why) if why in frozenset(NotFollowed) else NotFollowed.OTHER
 
 
-def prompt_tokens(engine: EngineId, request: m.Cover) -> PromptTokens:
+def prompt_tokens(engine: EngineId, process: int, request: m.Cover) -> PromptTokens:
     """Return the prompt of a cover request; raise HoldfastError if a field is out of bounds."""
     if not 0 <= request.have <= request.tokens <= TOKENS_MAX:
         raise ProtocolError(
@@ -88,16 +88,17 @@ def prompt_tokens(engine: EngineId, request: m.Cover) -> PromptTokens:
         *(engine, request.tokens, request.have, request.limit_s, request.plan),
         queued,
         request.to_load,
+        process,
     )
 
 
-def engine_turn(engine: EngineId, request: m.Prestage) -> EngineTurn | None:
+def engine_turn(engine: EngineId, process: int, request: m.Prestage) -> EngineTurn | None:
     """Return the turn of a request that waits; None if none does. Raises HoldfastError if invalid.
 
     The wait is not known while the prefill of the engine is not.
     """
     queued = queued_prefill("prestage", request)
-    return EngineTurn(engine, queued) if request.queued else None
+    return EngineTurn(engine, queued, process) if request.queued else None
 
 
 def queued_prefill(name: str, request: m.Cover | m.Prestage) -> QueuedPrefill:

@@ -42,8 +42,9 @@ class PrestageTimes(NamedTuple):
     """When a context is needed, and how long its prestage takes. Times are in seconds.
 
     `needed_s`: of the caller's clock. `fetch_s`: expected time of the reads if the tiers are idle,
-    and `tier` the slowest of them. `engine`: the engine in whose queue a request for the context
-    waits; None if no request waits. `saved_s`: the time for which that engine would compute it.
+    and `tier` the slowest of them. `engine`: the engine process in whose queue a request for the
+    context waits; None if no request waits. `saved_s`: the time for which that engine would compute
+    it.
     """
 
     needed_s: float

@@ -55,6 +55,13 @@ class EngineId(NamedTuple):
     domain: str = ""
 
 
+class EngineProcess(NamedTuple):
+    """One process of an engine, with a queue of its own; `process` is its id, 0 if not known."""
+
+    engine: EngineId
+    process: int = 0
+
+
 class EngineStep(NamedTuple):
     """One step of an engine: tokens computed, the context in front of them, seconds."""
 

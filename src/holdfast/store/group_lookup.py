@@ -130,7 +130,7 @@ def plan_groups(
     if prompt.instead_of and plan.blocks < held:  # the request has got its turn
         with store.table.lock:
             for group in groups:
-                store.pending_hints.withdraw(group.namespace, group.keys, prompt.engine)
+                store.pending_hints.withdraw(group.namespace, group.keys, prompt.waits_in)
     if store.recovery.is_running and held * unit < limit // unit * unit:
         plan = plan._replace(reason=f"{plan.reason}; {RECOVERING}")
     if not points:

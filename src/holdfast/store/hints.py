@@ -22,7 +22,7 @@ from holdfast.policy.base import NEVER
 from holdfast.session import LOOK_S, PIN_S, SECONDS_MAX, check_name, check_seconds
 from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
-from holdfast.store.estimates import EngineId
+from holdfast.store.estimates import EngineId, EngineProcess
 from holdfast.store.evict import slots
 from holdfast.store.fetch import FetchKind, fetch_unverified
 from holdfast.store.lookup import ask_first, ask_in_time
@@ -47,10 +47,14 @@ _PROMOTION_S = 60.0
 
 
 class EngineTurn(NamedTuple):
-    """The turn of a request that waits in its engine's queue: after the prefill `queued`."""
+    """The turn of a request that waits in its engine's queue: after the prefill `queued`.
+
+    `process`: see `EngineProcess`.
+    """
 
     engine: EngineId
     queued: QueuedPrefill
+    process: int = 0
 
 
 def follow(store: StoreParts, namespace: Namespace, session: str, keys: Sequence[bytes]) -> None:
@@ -241,12 +245,15 @@ def _times(
     tiers = question.tiers
     idle = [estimate._replace(queued_bytes=0.0) for estimate in question.estimates]
     read_s = fetch_s(question._replace(estimates=idle), len(tiers))
-    cost = store.estimates.cost(turn.engine)[0] if turn is not None else None
-    if turn is None or cost is None:
+    if turn is None:
         return PrestageTimes(at_s, read_s, max(tiers))
+    waits_in = EngineProcess(turn.engine, turn.process)
+    cost = store.estimates.cost(turn.engine)[0]
+    if cost is None:
+        return PrestageTimes(at_s, read_s, max(tiers), waits_in)
     turn_s = store.clock.now() + cost.queue_s(turn.queued)
     saved_s = cost.seconds(len(tiers) * question.block_tokens)
-    return PrestageTimes(max(at_s, turn_s), read_s, max(tiers), turn.engine, saved_s)
+    return PrestageTimes(max(at_s, turn_s), read_s, max(tiers), waits_in, saved_s)
 
 
 def _announce(store: StoreParts, chain: NamedChain, tiers: Sequence[int], in_s: float) -> None:
@@ -292,7 +299,7 @@ def _promote_and_keep(store: StoreParts, staging: PendingPrestage) -> None:
         raise
     with table.lock:
         pending_hints.done(staging)
-        needed_s = max(staging.times.needed_s, store.clock.now())
+        needed_s = max(staging.needed_s, store.clock.now())
         rows = table.index.cover(namespace, keys).rows
         table.eviction.expect(rows, needed_s)
         kept = list(takewhile(partial(table.is_on, tier=HOST), rows[: len(fetched.places)]))

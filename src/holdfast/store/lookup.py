@@ -25,7 +25,7 @@ from holdfast.plan.planner import Plan, PlanQuestion
 from holdfast.session import LOOK_S, LOOKUP_SHARE, RECOVERING
 from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.core import StoreParts
-from holdfast.store.estimates import EngineId
+from holdfast.store.estimates import EngineId, EngineProcess
 from holdfast.store.plan_log import PlanRecord
 from holdfast.tiers.base import (
     AnsweringTier,
@@ -45,7 +45,8 @@ class PromptTokens(NamedTuple):
     `tokens` 0: a question about a chain that is not to be computed now; its plan is not logged.
     `limit_s`: longest time of a fetch. `instead_of`: number of an earlier plan for the same prompt,
     which this one replaces. `queued`: prefill that the engine does first. `to_load`: blocks by tier
-    that it is about to fetch for other prompts, and has not asked for yet.
+    that it is about to fetch for other prompts, and has not asked for yet. `process`: see
+    `EngineProcess`.
     """
 
     engine: EngineId
@@ -55,6 +56,12 @@ class PromptTokens(NamedTuple):
     instead_of: int = 0
     queued: QueuedPrefill = NO_QUEUE
     to_load: Mapping[str, int] = MappingProxyType({})
+    process: int = 0
+
+    @property
+    def waits_in(self) -> EngineProcess:
+        """The engine process in whose queue the prompt waits."""
+        return EngineProcess(self.engine, self.process)
 
 
 class PlannedFetch(NamedTuple):
@@ -301,7 +308,7 @@ def plan_fetch(
     plan, number = store.planner.plan(question), 0
     if prompt.instead_of and plan.blocks < coverage.blocks:
         rows = coverage.rows[plan.blocks :]
-        _end_prestages(store, namespace, keys[plan.blocks :], rows, prompt.engine)
+        _end_prestages(store, namespace, keys[plan.blocks :], rows, prompt.waits_in)
     if coverage.blocks < len(keys) and store.recovery.is_running:
         plan = plan._replace(reason=f"{plan.reason}; {RECOVERING}")
     if question.first >= coverage.blocks:
@@ -340,7 +347,7 @@ def _end_prestages(
     namespace: Namespace,
     keys: Sequence[bytes],
     rows: Sequence[int],
-    engine: EngineId,
+    waits_in: EngineProcess,
 ) -> None:
     """End the prestages for a request whose plan leaves out these blocks at its turn.
 
@@ -349,8 +356,8 @@ def _end_prestages(
     """
     left_out = frozenset(keys)
     with store.table.lock:
-        store.pending_hints.withdraw(namespace, keys, engine)
-    store.mover.end_prestages(rows, lambda prestage: prestage.is_of(namespace, left_out, engine))
+        store.pending_hints.withdraw(namespace, keys, waits_in)
+    store.mover.end_prestages(rows, lambda prestage: prestage.is_of(namespace, left_out, waits_in))
 
 
 def bytes_being_read(table: BlockTable, coverage: Coverage) -> Mapping[int, int]:

@@ -39,15 +39,24 @@ class NamedChain(NamedTuple):
 
 
 class PendingPrestage(NamedTuple):
-    """A chain to promote, and its times, by the store's clock."""
+    """A chain to promote, and its times, by the store's clock.
+
+    `others`: the times of prestages of the chain for other engines, which begin with it.
+    """
 
     chain: NamedChain
     times: PrestageTimes
+    others: tuple[PrestageTimes, ...] = ()
 
     @property
     def name(self) -> ChainName:
         """The namespace, and the key of the last block, which names the whole chain."""
         return self.chain.namespace, self.chain.keys[-KEY_BYTES:]
+
+    @property
+    def needed_s(self) -> float:
+        """When the chain is needed last."""
+        return max(times.needed_s for times in (self.times, *self.others))
 
     @property
     def nbytes(self) -> int:
@@ -57,7 +66,8 @@ class PendingPrestage(NamedTuple):
     def is_of(self, namespace: Namespace, keys: Collection[bytes], engine: Hashable) -> bool:
         """Return whether its chain ends with one of these blocks, and no other engine waits."""
         chain, last = self.name
-        return chain == namespace and last in keys and self.times.engine in (None, engine)
+        engines = {times.engine for times in (self.times, *self.others)}
+        return chain == namespace and last in keys and engines <= {None, engine}
 
     def cut(self, most_bytes: int) -> PendingPrestage:
         """Return a prestage of the leading blocks that take at most `most_bytes`."""
@@ -84,7 +94,9 @@ class PendingHints:
         self._keys_bytes = 0
         self._waiting: list[tuple[float, int, PendingPrestage]] = []
         """Prestages that are not due yet, by the time at which they are."""
-        self._due: dict[ChainName, PendingPrestage] = {}
+        self._due: dict[ChainName, dict[Hashable, PendingPrestage]] = {}
+        """Prestages that have not begun, by the engine in whose queue a request waits, or None."""
+        self._due_count = 0
         self._waiting_bytes = 0
         """Bytes of the keys of both."""
         self._begun = Counter[bytes]()
@@ -123,7 +135,7 @@ class PendingHints:
     def wait(self, at_s: float, staging: PendingPrestage) -> bool:
         """Queue a prestage for `at_s` of the store's clock; False if the queue is full."""
         nbytes = self._waiting_bytes + len(staging.chain.keys)
-        if len(self._waiting) + len(self._due) >= WAITING_MAX or nbytes > KEYS_BYTES_MAX:
+        if len(self._waiting) + self._due_count >= WAITING_MAX or nbytes > KEYS_BYTES_MAX:
             return False
         self._waiting_bytes = nbytes
         self._numbers += 1
@@ -136,23 +148,26 @@ class PendingHints:
         They begin in the order of `plan.prestage`, of a domain and a tier only as many as that
         module says. Pins, prestages and claims take at most `most_bytes` together. A context longer
         than that is cut to its leading blocks. One that has no room now waits, until it is too
-        late. Of several prestages of one chain the latest counts.
+        late. Of several prestages of one chain for one engine the latest counts. Those for several
+        engines begin together, when the first of them does.
         """
         while self._waiting and self._waiting[0][0] <= now_s:
             staging = heapq.heappop(self._waiting)[2]
-            self._withdraw(staging.name)
-            self._due[staging.name] = staging
+            self._withdraw(staging.name, staging.times.engine)
+            self._due.setdefault(staging.name, {})[staging.times.engine] = staging
+            self._due_count += 1
         ready: list[PendingPrestage] = []
-        order = in_order(self._due_times(), now_s)
-        for name in self._due.keys() - set(order):  # too late
-            self._withdraw(name)
+        times = self._due_times()
+        order = in_order(times, now_s)
+        for name, engine in times.keys() - set(order):  # too late
+            self._withdraw(name, engine)
         open_bytes = most_bytes - self.kept_bytes(now_s)
-        for name in order:
-            staging = self._due[name].cut(most_bytes)
+        for name, engine in order:
+            if name not in self._due:  # it begins with that of another engine
+                continue
+            staging = self._due[name][engine].cut(most_bytes)
             if staging.nbytes <= open_bytes and self._may_begin(staging):
-                self._withdraw(name)
-                ready.append(staging)
-                self._begin(staging)
+                ready.append(self._take(name, staging))
                 open_bytes -= staging.nbytes
         return ready
 
@@ -174,9 +189,9 @@ class PendingHints:
         `engine`: leave those for which another engine waits; None: leave none.
         """
         for key in keys if self._due else ():
-            staging = self._due.get((namespace, key))
-            if staging and (engine is None or staging.is_of(namespace, [key], engine)):
-                self._withdraw(staging.name)
+            for other in list(self._due.get((namespace, key), {})):
+                if engine is None or other in (None, engine):
+                    self._withdraw((namespace, key), other)
 
     def stage(self, namespace: Namespace, last: bytes, staged: PinnedChain) -> int:
         """Note that a prestaged chain up to a block is kept; return the lease that it replaces."""
@@ -244,7 +259,8 @@ class PendingHints:
         for name in [name for name in self._sessions if name[0] == domain]:
             self.forget(*name)
         for chain in [name for name in self._due if name[0].domain == domain]:
-            self._withdraw(chain)
+            for engine in list(self._due[chain]):
+                self._withdraw(chain, engine)
         gone = [each for each in self._waiting if each[2].chain.namespace.domain == domain]
         self._waiting_bytes -= sum(len(staging.chain.keys) for _, _, staging in gone)
         self._waiting = [each for each in self._waiting if each[2].chain.namespace.domain != domain]
@@ -255,7 +271,7 @@ class PendingHints:
         """Return how many sessions are followed, contexts wait, and bytes are kept."""
         return HintStatus(
             len(self._sessions),
-            len(self._waiting) + len(self._due),
+            len(self._waiting) + self._due_count,
             self.pinned_bytes(now_s),
             self.staged_bytes(now_s),
         )
@@ -272,13 +288,32 @@ class PendingHints:
         self._begun[domain] += 1
         self._begun_s.setdefault((domain, times.tier), []).append(times.fetch_s)
         self.claim(staging.nbytes)
-        for name, sooner in advance_turns(self._due_times(), times).items():
-            self._due[name] = self._due[name]._replace(times=sooner)
+        for taken in (times, *staging.others):
+            for (name, engine), sooner in advance_turns(self._due_times(), taken).items():
+                self._due[name][engine] = self._due[name][engine]._replace(times=sooner)
 
-    def _due_times(self) -> dict[ChainName, PrestageTimes]:
-        return {name: staging.times for name, staging in self._due.items()}
+    def _due_times(self) -> dict[tuple[ChainName, Hashable], PrestageTimes]:
+        return {
+            (name, engine): staging.times
+            for name, of_chain in self._due.items()
+            for engine, staging in of_chain.items()
+        }
 
-    def _withdraw(self, name: ChainName) -> None:
-        staging = self._due.pop(name, None)
+    def _take(self, name: ChainName, staging: PendingPrestage) -> PendingPrestage:
+        """Begin a due prestage, which may be cut, with those of its chain for other engines."""
+        of_chain, engine = self._due[name], staging.times.engine
+        others = tuple(each.times for other, each in of_chain.items() if other != engine)
+        for other in list(of_chain):
+            self._withdraw(name, other)
+        staging = staging._replace(others=others)
+        self._begin(staging)
+        return staging
+
+    def _withdraw(self, name: ChainName, engine: Hashable) -> None:
+        of_chain = self._due.get(name, {})
+        staging = of_chain.pop(engine, None)
         if staging is not None:
+            self._due_count -= 1
             self._waiting_bytes -= len(staging.chain.keys)
+            if not of_chain:
+                del self._due[name]

@@ -257,7 +257,7 @@ class NodeSession:
     def _look_up(self, request: m.Cover) -> m.Reply | Awaitable[m.Reply]:
         """Answer from the index; in a thread if the chain is long or shared tiers must be asked."""
         namespace, keys = self._entered(), unpack_chain(request.keys)
-        prompt = prompt_tokens(self._engine, request)
+        prompt = prompt_tokens(self._engine, self._peer.pid, request)
         if request.session:
             self._store.follow(namespace, request.session, keys)
         # A prompt is one request: other lookups name no tokens, a repeated one names its plan.
@@ -506,7 +506,7 @@ class NodeSession:
             case m.Prestage():
                 check_seconds("prestage.deadline_s", request.deadline_s, DEADLINE_S_MAX)
                 deadline_s = request.deadline_s or LOOK_S
-                turn = engine_turn(self._engine, request)
+                turn = engine_turn(self._engine, self._peer.pid, request)
                 take = partial(store.prestage, namespace, keys, request.in_s, deadline_s, turn)
             case m.Pin():
                 check_seconds("pin.deadline_s", request.deadline_s, DEADLINE_S_MAX)
