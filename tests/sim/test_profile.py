@@ -1,11 +1,20 @@
 """The hardware profile: what is shipped is whole, and what a user lays over it is checked."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.sim.profile import ProfileRange, load_profile, shipped
+from holdfast.sim.profile import (
+    CodecFigures,
+    Gpu,
+    Medium,
+    ProfileRange,
+    Site,
+    load_profile,
+    shipped,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,6 +47,13 @@ def test_the_shipped_profile_has_every_tier_and_a_source_for_each_figure():
         for figure in figures(section):
             assert 0 <= figure.low <= figure.mid <= figure.high
             assert len(figure.source) > 3
+
+
+def test_some_command_reads_each_figure():
+    code = "".join(file.read_text() for file in (ROOT / "src" / "holdfast").rglob("*.py"))
+    read = set(re.findall(r"\.(\w+)\b", code))
+    for section in (Site, CodecFigures, Medium, Gpu):
+        assert not set(section.__struct_fields__) - read, section.__name__
 
 
 def test_the_shipped_profile_is_loaded_if_no_file_is_given():

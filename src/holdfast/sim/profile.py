@@ -111,7 +111,6 @@ class Gpu(FileSection, frozen=True):
     network_bytes_per_s: ProfileRange
     dollars_per_hour: ProfileRange
     watts: ProfileRange
-    memory_bytes_per_s: ProfileRange | None = None
 
 
 class Site(FileSection, frozen=True):
