@@ -242,20 +242,6 @@ def test_each_router_chooses_workers_by_its_rule():
     assert chosen["soonest"] == [0, 1, 0]
 
 
-def first(trace, requests):
-    """The first requests of a trace."""
-    starts = trace.starts[: requests + 1]
-    return trace._replace(
-        time_s=trace.time_s[:requests],
-        input_tokens=trace.input_tokens[:requests],
-        output_tokens=trace.output_tokens[:requests],
-        session=trace.session[:requests],
-        think_s=trace.think_s[:requests],
-        starts=starts,
-        ids=trace.ids[: starts[-1]],
-    )
-
-
 def test_the_figures_of_a_full_run_have_their_known_values(shipped):
     """Two workers, three tiers, all of them full: figures as they were before any of it."""
     tiers = [
@@ -275,7 +261,7 @@ def test_the_figures_of_a_full_run_have_their_known_values(shipped):
     )
     fleet = Fleet(hardware, 2, rules_of(hardware))
     setting = SimulationSettings(BestCut(), ROUTERS["least_queue"])
-    trace = first(shipped("conversation"), 1_500)
+    trace = shipped("conversation").first(1_500)
     found = Simulation(trace, fleet, setting).run()
     assert found.fetched.sum(axis=0).tolist() == [1_574, 1_080, 3_572]
     assert computed_tokens(trace, found) == 17_795_045

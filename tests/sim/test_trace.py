@@ -44,6 +44,22 @@ def test_a_trace_without_blocks_is_a_trace() -> None:
     assert trace.parents().tolist() == []
 
 
+def test_the_first_requests_of_a_trace_keep_their_columns_and_ids() -> None:
+    trace = made([0, 1, 2], [[5, 6], [7], [5, 6, 8]]).first(2)
+    assert (trace.requests, trace.unique, trace.blocks) == (2, 3, 3)
+    assert [trace.chain(i).tolist() for i in range(2)] == [[0, 1], [2]]
+    assert trace.first(9).requests == 2
+    assert trace.first(0).blocks == 0
+
+
+def test_a_coarse_trace_has_longer_blocks_and_no_request_without_one() -> None:
+    trace = made([0, 1, 2, 3], [[5, 6, 7], [9], [5, 6, 8, 4], [5, 3]]).coarse(2)
+    assert [trace.chain(i).tolist() for i in range(trace.requests)] == [[0], [0, 1], [2]]
+    assert (trace.block_tokens, trace.time_s.tolist()) == (8, [0.0, 2.0, 3.0])
+    assert trace.input_tokens.tolist() == [8, 16, 8]
+    assert trace.coarse(9).requests == 0
+
+
 @given(st.lists(st.one_of(st.integers(-9, 9), st.integers(-(2**62), 2**62)), max_size=40))
 def test_dense_numbers_ids_by_first_appearance(ids: list[int]) -> None:
     names: dict[int, int] = {}

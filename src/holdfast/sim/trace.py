@@ -95,6 +95,32 @@ class Trace(NamedTuple):
         trace = arrange(self.name, self.block_tokens, columns.taken(at), counts, ids)
         return self._replace(**{name: getattr(trace, name) for name in _COLUMNS})
 
+    def first(self, requests: int) -> Trace:
+        """Return the trace of the first `requests` requests; the arrays are views."""
+        columns = {name: getattr(self, name)[:requests] for name in _COLUMNS[:-2]}
+        starts = self.starts[: requests + 1]
+        return self._replace(**columns, starts=starts, ids=self.ids[: starts[-1]])
+
+    def coarse(self, blocks: int) -> Trace:
+        """Return the trace in blocks that are `blocks` times as long.
+
+        What does not fill such a block is left out, and so are requests without a whole one.
+        """
+        chains = [self.chain(request)[blocks - 1 :: blocks] for request in range(self.requests)]
+        kept = np.flatnonzero([len(chain) for chain in chains])
+        counts = np.array([len(chains[request]) for request in kept], np.int64)
+        size = self.block_tokens * blocks
+        requests = Requests(
+            self.time_s[kept],
+            counts * size,
+            self.output_tokens[kept],
+            self.session[kept],
+            self.think_s[kept],
+        )
+        ids = np.concatenate([self.ids[:0], *(chains[request] for request in kept)])
+        trace = arrange(self.name, size, requests, counts, ids)
+        return self._replace(block_tokens=size, **{name: getattr(trace, name) for name in _COLUMNS})
+
     def parents(self) -> Ints:
         """Return, for each id, the id before it; -1 for the head of a chain."""
         parents = np.empty(self.unique, np.int32)

@@ -23,7 +23,7 @@ from holdfast.sim.route import ROUTERS
 from holdfast.sim.rules import rules_of
 from holdfast.sim.run import Simulation, SimulationSettings
 from holdfast.sim.shipped import find_trace
-from holdfast.sim.trace import Trace, share
+from holdfast.sim.trace import Longs, Trace, share
 
 AGENTS = ("claude-code",)
 """The traces of agents that are long enough to fill two tiers."""
@@ -36,6 +36,21 @@ HOST_SHARE, DISK_SHARE = 0.1, 0.3
 """Memory and the disk, as shares of both lower tiers together."""
 
 
+class LadderBlocks(NamedTuple):
+    """Capacities in blocks: memory, a disk, and the tier that takes what the disk evicts."""
+
+    host: int
+    disk: int
+    far: int
+
+    @classmethod
+    def of(cls, trace: Trace) -> LadderBlocks:
+        """Return the ladder whose sizes are the shares above of a trace's distinct blocks."""
+        total = int(TOTAL_SHARE * trace.unique)
+        disk = max(1, int(DISK_SHARE * total))
+        return cls(max(1, int(HOST_SHARE * total)), disk, max(1, total - disk))
+
+
 class DemotedHits(NamedTuple):
     """Token hits of a trace: a disk alone, with an object tier below it, and one larger disk."""
 
@@ -44,18 +59,16 @@ class DemotedHits(NamedTuple):
     summed: float
 
 
-def demoted_hits(trace: Trace) -> DemotedHits:
+def demoted_hits(trace: Trace, blocks: LadderBlocks) -> DemotedHits:
     """Serve a trace with each of the three ladders."""
-    total = int(TOTAL_SHARE * trace.unique)
-    host, disk = max(1, int(HOST_SHARE * total)), max(1, int(DISK_SHARE * total))
-    below = _tier(trace, "object", total - disk, write="on_eviction", admit_evicted="always")
+    below = _tier(trace, "object", blocks.far, write="on_eviction", admit_evicted="always")
     ladders = [
-        [_tier(trace, "disk", disk)],
-        [_tier(trace, "disk", disk), below],
-        [_tier(trace, "disk", total)],
+        [_tier(trace, "disk", blocks.disk)],
+        [_tier(trace, "disk", blocks.disk), below],
+        [_tier(trace, "disk", blocks.disk + blocks.far)],
     ]
-    hits = [_token_hit(trace, [_tier(trace, "host", host), *tiers]) for tiers in ladders]
-    return DemotedHits(*hits)
+    host = _tier(trace, "host", blocks.host)
+    return DemotedHits(*(_simulated_hit(trace, [host, *tiers]) for tiers in ladders))
 
 
 def hits_rows(traces: list[str]) -> Iterator[Row]:
@@ -64,7 +77,8 @@ def hits_rows(traces: list[str]) -> Iterator[Row]:
     Traces of agents have a goal.
     """
     for name in traces:
-        found = demoted_hits(load(find_trace(name)))
+        trace = load(find_trace(name))
+        found = demoted_hits(trace, LadderBlocks.of(trace))
         ratio = found.demoted / found.summed
         yield Row(
             f"movement.hits.{name}",
@@ -78,15 +92,19 @@ def hits_rows(traces: list[str]) -> Iterator[Row]:
         )
 
 
+def token_hit(trace: Trace, fetched: Longs) -> float:
+    """Return the share of the input tokens that tiers serve: `fetched` blocks of each request."""
+    tokens = np.minimum(fetched * trace.block_tokens, trace.input_tokens)
+    return share(float(tokens.sum()), int(trace.input_tokens.sum()))
+
+
 def _tier(trace: Trace, kind: str, blocks: int, **more: object) -> dict[str, Any]:
     return {"kind": kind, "capacity_tokens": trace.block_tokens * blocks, **more}
 
 
-def _token_hit(trace: Trace, tiers: list[dict[str, Any]]) -> float:
-    """Return the share of the input tokens that the tiers serve."""
+def _simulated_hit(trace: Trace, tiers: list[dict[str, Any]]) -> float:
     ladder = parse_ladder({"tiers": tiers, "engine": {"prefill": {}}, "token_bytes": 100})
     hardware = resolve(ladder, shipped(), trace.block_tokens)
     setting = SimulationSettings(FetchHeld(), ROUTERS["round_robin"])
     served = Simulation(trace, Fleet(hardware, 1, rules_of(hardware)), setting).run()
-    tokens = np.minimum(served.fetched.sum(axis=1) * trace.block_tokens, trace.input_tokens)
-    return share(float(tokens.sum()), int(trace.input_tokens.sum()))
+    return token_hit(trace, served.fetched.sum(axis=1))

@@ -61,6 +61,7 @@ def test_an_object_tier_makes_up_for_a_part_of_a_disk():
     )
     order = [n for session in range(60) for n in (session, session + 60, session + 120)]
     ids = np.array([block for n in order for block in chains[n]], np.int64)
-    found = demoted_hits.demoted_hits(arrange("made", 4, requests, counts, ids))
+    trace = arrange("made", 4, requests, counts, ids)
+    found = demoted_hits.demoted_hits(trace, demoted_hits.LadderBlocks.of(trace))
     assert 0 < found.alone <= found.demoted
     assert found.summed

@@ -13,9 +13,10 @@ from holdfast_bench.cli import measuring
 from holdfast_bench.cli.progress import Steps
 from holdfast_bench.measure import movement
 from holdfast_bench.measure.demoted_hits import hits_rows
+from holdfast_bench.measure.node_hits import QUICK_SLICES, SLICES, node_hits_rows
 from holdfast_bench.peers import seaweed_server
 
-ALSO = ("p99_ms", "idle_p99_ms", "disk_alone", "limit_is", "why")
+ALSO = ("p99_ms", "idle_p99_ms", "disk_alone", "far_fetched", "limit_is", "why")
 
 ROUNDS = 10
 QUICK_ROUNDS = 2
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
     """Yield the figures. Takes 1 GiB of memory."""
     rounds = QUICK_ROUNDS if args.quick else args.rounds
-    steps.plan(6)
+    steps.plan(7)
     with measuring.scratch(args.folder) as folder:
         steps.begin("saves to a disk")
         yield movement.save_row(folder / "save", rounds)
@@ -53,5 +54,7 @@ def measure(args: argparse.Namespace, steps: Steps) -> Iterator[Row]:
         else:
             with movement.bucket_tier(folder / "seaweed", 3 * rounds) as bucket:
                 yield from movement.move_rows(folder / "object", bucket, "object", rounds)
+        steps.begin("hits of a store")
+        yield from node_hits_rows(folder / "hits", QUICK_SLICES if args.quick else SLICES)
     steps.begin("hits of agent traces")
     yield from hits_rows(TRACES[:1] if args.quick else TRACES)
