@@ -29,6 +29,16 @@ class Refuses(Admission):
         return False
 
 
+class RefusesFirst(Admission):
+    """A tier's rule that admits all blocks but the first one that it is asked about."""
+
+    name = b""
+
+    def allows(self, block, now_s):
+        self.name = self.name or block.name
+        return block.name != self.name
+
+
 def trace_of(chains):
     n, counts = len(chains), np.array([len(chain) for chain in chains], np.int64)
     requests = Requests(
@@ -104,6 +114,13 @@ def test_what_the_nearest_tier_does_not_admit_goes_to_the_next_one():
     _, states = simulate([[0, 1], [2, 3], [4, 5]], tiers, admissions)
     assert (states[2].declined, states[2].written) == (4, 0)
     assert states[3].demoted == 4
+
+
+def test_a_chain_that_own_and_shared_tiers_hold_in_turns_is_fetched_whole():
+    tiers = [tier("disk", 9, **KEEPS), tier("object", 9, **TAKES_ALL)]
+    admissions = [None, None, RefusesFirst()]  # the shared tier's rules are made first
+    fetched, _ = simulate([[0], [0, 1], [2, 3], [0, 1]], tiers, admissions)
+    assert fetched[3] == [0, 1, 1]
 
 
 def test_only_the_nearest_tier_that_takes_a_block_gets_it():

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import NamedTuple
 
 from holdfast.plan.cost import TierEstimate
@@ -81,15 +82,19 @@ NewRules = Callable[[TierSpec], SimulatedRules]
 class FleetCoverage(NamedTuple):
     """The leading blocks of a chain that a worker can read from its own or shared tiers.
 
-    `tiers[i]` is the number on the ladder of the tier that block `i` is read from. `own` and
-    `shared` are the rows that hold the blocks, in the worker's memory and in the shared memory.
-    The worker's own tiers hold the first `whole` runs completely.
+    `tiers[i]` is the number on the ladder of the tier that block `i` is read from. The worker's own
+    tiers hold the first `whole` runs completely. `own` and `shared` are the rows that hold the
+    blocks, in the worker's memory and in the shared memory: first those of the leading runs, and of
+    the runs behind them. If own and shared tiers hold a chain in turns, `later_own` and
+    `later_shared` are the rows of the runs behind those.
     """
 
     own: list[int]
     shared: list[int]
     tiers: bytes
     whole: int
+    later_own: Sequence[int] = ()
+    later_shared: Sequence[int] = ()
 
 
 NOT_LOOKED_UP = FleetCoverage([], [], b"", 0)
@@ -126,13 +131,43 @@ class Fleet:
             self.workers.append(SimulatedWorker(memory, SimulatedEngine(hardware.engine), links))
 
     def cover(self, worker: SimulatedWorker, keys: list[bytes]) -> FleetCoverage:
-        """Look a chain of runs up in the worker's own tiers, then the rest in shared tiers."""
-        own = worker.memory.cover(keys)
-        if self.shared is None or own.whole == len(keys):
+        """Look a chain of runs up in the worker's own tiers and in shared tiers, in turns."""
+        own, shared = worker.memory.cover(keys), self.shared
+        if shared is None or own.whole == len(keys):
             return FleetCoverage(own.rows, [], own.tiers, own.whole)
-        common = self.shared.cover(keys[own.whole :] if own.whole else keys)
-        below = common.tiers[own.part :].translate(self._ladder_numbers)
-        return FleetCoverage(own.rows, common.rows, own.tiers + below, own.whole)
+        common = shared.cover(keys[own.whole :] if own.whole else keys)
+        tiers = own.tiers + common.tiers[own.part :].translate(self._ladder_numbers)
+        at, part = own.whole + common.whole, common.part
+        if len(common.tiers) <= own.part or at == len(keys):
+            return FleetCoverage(own.rows, common.rows, tiers, own.whole)
+        later_own, later_shared = list[int](), list[int]()
+        own_side = worker.memory, None, later_own
+        for memory, numbers, later in cycle(
+            (own_side, (shared, self._ladder_numbers, later_shared))
+        ):
+            held = memory.cover(keys[at:])
+            if len(held.tiers) <= part:
+                break
+            later.extend(held.rows)
+            tiers += held.tiers[part:].translate(numbers)
+            at, part = at + held.whole, held.part
+        return FleetCoverage(own.rows, common.rows, tiers, own.whole, later_own, later_shared)
+
+    def pin(self, worker: SimulatedWorker, covered: FleetCoverage) -> None:
+        """Protect what a worker is to read from eviction until `unpin`."""
+        worker.memory.pin(covered.own)
+        worker.memory.pin(covered.later_own)
+        if self.shared:
+            self.shared.pin(covered.shared)
+            self.shared.pin(covered.later_shared)
+
+    def unpin(self, worker: SimulatedWorker, covered: FleetCoverage) -> None:
+        """Undo `pin`."""
+        worker.memory.unpin(covered.own)
+        worker.memory.unpin(covered.later_own)
+        if self.shared:
+            self.shared.unpin(covered.shared)
+            self.shared.unpin(covered.later_shared)
 
     def estimates(
         self, worker: SimulatedWorker, tiers: Sequence[int], now_s: float

@@ -241,9 +241,7 @@ class Simulation:
                 )
                 inflight.blocks, inflight.deadline_s = plan.blocks, now_s + plan.deadline_s
             self._update_prefill(inflight)
-            worker.memory.pin(covered.own)
-            if self.fleet.shared:
-                self.fleet.shared.pin(covered.shared)
+            self.fleet.pin(worker, covered)
             self._ledger.looked_s[request] = now_s
             self._ledger.held[request] = len(covered.tiers)
             inflight.ready_s = now_s
@@ -346,9 +344,7 @@ class Simulation:
             # Put the blocks in host memory; this is no use, so their hint stays.
             del self._inflights[request]
             covered, memory = inflight.covered, worker.memory
-            memory.unpin(covered.own)
-            if self.fleet.shared:
-                self.fleet.shared.unpin(covered.shared)
+            self.fleet.unpin(worker, covered)
             rows = memory.rows(inflight.keys, inflight.lengths, covered.own)
             arrived = inflight.arrived(rows)
             memory.promote(now_s, self._host or 0, arrived)
@@ -379,9 +375,9 @@ class Simulation:
         inflight, ledger, fleet = self._inflights.pop(request), self._ledger, self.fleet
         worker, covered, sources = inflight.worker, inflight.covered, inflight.sources()
         memory = worker.memory
-        memory.unpin(covered.own)
         rows = memory.rows(inflight.keys, inflight.lengths, covered.own)
         memory.save(now_s, rows, sources)
+        fleet.unpin(worker, covered)
         again_s = math.nan
         if self._setting.returns_s is not None:
             # A hint moves later with the arrival of its request, and is never before now.
@@ -393,7 +389,6 @@ class Simulation:
             memory.expect(rows, again_s)
             self._schedule_prestage(now_s, request, inflight, again_s)
         if fleet.shared:
-            fleet.shared.unpin(covered.shared)
             rows = fleet.shared.rows(inflight.keys, inflight.lengths, covered.shared, covered.whole)
             below = [source - fleet.own for source in sources[covered.whole :]]
             fleet.shared.save(now_s, rows, below)
@@ -454,9 +449,7 @@ class Simulation:
         if not any(counts[host + 1 :]):
             return False
         self._inflights[number] = inflight
-        worker.memory.pin(covered.own)
-        if self.fleet.shared:
-            self.fleet.shared.pin(covered.shared)
+        self.fleet.pin(worker, covered)
         self._start_transfers(now_s, number, inflight, [0] * (host + 1) + counts[host + 1 :])
         self._complete_fetch(now_s, number, inflight)
         return True

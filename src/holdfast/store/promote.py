@@ -227,6 +227,15 @@ class BlockMover:
         ended = [writer.batches_ended for writer in self._writers]
         return [writer.batches_begun for writer in self._writers], ended
 
+    def has_moves(self) -> bool:
+        """Return whether a move to a lower tier is running, or may be made now."""
+        running = self._table.queues.running
+        with self._table.lock:
+            return any(
+                writer.has_moves() or running(number)
+                for number, writer in enumerate(self._writers, start=1)
+            )
+
     def wake(self, hurried: Collection[int] = ()) -> None:
         """Wake the writer threads; those of the tiers `hurried` wait for no more blocks."""
         for number, writer in enumerate(self._writers, start=1):

@@ -138,6 +138,12 @@ class TierWriter:
             self._hurries = True
             self._work.notify()
 
+    def has_moves(self) -> bool:
+        """Return whether a move may be made now; one beyond the limit of moves may not."""
+        queues, number = self._table.queues, self._number
+        waiting, from_below = queues.length(number), queues.from_below(number)
+        return waiting > from_below or (from_below > 0 and self._may_move_from_below())
+
     def end_by(self, until: float) -> None:
         """Write queued blocks until this monotonic time, then drop the rest and stop."""
         with self._work:
@@ -158,7 +164,7 @@ class TierWriter:
         while True:
             waits = self._waits_for_more()  # takes the store's lock, so not below
             with self._work:
-                if not self._has_moves():
+                if not self.has_moves():
                     if self._closing:
                         return
                     self._hurries &= queues.length(number) > 0  # moves may be paced
@@ -166,7 +172,7 @@ class TierWriter:
                         self._source.end()  # not between two moves: new memory must be cleared
                 elif waits and not (self._hurries or self._closing):
                     self._work.wait(_LOOK_AGAIN_S)
-            while self._has_moves() and not self._waits_for_more():
+            while self.has_moves() and not self._waits_for_more():
                 if time.monotonic() > self._until:  # the engine can recompute what is dropped
                     with self._table.lock:
                         blocks = len(queues.clear(number))
@@ -184,12 +190,6 @@ class TierWriter:
                     _log.exception("blocks cannot be written tier=%s", self._tier.name)
                 finally:
                     self.batches_ended = self.batches_begun
-
-    def _has_moves(self) -> bool:
-        """Return whether a move may be made now."""
-        queues, number = self._table.queues, self._number
-        waiting, from_below = queues.length(number), queues.from_below(number)
-        return waiting > from_below or (from_below > 0 and self._may_move_from_below())
 
     def _waits_for_more(self) -> bool:
         """Return whether to wait for a batch of the size that the tier prefers.

@@ -277,6 +277,15 @@ class StoreView:
 
         self.wait_until(is_written, "all queued blocks are written")
 
+    def wait_until_moved(self) -> None:
+        """Wait until every move that may be made now is made; those beyond a limit may wait."""
+
+        def is_moved() -> bool:
+            self._store.mover.hurry()
+            return not self._store.mover.has_moves()
+
+        self.wait_until(is_moved, "all moves within their limits are made")
+
     def wait_until_read(self) -> None:
         """Wait until no read from a lower tier is queued or running."""
         self.wait_until(lambda: not self.reading, "all reads from lower tiers ended")
