@@ -15,12 +15,14 @@ from holdfast.engines.interface import names_of
 
 
 def record(path, expected):
-    """Return of one class the parameters, names and abstract methods that a binding looks at."""
+    """Return of one class what a binding looks at, and all methods of one that it implements."""
     module, _, name = path.rpartition(".")
     found = getattr(importlib.import_module(module), name)
     methods = {}
-    for method in expected.methods:
-        function = inspect.getattr_static(found, method)
+    for method in (*expected.methods, *expected.newer):
+        function = inspect.getattr_static(found, method, None)
+        if function is None and method in expected.newer:
+            continue
         static = isinstance(function, staticmethod)
         parameters = inspect.signature(getattr(function, "__func__", function)).parameters
         methods[method] = list(parameters)[0 if static else 1 :]
@@ -30,7 +32,16 @@ def record(path, expected):
         "names": sorted(name for name in (*expected.fields, *expected.attributes) if name in names),
         "fields": sorted(inspect.get_annotations(found)) if expected.exactly else [],
         "abstract": sorted(getattr(found, "__abstractmethods__", ())) if expected.abstract else [],
+        "hooks": sorted(hooks_of(found)) if expected.abstract else [],
     }
+
+
+def hooks_of(found):
+    """Yield the methods and properties of a class that a binding may replace."""
+    for name, given in vars(found).items():
+        value = given.fget if isinstance(given, property) else getattr(given, "__func__", given)
+        if inspect.isfunction(value) and (name == "__init__" or not name.startswith("_")):
+            yield name
 
 
 def main(engine, version, *tables):

@@ -52,6 +52,8 @@ class MoreToImplement(Tier):
         (Job, ExpectedClass(fields=("number",), exactly=True), ["Job has a new field keys"]),
         (Tier, ExpectedClass({"save": ("job",)}), ["Tier has no save"]),
         (Tier, ExpectedClass({"load": ("key",)}), ["Tier.load takes job, not key"]),
+        (Tier, ExpectedClass(newer={"save": ("job",), "load": ("job",)}), []),
+        (Tier, ExpectedClass(newer={"load": ("key",)}), ["Tier.load takes job, not key"]),
         (Job, ExpectedClass(fields=("chunks",)), ["Job has no chunks"]),
         (Context, ExpectedClass(attributes=("kind", "tokens")), []),
         (Context, ExpectedClass(attributes=("pages",)), ["Context has no pages"]),

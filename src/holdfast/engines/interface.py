@@ -25,13 +25,15 @@ class InterfaceError(HoldfastError):
 class ExpectedClass(NamedTuple):
     """What a binding uses of an engine's class.
 
-    `methods`: parameters of each method by name, without `self`. `fields`: names of the fields of a
-    data class; `exactly`: it may have no others, because each of them identifies something.
-    `attributes`: names that the class has, or that its constructor sets on an object. `abstract`:
-    whether the class may have no other abstract methods.
+    `methods`: parameters of each method by name, without `self`. `newer`: the same of methods that
+    some versions tested lack. `fields`: names of the fields of a data class; `exactly`: it may have
+    no others, because each of them identifies something. `attributes`: names that the class has, or
+    that its constructor sets on an object. `abstract`: whether the class may have no other abstract
+    methods.
     """
 
     methods: Mapping[str, tuple[str, ...]] = {}
+    newer: Mapping[str, tuple[str, ...]] = {}
     fields: Collection[str] = ()
     attributes: Collection[str] = ()
     abstract: bool = False
@@ -57,10 +59,10 @@ def differences_of(interface: Mapping[str, ExpectedClass]) -> list[str]:
 def differences(found: type[Any], expected: ExpectedClass) -> list[str]:
     """Return in words how an installed class differs from what a binding expects of it."""
     name, texts = found.__name__, list[str]()
-    for method, parameters in expected.methods.items():
+    for method, parameters in {**expected.methods, **expected.newer}.items():
         function = inspect.getattr_static(found, method, None)
         if function is None:
-            texts.append(f"{name} has no {method}")
+            texts += [f"{name} has no {method}"] if method in expected.methods else []
             continue
         signature = inspect.signature(getattr(function, "__func__", function))
         skipped = 0 if isinstance(function, staticmethod) else 1
@@ -76,7 +78,8 @@ def differences(found: type[Any], expected: ExpectedClass) -> list[str]:
         has_names = names_of(found)
         texts += [f"{name} has no {one}" for one in expected.attributes if one not in has_names]
     if expected.abstract:
-        more: set[str] = set(getattr(found, "__abstractmethods__", ())) - expected.methods.keys()
+        more: set[str] = set(getattr(found, "__abstractmethods__", ()))
+        more -= expected.methods.keys() | expected.newer.keys()
         texts += [f"{name} has a new abstract method {method}" for method in sorted(more)]
     return texts
 

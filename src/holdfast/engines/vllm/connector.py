@@ -118,6 +118,12 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         """False: lost KV can be recomputed."""
         return False
 
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """True: no copy goes on while vLLM sleeps, and its pages keep their addresses."""
+        del kv_transfer_config
+        return True
+
     def shutdown(self) -> None:
         for side in (self._worker, self._scheduler, self._private):
             if side is not None:

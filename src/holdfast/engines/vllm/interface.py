@@ -42,6 +42,7 @@ CONNECTOR = ExpectedClass(
         "request_finished": ("request", "block_ids"),
         "reset_cache": (),
     },
+    newer={"supports_sleep_mode": ("kv_transfer_config",), "unregister_kv_caches": ()},
     attributes=("requires_kv_delivery", "role"),
     abstract=True,
 )
@@ -61,9 +62,11 @@ FEATURE = ExpectedClass(fields=("data", "identifier", "mm_position", "modality")
 STEP = ExpectedClass(
     fields=(
         *("num_scheduled_tokens", "total_num_scheduled_tokens", "kv_connector_block_state"),
-        "free_encoder_mm_hashes",
+        *("free_encoder_mm_hashes", "scheduled_new_reqs", "scheduled_cached_reqs"),
     )
 )
+STEP_NEW = ExpectedClass(fields=("req_id",))
+STEP_CACHED = ExpectedClass(fields=("resumed_req_ids",))
 STEP_BLOCKS = ExpectedClass(
     methods={"get_block_ids": ("req_id",)}, fields=("boundary_state_offloads",)
 )
@@ -73,6 +76,9 @@ OUTPUT = ExpectedClass(
     )
 )
 BLOCKS = ExpectedClass(attributes=("get_block_ids",))
+POOL = ExpectedClass(attributes=("blocks", "free_block_queue"))
+FREE_PAGES = ExpectedClass(methods={"iter_blocks_after": ("cursor",)})
+PAGE = ExpectedClass(attributes=("block_id", "block_hash"))
 CACHE = ExpectedClass(fields=("num_blocks", "kv_cache_groups"))
 CACHE_GROUP = ExpectedClass(fields=("layer_names", "kv_cache_spec"))
 _PAGE = ("block_size", "page_size_bytes")
@@ -111,7 +117,12 @@ CONNECTOR_INTERFACE: Mapping[str, ExpectedClass] = _READ_BY_BOTH | {
     f"{_BASE}.KVConnectorTransferResults": RESULTS,
     "vllm.v1.core.sched.output.KVConnectorBlockState": STEP_BLOCKS,
     "vllm.v1.outputs.KVConnectorOutput": OUTPUT,
+    "vllm.v1.core.sched.output.NewRequestData": STEP_NEW,
+    "vllm.v1.core.sched.output.CachedRequestData": STEP_CACHED,
     "vllm.v1.core.kv_cache_manager.KVCacheBlocks": BLOCKS,
+    "vllm.v1.core.block_pool.BlockPool": POOL,
+    "vllm.v1.core.kv_cache_utils.FreeKVCacheBlockQueue": FREE_PAGES,
+    "vllm.v1.core.kv_cache_utils.KVCacheBlock": PAGE,
     f"{_CACHE}.KVCacheConfig": CACHE,
     f"{_CACHE}.KVCacheGroupSpec": CACHE_GROUP,
     f"{_CACHE}.FullAttentionSpec": FULL,
