@@ -28,6 +28,7 @@ from holdfast.engines.vllm.weight_updates import WorkerUpdates
 from holdfast.engines.vllm.work import GroupHandshake, Handshake, StepWork, WorkerReport
 from holdfast.engines.vllm.worker_rank import WorkerRank
 from holdfast.errors import ConfigError
+from holdfast.wire.local.messages import Cover
 
 
 def connector(role, policy="recompute", groups=1, kv_role="kv_both", **extra):
@@ -452,6 +453,50 @@ def test_an_unreachable_node_delays_only_the_start_of_the_engine(
     request = SimpleNamespace(request_id="r", skip_reading_prefix_cache=False)
     assert scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
     scheduler.shutdown()
+
+
+def test_a_wake_up_keeps_sessions_and_the_names_that_a_reset_changed(monkeypatch, scheduler, fakes):
+    """vLLM 0.33 hands over the handshakes of its workers again when it wakes up."""
+    nodes = []
+
+    def connect(*_):
+        nodes.append(fakes.Client())
+        return fakes.Link(nodes[-1])
+
+    monkeypatch.setattr(HoldfastConnector, "_connect", connect)
+
+    def hand_over():
+        given = Handshake((GroupHandshake(b"f" * 16, 64, 8, 8),))
+        scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): given})
+
+    def asked(name):
+        scheduler.on_new_request(fakes.Request(name, tokens=range(30)))
+        return nodes[-1].of(Cover)[-1].keys
+
+    hand_over()
+    first = asked("before")
+    scheduler.reset_cache()
+    changed = asked("reset")
+    hand_over()
+    assert asked("awake") == changed != first
+    assert len(nodes) == 1
+    scheduler.shutdown()
+
+
+def test_a_connector_that_is_off_stays_off_at_a_wake_up(monkeypatch, scheduler, fakes):
+    """It may have missed a reset."""
+    opened = []
+    monkeypatch.setattr(HoldfastConnector, "_connect", fail_without_space)
+    given = {0: Handshake((GroupHandshake(b"f" * 16, 64, 8, 8),))}
+    scheduler.set_xfer_handshake_metadata(given)
+    monkeypatch.setattr(HoldfastConnector, "_connect", lambda *_: opened.append(1))
+    scheduler.set_xfer_handshake_metadata(given)
+    scheduler.on_new_request(fakes.Request(tokens=range(30)))
+    assert opened == []
+
+
+def test_vllm_may_sleep_with_the_connector(scheduler):
+    assert HoldfastConnector.supports_sleep_mode(scheduler._vllm_config.kv_transfer_config)
 
 
 def test_connectors_of_one_engine_count_a_prompt_once(monkeypatch, tmp_path, fakes):

@@ -266,6 +266,11 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             return
         if any(each.refusal for each in handshakes):
             return  # the worker has logged the reason
+        if self._scheduler is not None or self._handshake is not None:
+            # vLLM 0.33 gives them again when it wakes up. The sessions stay, and so do the names
+            # of blocks: a reset has changed them if weights may have. A connector that is off
+            # missed that reset, so it stays off.
+            return
         with self._passive_on_error():
             if len({tuple(group.shape for group in each.groups) for each in handshakes}) > 1:
                 raise UnsupportedError("the model's pipeline stages have different KV groups")
