@@ -3,6 +3,7 @@
 import copy
 import importlib
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -163,6 +164,32 @@ def test_code_of_the_users_own_is_part_of_the_model(saved, tmp_path, monkeypatch
     with pytest.raises(NoDigestError, match=r"own_norm, which has no source file; pass model_dig"):
         fetched(model, saved.store)
     assert fetched(model, saved.store, model_digest="7") == 0
+
+
+def test_source_files_are_read_once_as_long_as_they_do_not_change(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr("holdfast.engines.transformers.computation.UNCHANGED_S", 0.0)
+    path, read, read_bytes = tmp_path / "own_norm.py", [], Path.read_bytes
+    model = with_own_code(saved.folder, path, 1, monkeypatch)
+
+    def note_and_read(file):
+        read.append(file)
+        return read_bytes(file)
+
+    monkeypatch.setattr(Path, "read_bytes", note_and_read)
+    for change in (None, None, path.touch, None):
+        if change is not None:
+            change()
+        fetched(model, saved.store)
+    assert read.count(path) == 2
+
+
+def test_a_setting_does_not_hide_how_a_model_computes(saved):
+    """The settings of a model may have any name."""
+    for value in ("one", "another"):
+        saved.model.config.autocast = value
+        with torch.autocast("cpu", torch.bfloat16):
+            assert [fetched(saved.model, saved.store) for _ in range(2)] == [0, HELD]
 
 
 def test_a_hook_that_may_change_states_needs_a_name(saved):

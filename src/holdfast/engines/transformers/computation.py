@@ -7,8 +7,10 @@ one has code of its own.
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,8 +18,14 @@ from typing import Any, NamedTuple
 import torch
 import xxhash
 
+from holdfast.client.weights_digest import UNCHANGED_S
+from holdfast.regular_file import file_stamp
+
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 """Kinds of rope whose rotations depend on the length of the prompt, beyond a limit."""
+
+SECTION = "_computation"
+"""Name of the overrides' section: settings whose names begin with `_` are no overrides."""
 
 _LIBRARIES = ("torch", "transformers")
 _REMOTE_CODE = "transformers_modules."
@@ -36,14 +44,18 @@ _WITHOUT_CAP = ("sdpa",)
 """Implementations of attention that leave this limit out, without a word."""
 
 
-def computation_of(model: Any) -> dict[str, str]:
-    """Return what separates the KV state of a model from that of its settings; empty if nothing."""
+def computation_of(model: Any) -> dict[str, dict[str, str]]:
+    """Return what separates the KV state of a model from that of its settings; empty if nothing.
+
+    It is a section among the overrides of the settings, under a name that no setting has.
+    """
     found = {
         "rope_frequencies": _other_frequencies(model),
         "code": code_of(model).digest,
         **mode_of(model),
     }
-    return {name: value for name, value in found.items() if value}
+    section = {name: value for name, value in found.items() if value}
+    return {SECTION: section} if section else {}
 
 
 class ModelCode(NamedTuple):
@@ -67,9 +79,23 @@ def code_of(model: Any) -> ModelCode:
             beside = Path(file).parent.glob("*.py") if name.startswith(_REMOTE_CODE) else ()
             for source in sorted({Path(file), *beside}):
                 whole.update(f"{source.name}\0".encode())
-                whole.update(source.read_bytes())
+                whole.update(_digest_of(source))
     unknown = tuple(name for name, file in files.items() if file is None)
     return ModelCode(whole.hexdigest() if own else "", unknown)
+
+
+def _digest_of(source: Path) -> bytes:
+    """Return the digest of a source file, which is read once as long as it does not change."""
+    stamp = file_stamp(str(source))
+    if stamp and time.time_ns() - stamp[-1] > UNCHANGED_S * 1e9:
+        return _kept_digest(source, stamp)
+    return xxhash.xxh3_128_digest(source.read_bytes())
+
+
+@functools.lru_cache(maxsize=1_024)
+def _kept_digest(source: Path, stamp: tuple[int, ...]) -> bytes:
+    del stamp  # it makes another entry of a file that has changed
+    return xxhash.xxh3_128_digest(source.read_bytes())
 
 
 def mode_of(model: Any) -> dict[str, str]:
