@@ -300,6 +300,22 @@ def test_an_engine_that_differs_in_one_field_finds_nothing(opened, other):
     assert not opened(vllm_config, **changes).load(list(saved))
 
 
+def canonical(ranks):
+    """What vLLM hands over with `canonical_layout`: a row has the heads of all ranks."""
+    parallel = OffloadingParallelConfig(0, ranks, ranks, 1, 1, 1, 0, 1, None, True)
+    worker = {"worker_kv_bytes_per_block": ROW // ranks}
+    return {"canonical_layout": True, "parallel": parallel} | worker
+
+
+def test_canonical_rows_are_found_at_another_tensor_parallel_size(opened):
+    saved = blocks_of(2)
+    opened(**canonical(1)).save(saved)
+    loaded = opened(**canonical(2)).load(list(saved))
+    assert loaded.keys() == saved.keys()
+    assert all((loaded[key] == saved[key]).all() for key in saved)
+    assert not opened().load(list(saved))
+
+
 def test_two_drafts_share_no_row(opened):
     saved = blocks_of(2)
     opened(drafting()).save(saved)
