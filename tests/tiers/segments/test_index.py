@@ -56,6 +56,22 @@ def test_the_newest_segment_of_a_block_counts_and_the_old_one_loses_it():
     assert index.live_keys(name(1), [key(n) for n in range(4)]) == [True, True, False, False]
 
 
+def test_a_block_that_a_segment_has_twice_leaves_another_segment_once():
+    index = SegmentIndex()
+    index.add(listed(1, [0, 1]), 0.0)
+    index.add(listed(2, [0, 0]), 0.0)
+    assert {state.name: state.live_blocks for state in index.segments()} == {name(1): 1, name(2): 1}
+    assert index.live_keys(name(2), [key(0), key(0)]) == [False, True]
+    assert index.held_run(SPACE, [key(0), key(1)]) == 2
+
+
+def test_a_segment_with_one_block_twice_has_no_live_block_once_that_is_removed():
+    index = SegmentIndex()
+    index.add(listed(1, [0, 0]), 0.0)
+    assert index.forget_blocks(name(1), key(0)) == 1
+    assert [state.live_blocks for state in index.segments()] == [0]
+
+
 def test_two_indexes_agree_about_a_block_of_two_segments_in_whichever_order_they_learn():
     one, other = SegmentIndex(), SegmentIndex()
     for index, order in ((one, [1, 2]), (other, [2, 1])):

@@ -92,7 +92,7 @@ class _Segment:
         self.starts: npt.NDArray[np.uint32] = np.concatenate(([0], np.cumsum(sectors))).astype(
             np.uint32
         ) + np.uint32(first)
-        self.live = listed.blocks
+        self.live = 0
         self.used_s = now_s
         self.copies = _NO_COPIES
         self.hides = False
@@ -126,9 +126,10 @@ class SegmentIndex:
 
         Which of two segments a block belongs to follows from their names, so all writers agree, in
         whichever order they learn of them: each deletes those of its own without live blocks. A
-        segment that is here already is not added.
+        segment that is here already is not added. Of a block that a segment has twice, the last
+        record counts.
         """
-        tags = _tags(listed.namespace, listed.keys)
+        tags, positions = _distinct(_tags(listed.namespace, listed.keys))
         with self._lock:
             if listed.name in self._numbers:
                 return
@@ -136,13 +137,12 @@ class SegmentIndex:
             self.stored_bytes += segment.nbytes
             number = self._numbers[listed.name] = len(self._segments) - 1
             found = self._find(tags)
-            positions = np.arange(listed.blocks, dtype=np.int64)
             deleted = np.isin(tags, _tags(listed.namespace, removed))
             further = self._outlast(found, segment) & ~deleted
             segment.copies = _NO_COPIES.joined(tags[further], positions[further])
             self._note_hiding(found[further])
             stays = further | deleted
-            segment.live -= int(stays.sum())
+            segment.live = len(tags) - int(stays.sum())
             self._move_away(tags[~stays], found[~stays], segment)
             self._table.put(tags[~stays], np.int64(number << _SHIFT) | positions[~stays])
 
@@ -358,6 +358,12 @@ def _rank(name: SegmentName) -> tuple[float, str, str]:
 def _tags(namespace: bytes, keys: bytes) -> Tags:
     """Return a tag for each key of one namespace."""
     return _mixed(np.frombuffer(keys, "<u8"), np.frombuffer(namespace, "<u8"))
+
+
+def _distinct(tags: Tags) -> tuple[Tags, npt.NDArray[np.int64]]:
+    """Return the tags, each once, and the last position of each."""
+    distinct, from_end = np.unique(tags[::-1], return_index=True)
+    return distinct, (len(tags) - 1 - from_end).astype(np.int64)
 
 
 def _tags_of(blocks: Sequence[tuple[bytes, bytes]]) -> Tags:

@@ -2,8 +2,8 @@
 
 A writer publishes under new, numbered names and replaces nothing. Publications of several threads
 share an object (group commit). A reader learns of new objects by listing. Small objects of a writer
-are merged into larger ones: `MERGE_COUNT` of one level become one of the next, and the old ones are
-deleted after a while, when every reader has listed the new one.
+are merged into larger ones: `MERGE_COUNT` of one level become one of the next, or as many as fit in
+`INDEX_BYTES_MAX`. The old ones are deleted after a while, when every reader has listed the new one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from holdfast.errors import FormatError, Outcome
 from holdfast.limits import KIB
@@ -36,6 +37,9 @@ from holdfast.workers import parallel
 MERGE_COUNT = 32
 """Index objects of one level that are merged into one of the next."""
 
+_MERGED_BYTES_MAX = INDEX_BYTES_MAX - 64 * KIB
+"""Most bytes of the objects that are merged: the rest is for the numbers of those replaced."""
+
 _READ_BYTES = 256 * KIB
 """Bytes of an index object that are read first; larger ones take more requests."""
 
@@ -50,6 +54,13 @@ class _Publication:
         self.answer: MediumAnswer | None = None
 
 
+class _StoredObject(NamedTuple):
+    """An index object that is stored: how often its content was merged, and its length."""
+
+    level: int
+    nbytes: int
+
+
 class IndexPublisher:
     """Publishes index objects of one writer. Thread-safe."""
 
@@ -61,8 +72,10 @@ class IndexPublisher:
         self._waiting: list[_Publication] = []
         self._busy = False
         self._number = ""
-        self._levels: dict[str, int] = {}
-        """The level of each of this writer's index objects that no other replaces, by number."""
+        self._stored: dict[str, _StoredObject] = {}
+        """This writer's index objects that no other replaces, by number."""
+        self._unreadable: set[str] = set()
+        """Numbers of those that could not be read back. They stay as they are."""
         self._published: set[str] = set()
         self.published_s = time.monotonic()
 
@@ -104,51 +117,76 @@ class IndexPublisher:
     def current(self) -> set[IndexName]:
         """Return the index objects of this writer that are stored and that no other replaces."""
         with self._condition:
-            return {IndexName(self._writer, number) for number in self._levels}
+            return {IndexName(self._writer, number) for number in self._stored}
 
     def merge(
         self, retain: Callable[[IndexObject], IndexObject], deadline: Deadline
     ) -> list[IndexName]:
         """Merge small objects if there are many; return those that are to be deleted later.
 
-        `retain` leaves out of the merged content what no longer exists.
+        `retain` leaves out of the merged content what no longer exists. An object that is damaged
+        or absent is neither merged nor returned.
         """
+        level, numbers = self._mergeable()
+        contents = {}
+        for number in numbers:
+            name = IndexName(self._writer, number)
+            answer, content = read_index_object(self._medium, name, deadline)
+            if answer.outcome not in (Outcome.OK, Outcome.MISS):
+                return []
+            if content is not None:
+                contents[number] = content
+            else:
+                self._note_unreadable(name, answer.outcome)
+        if len(contents) < 2:  # noqa: PLR2004  # one object alone is not merged
+            return []
+        joined = retain(_joined(list(contents.values())))
+        merged = IndexObject(
+            joined.segments, joined.removed, joined.retired, list(contents), level + 1
+        )
+        with self._condition:
+            number = self._next_number()
+        if self._put(number, merged, deadline).outcome is not Outcome.OK:
+            return []
+        with self._condition:
+            for each in contents:
+                self._stored.pop(each, None)
+        return [IndexName(self._writer, each) for each in contents]
+
+    def _mergeable(self) -> tuple[int, list[str]]:
+        """Return a level, and the numbers of objects of it that are to be merged; often none."""
         with self._condition:
             by_level: dict[int, list[str]] = {}
-            for number, level in sorted(self._levels.items()):
-                by_level.setdefault(level, []).append(number)
-        for level, numbers in sorted(by_level.items()):
-            if len(numbers) < MERGE_COUNT:
-                continue
-            contents = []
-            for number in numbers:
-                answer, content = read_index_object(
-                    self._medium, IndexName(self._writer, number), deadline
-                )
-                if answer.outcome not in (Outcome.OK, Outcome.MISS):
-                    return []
-                if content is not None:
-                    contents.append(content)
-            merged = retain(_joined(contents))
-            merged = IndexObject(
-                merged.segments, merged.removed, merged.retired, numbers, level + 1
-            )
-            with self._condition:
-                number = self._next_number()
-            if self._put(number, merged, deadline).outcome is not Outcome.OK:
-                return []
-            with self._condition:
-                for each in numbers:
-                    self._levels.pop(each, None)
-            return [IndexName(self._writer, each) for each in numbers]
-        return []
+            for number in sorted(self._stored.keys() - self._unreadable):
+                by_level.setdefault(self._stored[number].level, []).append(number)
+            for level, numbers in sorted(by_level.items()):
+                if len(numbers) < MERGE_COUNT:
+                    continue
+                fitting, nbytes = [], 0
+                for number in numbers:
+                    if nbytes + self._stored[number].nbytes <= _MERGED_BYTES_MAX:
+                        fitting.append(number)
+                        nbytes += self._stored[number].nbytes
+                if len(fitting) > 1:
+                    return level, fitting
+        return 0, []
+
+    def _note_unreadable(self, name: IndexName, outcome: Outcome) -> None:
+        with self._condition:
+            if outcome is Outcome.MISS:
+                self._stored.pop(name.number, None)
+            else:
+                self._unreadable.add(name.number)
+        if outcome is not Outcome.MISS:
+            _log.warning("the index object %s is damaged, and is not merged", name.path)
 
     def _put(self, number: str, content: IndexObject, deadline: Deadline) -> MediumAnswer:
         name = IndexName(self._writer, number)
-        answer = self._medium.put(name.path, [memoryview(write_index(content))], deadline)
+        data = write_index(content)
+        answer = self._medium.put(name.path, [memoryview(data)], deadline)
         if answer.outcome is Outcome.OK:
             with self._condition:
-                self._levels[number] = content.level
+                self._stored[number] = _StoredObject(content.level, len(data))
                 self._published.add(number)
                 self.published_s = time.monotonic()
         elif answer.outcome is not Outcome.LATE:  # a late object is stored safely, or not at all

@@ -7,6 +7,7 @@ for a connection. A record is OK once its object and an index object that lists 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -34,6 +35,8 @@ LINGER_S = 0.05
 """Time for which a small object waits for more records, in seconds."""
 
 _IDLE_S = 0.5
+
+_log = logging.getLogger(__name__)
 
 
 class RecordToPack(NamedTuple):
@@ -146,10 +149,11 @@ class SegmentPacker:
             outcome = Outcome.GONE
             try:
                 outcome = self._store(group)
-            finally:
-                with self._condition:
-                    group.outcome = outcome
-                    self._condition.notify_all()
+            except Exception:  # noqa: BLE001  # the thread must go on: saves wait for it
+                _log.exception("a segment could not be stored")
+            with self._condition:
+                group.outcome = outcome
+                self._condition.notify_all()
 
     def _take(self) -> _Group | None:
         """Return the next group to store, if one is due. Call under the lock."""
