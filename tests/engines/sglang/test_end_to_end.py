@@ -32,8 +32,17 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 PROMPT = [100 + 37 * i % 30_000 for i in range(1_000)]
 WHOLE = len(PROMPT) // PAGE_TOKENS * PAGE_TOKENS
 TOKENS = 8
-OTHER_KINDS = {"gemma3": cached_models.WINDOWS}
-"""Models beside one with full attention, and their kinds."""
+OTHER_MODELS = {"gemma3": cached_models.WINDOWS, "mla": cached_models.FULL}
+"""Models beside one with keys and values of all tokens in every layer, and their kinds."""
+
+YARN = {
+    "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "mscale": 0.7,
+    "mscale_all_dim": 0.7, "original_max_position_embeddings": 1_024,
+}  # fmt: skip
+SETTINGS = {"mla": {"rope_parameters": YARN, "moe_layer_freq": 1, "scoring_func": "softmax"}}
+"""What SGLang reads of a published model, and transformers does not write. On CPUs SGLang computes
+latent attention with the rope of DeepSeek's models only.
+"""
 
 SCRIPT = Path(__file__).with_name("sglang_pools.py")
 
@@ -156,24 +165,58 @@ def damage(node):
 
 def test_every_kind_that_the_table_calls_cached_has_a_model_here():
     cached = {k for k in cached_models.MODEL_KINDS if k.sglang.startswith(cached_models.YES)}
-    assert cached == {cached_models.FULL, *OTHER_KINDS.values()}
+    assert cached == {cached_models.FULL, *OTHER_MODELS.values()}
 
 
-@pytest.mark.parametrize("kind", OTHER_KINDS)
-def test_other_kinds_of_models_get_their_contexts_back(started, tmp_path, kind):
+@pytest.fixture
+def other(tmp_path):
+    """Write one of the other models; return its folder, and a prompt of its vocabulary."""
+
+    def written(name):
+        small_models.write_model(tmp_path, name)
+        for file in model.make("tiny").glob("tokenizer*"):  # only to print what is generated
+            shutil.copy(file, tmp_path / name)
+        settings = tmp_path / name / "config.json"
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | SETTINGS.get(name, {})))
+        return tmp_path / name, [10 + token % (small_models.VOCABULARY - 10) for token in PROMPT]
+
+    return written
+
+
+@pytest.mark.parametrize("name", OTHER_MODELS)
+def test_other_models_get_their_contexts_back_after_a_restart(started, other, name):
     make_node, make_server = started
-    small_models.write_models(tmp_path)
-    for file in model.make("tiny").glob("tokenizer*"):  # only to print what is generated
-        shutil.copy(file, tmp_path / kind)
+    folder, prompt = other(name)
     node = make_node()
-    server = make_server(node, folder=tmp_path / kind)
-    prompt = [10 + token % (small_models.VOCABULARY - 10) for token in PROMPT]
+    server = make_server(node, folder=folder)
     cold = server.ask(prompt, TOKENS)
+    assert stored(cold) == 0
     node.wait_on_disk(WHOLE // PAGE_TOKENS)
-    server.forget()
+    server.process.stop()
+    node.restart()
+    server = make_server(node, folder=folder)
     warm = server.ask(prompt, TOKENS)
     assert stored(warm) == WHOLE
     assert same(warm, cold)
+
+
+def test_latents_are_saved_once_for_all_ranks(started, other):
+    make_node, make_server = started
+    folder, prompt = other("mla")
+    node = make_node()
+    two = make_server(node, folder=folder, ranks=2)
+    cold = two.ask(prompt, TOKENS)
+    node.wait_on_disk(WHOLE // PAGE_TOKENS)
+    two.forget()
+    warm = two.ask(prompt, TOKENS)
+    assert stored(warm) == WHOLE
+    assert same(warm, cold)
+    assert node.blocks_on_disk() == WHOLE // PAGE_TOKENS  # not twice as many
+    two.process.stop()
+    one = make_server(node, folder=folder)
+    alone = one.ask(prompt, TOKENS)
+    assert stored(alone) == WHOLE
+    assert same(alone, cold)
 
 
 def test_ranks_share_a_node_and_find_their_own_heads(started):

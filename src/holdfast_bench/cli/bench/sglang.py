@@ -23,7 +23,7 @@ GOAL = 1.1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subject."""
-    measuring.add_duration(parser, "7 minutes on two cores")
+    measuring.add_duration(parser, "11 minutes on two cores")
     measuring.add_rounds_argument(parser, 7, "contexts per length")
     measuring.add_model_argument(parser, "small")
     measuring.add_folder_argument(parser, "logs and stores")

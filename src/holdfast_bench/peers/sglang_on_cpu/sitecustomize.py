@@ -2,9 +2,9 @@
 
 SGLang 0.5.23 serves on a CPU, but it imports packages that exist for CUDA only, and the copies
 between its host pools and its device pool are CUDA kernels. Here are an importable `sgl_kernel`
-whose functions raise, the names of torchvision's operators, and those copies in torch. On request
-(`NEW_TOKENS_ONLY`) attention is that of a prompt's new tokens only, as on GPUs. It is for tests and
-benches only.
+whose functions raise, the names of torchvision's operators, those copies in torch, and the form of
+latent attention (MLA) that needs no CUDA kernel. On request (`NEW_TOKENS_ONLY`) attention is that
+of a prompt's new tokens only, as on GPUs. It is for tests and benches only.
 """
 
 from __future__ import annotations
@@ -175,6 +175,16 @@ def attending_new_tokens(module: ModuleType) -> None:
     module.TorchNativeAttnBackend._run_sdpa_forward_extend = of_new_tokens  # noqa: SLF001
 
 
+def attending_latents(module: ModuleType) -> None:
+    """Compute latent attention (MLA) from the latents in the pool, also for a prompt's first chunk.
+
+    For that chunk SGLang passes keys and values to attention, but the backend `torch_native` takes
+    them from the pool, which has latents.
+    """
+    method = module.AttnForwardMethod.MLA
+    module.AttentionBackendRegistry.register("torch_native", lambda *_: method)
+
+
 def transfer_kv_direct(
     src_layers: Any,
     dst_layers: Any,
@@ -223,6 +233,7 @@ AFTER = {f"{_POOLS}.common": unpinned, f"{_POOLS}.base": copying} | {
     f"{_POOLS}.{name}": copying for name in ("mha", "mla", "mamba", "dsa")
 }
 AFTER["sglang.srt.layers.attention.torch_native_backend"] = attending_new_tokens
+AFTER["sglang.srt.models.deepseek_common.attention_backend_handler"] = attending_latents
 _kept: list[object] = []
 
 sys.meta_path.insert(0, ReplacingFinder())
