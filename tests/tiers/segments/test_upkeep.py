@@ -356,6 +356,46 @@ def test_an_index_object_that_was_not_stored_safely_lists_nothing_for_its_writer
         assert tier.known(blocks.puts(range(2))) == [False] * 2
 
 
+class ResetConnections(MemoryMedium):
+    """Stores index objects and answers that it did not, while a test asks for it."""
+
+    resets = False
+
+    def put(self, name, parts, deadline):
+        answer = super().put(name, parts, deadline)
+        if self.resets and name.startswith("index/"):
+            return MediumAnswer(Outcome.GONE, why="connection reset by peer")
+        return answer
+
+
+def test_a_segment_that_others_learned_of_is_not_swept_though_its_index_object_was_not_acknowledged(
+    objects,
+):
+    blocks, clock, now_s = ChainedBlocks(65_000), ManualClock(), [time.time()]
+    medium = ResetConnections(objects)
+    limits = SegmentTierLimits(read_s=60.0, write_s=60.0, ask_s=60.0, poll_s=0.05)
+    writer = SegmentWriter("7d", clock, wall_s=lambda: now_s[0])
+    with (
+        closing(SegmentTier(medium, writer, limits, "segments")) as one,
+        closing(open_tier(objects)) as other,
+    ):
+        one.held(blocks.namespace, blocks.keys(1), 0)
+        medium.resets = True
+        assert blocks.save(one, range(2)) == [Outcome.GONE] * 2
+        await_that(lambda: other.held(blocks.namespace, blocks.keys(2), 0) == 2)
+        now_s[0] += 3_700.0
+        clock.advance(3_700.0)  # a sweep is due
+        rounds = objects.calls.count(("list", "index")) + 6
+        await_that(lambda: objects.calls.count(("list", "index")) >= rounds)
+        assert segments(objects), "swept while the index object could not be put again"
+        medium.resets = False
+        await_that(lambda: ("list", "7d") in objects.calls)
+        rounds = objects.calls.count(("list", "index")) + 6
+        await_that(lambda: objects.calls.count(("list", "index")) >= rounds)
+        assert one.held(blocks.namespace, blocks.keys(2), 0) == 2
+        assert blocks.load(other, range(2)) == [Outcome.OK] * 2
+
+
 def test_a_block_is_acknowledged_only_when_other_processes_can_find_it(objects):
     blocks = ChainedBlocks(65_000)
     with closing(open_tier(objects)) as tier:

@@ -32,6 +32,10 @@ class SpaceLimits(NamedTuple):
 
     capacity_bytes: int
 
+    def without(self, nbytes: int) -> SpaceLimits:
+        """Return the limits of the room that is left beside `nbytes` that cannot be deleted."""
+        return SpaceLimits(self.capacity_bytes and max(1, self.capacity_bytes - nbytes))
+
 
 def responsible_writer(writer: str, live: Iterable[str]) -> str:
     """Return which of the live writers deletes the segments of `writer`: itself if it is live."""

@@ -77,6 +77,9 @@ class IndexPublisher:
         self._unreadable: set[str] = set()
         """Numbers of those that could not be read back. They stay as they are."""
         self._published: set[str] = set()
+        """Numbers of objects that are stored, or were."""
+        self._doubtful: set[str] = set()
+        """Numbers of objects whose put failed; they may be on the medium."""
         self.published_s = time.monotonic()
 
     def publish(self, content: IndexObject, deadline: Deadline) -> MediumAnswer:
@@ -106,13 +109,20 @@ class IndexPublisher:
         return answer
 
     def is_own(self, name: IndexName) -> bool:
-        """Return whether this writer has published the object, or has failed to.
-
-        One that could not be stored safely may be found on the medium all the same, and be gone
-        after a crash.
-        """
+        """Return whether this writer has published the object: there is nothing new in it."""
         with self._condition:
             return name.writer == self._writer and name.number in self._published
+
+    def confirm(self, name: IndexName, content: IndexObject, deadline: Deadline) -> bool:
+        """Return whether an object that was found is stored safely, as far as this writer knows.
+
+        One of its own whose put failed is put again: others have learned what it lists, but it may
+        be gone after a crash.
+        """
+        with self._condition:
+            if name.writer != self._writer or name.number not in self._doubtful:
+                return True
+        return self._put(name.number, content, deadline).outcome is Outcome.OK
 
     def current(self) -> set[IndexName]:
         """Return the index objects of this writer that are stored and that no other replaces."""
@@ -188,10 +198,11 @@ class IndexPublisher:
             with self._condition:
                 self._stored[number] = _StoredObject(content.level, len(data))
                 self._published.add(number)
+                self._doubtful.discard(number)
                 self.published_s = time.monotonic()
         elif answer.outcome is not Outcome.LATE:  # a late object is stored safely, or not at all
             with self._condition:
-                self._published.add(number)
+                self._doubtful.add(number)
         return answer
 
     def _next_number(self) -> str:
@@ -209,13 +220,16 @@ class IndexReader:
         self._seen: set[IndexName] = set()
         self.damaged = 0
         """Index objects that could not be read, because they are damaged or of another format."""
+        self.unconfirmed = 0
+        """Objects of this writer in the last listing that it could not put again."""
 
     def poll(
-        self, is_own: Callable[[IndexName], bool], deadline: Deadline
+        self, publisher: IndexPublisher, deadline: Deadline
     ) -> tuple[MediumAnswer, list[tuple[IndexName, IndexObject]], set[IndexName]]:
         """List; return the answer, the new objects in their order, and the names of all.
 
-        An object that could not be read in time is read by the next poll.
+        An object that could not be read in time, or not be confirmed by `publisher`, the writer of
+        this process, is read by the next poll.
         """
         answer = self._medium.list(INDEX, deadline)
         if answer.outcome is not Outcome.OK:
@@ -223,10 +237,11 @@ class IndexReader:
         listed = {name for path in answer.names if (name := parse_index_name(path)) is not None}
         self._seen &= listed
         wanted = sorted(
-            (name for name in listed - self._seen if not is_own(name)),
+            (name for name in listed - self._seen if not publisher.is_own(name)),
             key=lambda name: (name.number, name.writer),
         )
         found = []
+        self.unconfirmed = 0
         for name, (outcome, content) in zip(
             wanted,
             parallel(
@@ -235,6 +250,9 @@ class IndexReader:
             strict=True,
         ):
             if outcome.outcome is Outcome.OK:
+                if content is not None and not publisher.confirm(name, content, deadline):
+                    self.unconfirmed += 1
+                    continue
                 self._seen.add(name)
                 if content is None:
                     self.damaged += 1

@@ -291,7 +291,7 @@ class SegmentTier(AnsweringTier):
         if self._upkeep.refusal or self._upkeep.read_only:
             return Outcome.GONE
         capacity = self._limits.capacity_bytes
-        if capacity and self._index.stored_bytes >= capacity:
+        if capacity and self._index.stored_bytes + self._upkeep.refused_bytes >= capacity:
             self._upkeep.wake()
             return Outcome.FULL
         return None
@@ -371,6 +371,7 @@ class SegmentTier(AnsweringTier):
             "stale_blocks": self._stale,
             "objects_written": self._packer.objects,
             "segments_deleted": self._upkeep.deleted,
+            "undeletable_bytes": self._upkeep.refused_bytes,
         }
         return {
             "tier": self.name,
@@ -387,14 +388,17 @@ class SegmentTier(AnsweringTier):
         return [MemberStatus(target, phase=health["phase"], trouble=trouble)]
 
     def usage(self) -> TierUsage:
-        """Return the bytes and blocks of all segments, and this process's counters."""
+        """Return the bytes and blocks of all segments, and this process's counters.
+
+        Bytes of segments that were retired here and could not be deleted count, too.
+        """
         counted = self._counts.usage()
         _, nbytes, blocks = self._index.counts()
         stopped = "" if self._writes.is_closed() else self._writes.describe()["state"]
         requests = self._medium.requests()
         return TierUsage(
             self._limits.capacity_bytes,
-            nbytes,
+            nbytes + self._upkeep.refused_bytes,
             blocks,
             counted.read_bytes,
             counted.written_bytes,

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from holdfast.errors import Outcome
 from holdfast.tiers.segments.bounds import SpaceLimits, responsible_writer, to_retire
+from holdfast.tiers.segments.deletions import DueDeletions
 from holdfast.tiers.segments.format import (
     AGE_CLASSES,
     INDEX,
@@ -27,7 +28,7 @@ from holdfast.tiers.segments.format import (
     parse_index_name,
     parse_segment_name,
 )
-from holdfast.tiers.segments.index import SegmentIndex
+from holdfast.tiers.segments.index import SegmentIndex, SegmentState
 from holdfast.tiers.segments.index_log import IndexPublisher, IndexReader
 from holdfast.tiers.segments.lost_objects import LostObjects
 from holdfast.tiers.segments.medium import MediumAnswer, MediumProbe, SegmentMedium
@@ -49,9 +50,6 @@ SWEEP_FIRST_S = 3600.0
 
 SWEEP_AGE_S = 3600.0
 """Such an object is deleted only if it is older than this, in seconds."""
-
-DELETE_MAX = 1_000
-"""Most names in one deletion."""
 
 _CALL_S = 20.0
 """Deadline of one call of the background thread, in seconds."""
@@ -101,10 +99,8 @@ class SegmentUpkeep:
         self._retired: set[str] = set()
         self._removed: dict[SegmentName, bytes] = {}
         """Keys of deleted blocks of segments that no index object was found for yet."""
-        self._due: dict[SegmentName, float] = {}
-        """Segments that this writer has retired, and when it deletes them."""
-        self._unlisted: dict[str, float] = {}
-        """Objects that no index object lists any more, and when they are deleted."""
+        self._deletions = DueDeletions(medium, writer.clock)
+        """Segments that this writer has retired, and objects that no index object lists."""
         self._swept_s = writer.clock.now() - SWEEP_S + SWEEP_FIRST_S
         self.deleted = 0
         """Segments deleted since start."""
@@ -125,6 +121,11 @@ class SegmentUpkeep:
         """What the credentials do not permit; empty if they permit everything."""
         return self._probe.read_only
 
+    @property
+    def refused_bytes(self) -> int:
+        """Bytes of segments that were retired here and could not be deleted."""
+        return self._deletions.refused_bytes
+
     def wake(self) -> None:
         """Run a round of the thread now."""
         with self._condition:
@@ -132,8 +133,7 @@ class SegmentUpkeep:
 
     def discard(self, name: SegmentName) -> None:
         """Delete an object later that may have been stored, although its put failed."""
-        with self._condition:
-            self._unlisted[name.path] = self._clock.now() + self._wait_s()
+        self._deletions.add(name.path, self._wait_s())
 
     # The thread.
 
@@ -199,19 +199,17 @@ class SegmentUpkeep:
         now_s = self._clock.now()
         if time.monotonic() - self._publisher.published_s > HEARTBEAT_S:
             self._publisher.publish(IndexObject(), Deadline.within(_CALL_S))
-        leaving = to_retire(
-            self._index.segments(), self._is_mine, self._limits.space, self._wall_s()
-        )
+        states = {state.name: state for state in self._index.segments()}
+        space = self._limits.space.without(self.refused_bytes)
+        leaving = to_retire([*states.values()], self._is_mine, space, self._wall_s())
         if leaving:
-            self._retire(leaving)
-        self._delete_due(now_s)
-        replaced = self._publisher.merge(self._existing, Deadline.within(_CALL_S))
-        with self._condition:
-            for name in replaced:
-                self._unlisted[name.path] = now_s + self._wait_s()
-        if now_s - self._swept_s > SWEEP_S:
+            self._retire([states[name] for name in leaving])
+        self._delete_due()
+        for name in self._publisher.merge(self._existing, Deadline.within(_CALL_S)):
+            self._deletions.add(name.path, self._wait_s())
+        if now_s - self._swept_s > SWEEP_S and not reader.unconfirmed:
             self._swept_s = now_s
-            self._sweep(now_s)
+            self._sweep()
 
     def _poll(self, reader: IndexReader) -> bool:
         """Learn from new index objects; return whether the medium answered."""
@@ -222,7 +220,7 @@ class SegmentUpkeep:
         own = {name for name in self._publisher.current() if name.created_s >= ended_s}
 
         def poll() -> MediumAnswer:
-            answer, new, names = reader.poll(self._publisher.is_own, deadline)
+            answer, new, names = reader.poll(self._publisher, deadline)
             found.extend(new)
             listed.update(names)
             return answer
@@ -284,37 +282,22 @@ class SegmentUpkeep:
             if name not in known and name.path not in self._retired and name.expires_s() > wall_s
         }
 
-    def _retire(self, names: Sequence[SegmentName]) -> None:
+    def _retire(self, states: Sequence[SegmentState]) -> None:
         """Publish that segments leave; delete them once no reader uses them."""
-        paths = [name.path for name in names]
+        paths = [state.name.path for state in states]
         answer = self._publisher.publish(IndexObject(retired=paths), Deadline.within(_CALL_S))
         if answer.outcome is not Outcome.OK:
             return
         self._retired.update(paths)
-        for name in names:
-            self._index.forget_segment(name)
-        with self._condition:
-            due_s = self._clock.now() + self._wait_s()
-            self._due.update(dict.fromkeys(names, due_s))
+        for state in states:
+            self._index.forget_segment(state.name)
+            self._deletions.add(state.name.path, self._wait_s(), state.nbytes)
 
-    def _delete_due(self, now_s: float) -> None:
-        with self._condition:
-            segments = [name for name, due_s in self._due.items() if due_s <= now_s][:DELETE_MAX]
-            others = [path for path, due_s in self._unlisted.items() if due_s <= now_s]
-        paths = [name.path for name in segments] + others[: DELETE_MAX - len(segments)]
-        if not paths:
-            return
-        answer = self._medium.delete(paths, Deadline.within(_CALL_S))
-        if answer.outcome is not Outcome.OK:
-            return
-        self.deleted += len(segments)
-        with self._condition:
-            for name in segments:
-                self._due.pop(name, None)
-            for path in paths:
-                self._unlisted.pop(path, None)
+    def _delete_due(self) -> None:
+        deleted = self._deletions.delete_due()
+        self.deleted += sum(parse_segment_name(path) is not None for path in deleted)
 
-    def _sweep(self, now_s: float) -> None:
+    def _sweep(self) -> None:
         """Find segments that no index object lists, and index objects older than every segment.
 
         The writer of such a segment died before it published it.
@@ -330,14 +313,12 @@ class SegmentUpkeep:
                 if name is None or name in known or not self._is_mine(name):
                     continue
                 if name.created_s < wall_s - SWEEP_AGE_S:
-                    with self._condition:
-                        self._unlisted.setdefault(path, now_s)
+                    self._deletions.add(path, 0.0)
         ended_s = self._ended_s()
         for path in self._medium.list(INDEX, Deadline.within(_CALL_S)).names:
             listing = parse_index_name(path)
             if listing and listing.created_s < ended_s and self._is_mine(listing):
-                with self._condition:
-                    self._unlisted.setdefault(path, now_s)
+                self._deletions.add(path, 0.0)
 
     def _ended_s(self) -> float:
         """Return the time before which index objects list nothing that is left: they are swept."""
@@ -346,8 +327,7 @@ class SegmentUpkeep:
     def _existing(self, content: IndexObject) -> IndexObject:
         """Return what of an index object still says something about objects that exist."""
         known = {state.name.path for state in self._index.segments()}
-        with self._condition:
-            leaving = {name.path for name in self._due}
+        leaving = self._deletions.waiting()
         return IndexObject(
             [segment for segment in content.segments if segment.path in known],
             [removed for removed in content.removed if removed.segment in known],
