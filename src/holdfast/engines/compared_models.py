@@ -22,30 +22,21 @@ COMPARED_TYPES: Mapping[str, frozenset[str]] = MappingProxyType(
             (
                 "cohere",
                 "ernie4_5",
+                "glm4",
+                "granite",
                 "llama",
                 "mistral",
+                "mixtral",
+                "olmo2",
                 "phi3",
                 "qwen2",
                 "qwen3",
                 "qwen3_moe",
+                "starcoder2",
             ),
             _THREE,
         ),
-        **dict.fromkeys(
-            (
-                "gemma",
-                "gemma3_text",
-                "glm4",
-                "gpt_oss",
-                "granite",
-                "hunyuan_v1_dense",
-                "mixtral",
-                "olmo2",
-                "smollm3",
-                "starcoder2",
-            ),
-            _TWO,
-        ),
+        **dict.fromkeys(("gemma", "gemma3_text", "gpt_oss", "hunyuan_v1_dense", "smollm3"), _TWO),
     }
 )
 """Engines that were compared, by `model_type` of the part of a model that generates text."""
@@ -58,6 +49,10 @@ COMPARED_ROPES: Mapping[str, frozenset[str]] = MappingProxyType(
 vLLM computes `dynamic` otherwise than the others, and SGLang ignores some settings of `yarn`.
 """
 
+DEFAULT_ROPE = "default"
+
+DEFAULT_ROPE_IN_SGLANG = frozenset({"mixtral", "starcoder2"})
+"""Types of models that SGLang computes with the default rope, whatever their settings are."""
 
 COMPARED_WINDOWS = _TWO
 """Engines that were compared with layers that attend to a window of the context.
@@ -75,12 +70,14 @@ def computed_by(engine: str, config: Mapping[str, Any], overrides: Mapping[str, 
     `config`: the content of `config.json`; `overrides`: what the user changed in it.
     """
     text = config.get("text_config")
-    kind = (text if isinstance(text, Mapping) else config).get("model_type")
+    kind = str((text if isinstance(text, Mapping) else config).get("model_type"))
     ropes = {*_ropes(config), *_ropes(overrides)}
+    ignores_ropes = engine == "sglang" and kind in DEFAULT_ROPE_IN_SGLANG
     alike = (
-        engine in COMPARED_TYPES.get(str(kind), ())
+        engine in COMPARED_TYPES.get(kind, ())
         and all(engine in COMPARED_ROPES.get(rope, ()) for rope in ropes)
-        and (engine in COMPARED_WINDOWS or not _has_windows(str(kind), config, overrides))
+        and not (ignores_ropes and ropes - {DEFAULT_ROPE})
+        and (engine in COMPARED_WINDOWS or not _has_windows(kind, config, overrides))
     )
     return ANY if alike else engine
 
