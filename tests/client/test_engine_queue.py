@@ -34,5 +34,5 @@ def test_a_request_gets_its_turn_with_the_step_that_has_room_for_it():
     queue = EngineQueue(1000, 400_000.0)
     assert queue.before_step(300) == EngineQueue(900, 360_000.0)
     assert queue.before_step(2048) == EngineQueue(0, 0.0)
-    assert queue.before_step(0) == queue, "no step was seen yet"
+    assert queue.before_step(0) == queue, "the engine does not say"
     assert EngineQueue().before_step(300) == EngineQueue()

@@ -36,8 +36,8 @@ class EngineQueue(NamedTuple):
     def before_step(self, step_tokens: int) -> EngineQueue:
         """Return what is computed before the step in which the request's turn comes.
 
-        `step_tokens`: prefill tokens of one step. The last step of this queue computes the request,
-        too, if it has room for it.
+        `step_tokens`: prefill tokens of one step; 0: not known. The last step of this queue
+        computes the request, too, if it has room for it.
         """
         tokens = self.tokens // step_tokens * step_tokens if step_tokens > 0 else self.tokens
         return self._replace(tokens=tokens, pairs=self.pairs * tokens / max(1, self.tokens))

@@ -17,9 +17,10 @@ class Engine:
     """A scheduler side that chooses when to save, and vLLM's own pool of pages."""
 
     def __init__(self, fakes, save):
-        self.rig = fakes.SchedulerRig(fakes, setting=fakes.setting(save=save))
+        setting = fakes.setting(save=save, step_tokens_max=BLOCK)
+        self.rig = fakes.SchedulerRig(fakes, setting=setting)
         self.pool = BlockPool(PAGES, enable_caching=True, hash_block_size=BLOCK)
-        self.rig.side.watch_pages(self.pool, BLOCK, BLOCKS * BLOCK)
+        self.rig.side.watch_pages(self.pool, BLOCKS * BLOCK)
         self.count = 0
 
     def serve(self, *, local=0, loaded=0):

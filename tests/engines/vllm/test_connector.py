@@ -38,7 +38,8 @@ def connector(role, policy="recompute", groups=1, kv_role="kv_both", **extra):
         kv_role=kv_role,
         engine_id="e",
     )
-    config = SimpleNamespace(kv_transfer_config=transfer)
+    steps = SimpleNamespace(max_num_batched_tokens=192)
+    config = SimpleNamespace(kv_transfer_config=transfer, scheduler_config=steps)
     group = SimpleNamespace(layer_names=["layer"], kv_cache_spec=object())
     cache = SimpleNamespace(kv_cache_groups=[group] * groups, num_blocks=4)
     return HoldfastConnector(config, role, cache)
@@ -233,6 +234,15 @@ def test_stages_with_different_kv_groups_are_refused(caplog, scheduler):
     scheduler.set_xfer_handshake_metadata({0: Handshake((one,)), 1: Handshake((other,))})
     assert "pipeline stages have different KV groups" in caplog.text
     assert scheduler._scheduler is None
+
+
+def test_the_scheduler_side_gets_the_size_of_vllms_steps(monkeypatch, scheduler):
+    settings, module = [], "holdfast.engines.vllm.connector"
+    monkeypatch.setattr(f"{module}.HoldfastConnector._connect", lambda *_: None)
+    monkeypatch.setattr(f"{module}.TimingReporter", lambda *_: None)
+    monkeypatch.setattr(f"{module}.SchedulerSide", lambda *given: settings.append(given[2]))
+    scheduler.set_xfer_handshake_metadata({0: Handshake((GroupHandshake(b"f" * 16, 64, 8, 8),))})
+    assert [setting.step_tokens_max for setting in settings] == [192]
 
 
 def test_a_handshake_of_another_connector_disables_the_cache(caplog, scheduler, fakes):

@@ -136,13 +136,13 @@ def test_each_rank_is_told_its_own_keys(fakes):
     assert first != second
 
 
-def test_of_a_burst_the_newest_request_is_announced_first_and_each_with_its_queue(harness):
-    harness.worth = 0
-    harness.side.build_work(harness.fakes.step({}, running=80))
+def test_of_a_burst_the_newest_request_is_announced_first_and_each_with_its_queue(fakes):
+    rig = fakes.SchedulerRig(fakes, setting=fakes.setting(step_tokens_max=80))
+    rig.held, rig.tier, rig.worth = 3, "disk", 0
     for at in range(4):
-        harness.request(40, request_id=f"r{at}", cache_salt=f"salt {at}")
-    empty_step(harness)
-    sent = harness.client.of(Prestage)
+        rig.request(40, request_id=f"r{at}", cache_salt=f"salt {at}")
+    empty_step(rig)
+    sent = rig.client.of(Prestage)
     assert all(message.queued for message in sent)
     assert [message.queued_tokens for message in sent] == [80, 80, 0, 0], "in steps of 80 tokens"
     assert len({message.keys for message in sent}) == 4

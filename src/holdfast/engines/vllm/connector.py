@@ -91,7 +91,12 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         lora = adapter_settings(getattr(vllm_config, "lora_config", None))
         cache = getattr(vllm_config, "cache_config", None)
         caches = bool(getattr(cache, "enable_prefix_caching", False))
-        self._setting = self._setting._replace(adapter_settings=lora, shares_loads=caches)
+        scheduler = getattr(vllm_config, "scheduler_config", None)
+        self._setting = self._setting._replace(
+            adapter_settings=lora,
+            shares_loads=caches,
+            step_tokens_max=getattr(scheduler, "max_num_batched_tokens", 0),
+        )
         self._private: PrivateNode | None = None
         self._scheduler: SchedulerSide | None = None
         self._worker: RankTransfers | None = None
@@ -373,9 +378,8 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         """Let saves be deferred unless the user rules it out, once vLLM's pages are known."""
         defers = self._setting.save != "when_full"
         if self._scheduler is not None and self._pool is not None and defers:
-            config = self._vllm_config
-            step_tokens = config.scheduler_config.max_num_batched_tokens
-            self._scheduler.watch_pages(self._pool, step_tokens, config.model_config.max_model_len)
+            context_tokens = self._vllm_config.model_config.max_model_len
+            self._scheduler.watch_pages(self._pool, context_tokens)
 
     @property
     def _is_plain(self) -> bool:

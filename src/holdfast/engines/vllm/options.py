@@ -84,7 +84,8 @@ class ConnectorSettings(NamedTuple):
     `prestages`: contexts of waiting requests are prestaged. `adapter_settings`: what vLLM's options
     change in LoRA adapters.
     `shares_loads`: vLLM's prefix cache gives the blocks of a load to other requests.
-    `fixed_weights`: a reset leaves all contexts in use.
+    `fixed_weights`: a reset leaves all contexts in use. `step_tokens_max`: most tokens that vLLM
+    computes in a step; 0: not known.
     """
 
     address: str
@@ -102,6 +103,7 @@ class ConnectorSettings(NamedTuple):
     save: SaveTime = "when_full"
     shares_loads: bool = True
     fixed_weights: bool = False
+    step_tokens_max: int = 0
 
 
 def read_options(extra: Mapping[str, Any], role: str = "kv_both") -> ConnectorSettings:

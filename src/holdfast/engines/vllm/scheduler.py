@@ -88,8 +88,6 @@ class SchedulerSide:
         self._queued = QueuedRequests()
         self._durable = DurableRequests()
         self._computing: set[str] = set()
-        self._step_tokens = 0
-        """Most tokens of a step so far."""
         self._timer = StepTimer(clocks.now)
         limits = LookupLimits(setting.fetch_deadline_s, setting.cover_deadline_s)
         self._lookups = RequestLookups(limits, self.counts, clocks, self._timer)
@@ -108,9 +106,9 @@ class SchedulerSide:
         """Whether vLLM's own cache may have pages, and whether they may be of earlier weights."""
         self._moving = False
 
-    def watch_pages(self, pool: Any, step_tokens: int, context_tokens: int) -> None:
+    def watch_pages(self, pool: Any, context_tokens: int) -> None:
         """Make it possible to save blocks before vLLM uses their pages again; see `BlockSaves`."""
-        self._saves.watch_pages(pool, step_tokens, context_tokens)
+        self._saves.watch_pages(pool, self._setting.step_tokens_max, context_tokens)
 
     def on_new_request(self, request: Any) -> None:
         """Start to track a request, and ask the node which of its blocks are held."""
@@ -238,7 +236,6 @@ class SchedulerSide:
     def build_work(self, output: Any) -> StepWork:
         """Return the loads and saves of this step for the workers."""
         self._lookups.next_step()
-        self._step_tokens = max(self._step_tokens, output.total_num_scheduled_tokens)
         self._prestage_queued()
         self._count_durable(self._tracked.values())
         tokens = output.total_num_scheduled_tokens
@@ -441,7 +438,7 @@ class SchedulerSide:
         chosen = self._queued.announce(contexts, now_s) if contexts else []
         ahead = queues_ahead(self._prefills(), set(chosen)) if chosen else {}
         for request_id in chosen:
-            turn = ahead[request_id].before_step(self._step_tokens)
+            turn = ahead[request_id].before_step(self._setting.step_tokens_max)
             self._send_prestage(self._tracked[request_id], turn, clients or ())
             self.counts.add("prestaged_requests")
 
