@@ -20,6 +20,9 @@ _SIZES = {
 }
 _HALF_WINDOWS = ["sliding_attention", "full_attention"] * 2
 _ONE_FULL = ["sliding_attention"] * 3 + ["full_attention"]
+_FOR_STAGES = ["sliding_attention", "full_attention", "sliding_attention"] * 2
+"""Each of two pipeline stages has layers of both kinds, and windows in two of vLLM's page lists."""
+
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 CONFIGS = {
@@ -38,6 +41,13 @@ CONFIGS = {
     "gemma3": (
         "Gemma3TextConfig",
         _SIZES | {"sliding_window": 256, "query_pre_attn_scalar": 64, "layer_types": _ONE_FULL},
+    ),
+    "gemma3_for_stages": (
+        "Gemma3TextConfig",
+        _SIZES | {
+            "num_hidden_layers": 6, "sliding_window": 256, "query_pre_attn_scalar": 64,
+            "layer_types": _FOR_STAGES,
+        },
     ),
     "gpt_oss": (
         "GptOssConfig",

@@ -8,6 +8,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from served_engines import ServedEngines, check_equal, words, written_model
+
 from holdfast.limits import MIB
 from holdfast_bench.harness.completion import ask
 from holdfast_bench.harness.model import make
@@ -69,3 +71,25 @@ def test_a_prompt_is_loaded_if_every_stage_holds_its_layers(tmp_path_factory):
         for other in (warm, again):
             assert other.answer.tokens == cold.answer.tokens
             assert logprobs(other) == logprobs(cold)
+
+
+@pytest.mark.timeout(900)
+def test_a_context_of_a_model_with_windows_is_loaded_if_every_stage_holds_each_kv_group(
+    tmp_path_factory,
+):
+    folder, prompt = tmp_path_factory.mktemp("windows"), words("windows", TOKENS)
+    model = written_model(folder, "gemma3_for_stages")
+    with ExitStack() as stack:
+        engines = ServedEngines(folder, stack)
+        engines.start("two", model, layout="exact", stages=2)
+        engines.wait_ready()
+        cold = engines.save("two", prompt, 2 * 2 * HELD // BLOCK)
+        listed = {each["fingerprint"]: each["blocks"] for each in engines.node.listing()}
+        assert sorted(listed.values()) == [HELD // BLOCK] * 4  # two groups on each stage
+        engines.forget("two")
+        check_equal(engines.load("two", prompt).answer, cold.answer)
+        # Of each group of each stage: without its blocks the prompt is computed, and saved again.
+        for lost in sorted(listed):
+            engines.forget("two")
+            engines.node.drop(lost)
+            check_equal(engines.save("two", prompt, HELD // BLOCK).answer, cold.answer)

@@ -188,7 +188,7 @@ def test_layers_of_a_kind_share_blocks_if_their_page_lists_have_different_number
     assert len(block_forms(cache, SETTING._replace(layout="exact"))) == 2
 
 
-def staged(monkeypatch, stages, size=1):
+def staged(monkeypatch, stages, size=1, setting=SETTING):
     """The blocks of each rank of an engine with pipeline stages, which have these groups."""
     told, everyone = {}, threading.Barrier(len(stages) * size, timeout=60)
 
@@ -209,7 +209,7 @@ def staged(monkeypatch, stages, size=1):
             for rank in range(size):
                 cache = cache_of(groups, tensors, config_of(size))
                 cache = cache._replace(rank=WorkerRank(rank, size, stage, len(stages)))
-                started.append(threads.submit(block_forms, cache, SETTING))
+                started.append(threads.submit(block_forms, cache, setting))
         return [each.result() for each in started]
 
 
@@ -249,6 +249,17 @@ def test_blocks_of_all_stages_are_exact_if_one_has_no_layer_of_a_kind(monkeypatc
     assert all(form.portable is None for each in forms for form in each)
     named = "pipeline stage 0 has none of the 1 layers with full attention"
     assert caplog.text.count(named) == len(stages)
+
+
+def test_exact_blocks_of_a_stage_are_named_by_the_numbers_of_its_layers_in_the_model(monkeypatch):
+    """Stages of other sizes may have as many layers, and other ones."""
+    exact, spec = SETTING._replace(layout="exact"), full()
+    for sizes in ((1, 2, 1), (2, 1, 1), (1, 1, 2)):
+        ends = [sum(sizes[: at + 1]) for at in range(len(sizes))]
+        layers = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        stages = [[([FOUR[number] for number in each], spec)] for each in layers]
+        forms = staged(monkeypatch, stages, setting=exact)
+        assert [form.group.kv_group.layers for (form,) in forms] == [*map(tuple, layers)]
 
 
 def test_a_stage_that_caches_nothing_says_so_to_the_others(monkeypatch):

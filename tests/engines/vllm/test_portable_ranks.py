@@ -34,13 +34,20 @@ def test_engines_of_one_rank_and_of_two_read_what_the_other_wrote(tmp_path_facto
             check_equal(*engines.pass_on(writer, reader))
 
 
-def test_ranks_of_a_model_with_windows_fill_one_block_of_each_kind(tmp_path_factory):
+@pytest.mark.parametrize(
+    ("kind", "divided"),
+    [("gemma3", {"ranks": 2}), ("gemma3_for_stages", {"stages": 2})],
+    ids=["ranks", "stages"],
+)
+def test_ranks_or_stages_of_a_model_with_windows_fill_one_block_of_each_kind(
+    tmp_path_factory, kind, divided
+):
     folder = tmp_path_factory.mktemp("windows")
-    model = written_model(folder, "gemma3")
+    model = written_model(folder, kind)
     with ExitStack() as stack:
         engines = ServedEngines(folder, stack)
         engines.start("one", model)
-        engines.start("two", model, ranks=2)
+        engines.start("two", model, **divided)
         engines.wait_ready()
         for writer, reader in (("two", "one"), ("one", "two")):
             check_equal(*engines.pass_on(writer, reader, groups=2))

@@ -89,19 +89,17 @@ def block_forms(cache: WorkerCache, setting: ConnectorSettings) -> list[BlockFor
     """Return what the blocks of each KV group of a worker are, by the option `layout`.
 
     If portable blocks were chosen and cannot be made, blocks are exact, and a warning says why.
-    Raises UnsupportedError for an unsupported model or setting. If portable blocks were chosen, all
-    pipeline stages must call it, because a stage learns from the others which layers they have.
+    Raises UnsupportedError for an unsupported model or setting. All pipeline stages must call it,
+    because a stage learns from the others which layers they have.
     """
     names = {name for group in cache.kv_cache_config.kv_cache_groups for name in group.layer_names}
-    is_portable = setting.layout == "portable"
     try:
         groups = paged_groups(cache.vllm_config, cache.kv_cache_config, cache.tensors)
-    except UnsupportedError as error:
-        if is_portable:  # the other stages wait for an answer
-            gather_stages(cache.rank, StageGroups((), len(names), str(error)))
+    except UnsupportedError as error:  # the other stages wait for an answer
+        gather_stages(cache.rank, StageGroups((), len(names), str(error)))
         raise
-    if is_portable:
-        stages = gather_stages(cache.rank, StageGroups.of(groups, len(names)))
+    stages = gather_stages(cache.rank, StageGroups.of(groups, len(names)))
+    if setting.layout == "portable":
         try:
             of_model = portable_groups(stages, cache.rank.pp_rank)
             return [_portable_form(cache, group, setting) for group in of_model]
@@ -110,7 +108,9 @@ def block_forms(cache: WorkerCache, setting: ConnectorSettings) -> list[BlockFor
                 "blocks are exact, not portable, so contexts of other engines are not found: %s",
                 error,
             )
-    return [_exact_form(cache, group, setting) for group in groups]
+    # Another division of the model may give a stage as many layers, and other ones.
+    before = sum(stage.layers for stage in stages[: cache.rank.pp_rank])
+    return [_exact_form(cache, group.numbered_after(before), setting) for group in groups]
 
 
 def _exact_form(cache: WorkerCache, group: PagedGroup, setting: ConnectorSettings) -> BlockForm:

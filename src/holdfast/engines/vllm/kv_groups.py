@@ -81,6 +81,10 @@ class PagedGroup(NamedTuple):
         numbers = self.numbers or tuple(range(len(self.layers)))
         return KvGroup(self.attention, self.window, tuple(sorted(numbers)))
 
+    def numbered_after(self, layers: int) -> PagedGroup:
+        """Return the group as that of a pipeline stage behind this many layers that keep KV."""
+        return self._replace(numbers=tuple(layers + number for number in self.numbers))
+
 
 class CacheGeometry(NamedTuple):
     """Addresses and sizes of the pages of every slot; `order`: element order inside a page.
