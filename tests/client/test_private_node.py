@@ -4,6 +4,9 @@ import fcntl
 import hashlib
 import os
 import resource
+import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -12,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client.private_node import PrivateNode, _locked
+from holdfast.client import private_node
+from holdfast.client.private_node import AWAY_S, PrivateNode, _locked
 from holdfast.errors import HoldfastError
 from holdfast.wire.local.client import Client
 from holdfast.wire.local.messages import PROTOCOL, Hello, ReportReply, Status
@@ -45,6 +49,121 @@ def test_two_processes_of_one_engine_share_a_node(tmp_path):
         first.close()
     assert gone(first.address)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """A process may start a node again at any time."""
+    monkeypatch.setattr(private_node, "RESTART_S", 0.0)
+
+
+def signal_node(address, number):
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(address.removeprefix("unix://"))
+        found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    os.kill(struct.unpack("3i", found)[0], number)
+
+
+def kill_node(address):
+    """Kill the process of a node, and wait until it is gone."""
+    signal_node(address, signal.SIGKILL)
+    end_s = time.monotonic() + 60
+    with contextlib.suppress(OSError):
+        while time.monotonic() < end_s:
+            with socket.socket(socket.AF_UNIX) as peer:
+                peer.connect(address.removeprefix("unix://"))
+            time.sleep(0.02)
+        pytest.fail("the node is still there")
+
+
+@pytest.mark.usefixtures("at_once")
+def test_if_the_process_that_started_the_node_ends_another_starts_a_new_one_for_all(tmp_path):
+    first, *others = [PrivateNode("engine", tmp_path) for _ in range(3)]
+    first.close()
+    assert {node.present_address(AWAY_S - 1) for node in others} == {first.address}, "it is early"
+    addresses = [node.present_address(AWAY_S) for node in others]
+    starter, finder = others
+    try:
+        assert addresses[0] == addresses[1] != first.address
+        finder.close()
+        Client(starter.present_address(AWAY_S), Hello(PROTOCOL, "test"), 60.0).close()
+    finally:
+        starter.close()
+    assert gone(starter.address)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_node_that_is_stopped_is_not_replaced(tmp_path):
+    first, second = (PrivateNode("engine", tmp_path) for _ in range(2))
+    signal_node(first.address, signal.SIGSTOP)
+    try:
+        assert second.present_address(AWAY_S) == first.address
+    finally:
+        signal_node(first.address, signal.SIGCONT)
+        first.close()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_node_that_was_killed_is_started_anew_by_its_starter(tmp_path, monkeypatch):
+    node = PrivateNode("engine", tmp_path)
+    killed = node.address
+    try:
+        kill_node(killed)
+        monkeypatch.setattr(private_node, "RESTART_S", 600.0)
+        assert node.present_address(AWAY_S) == killed, "it was started a moment ago"
+        monkeypatch.setattr(private_node, "RESTART_S", 0.0)
+        renewed = node.present_address(AWAY_S)
+        assert renewed != killed
+        Client(renewed, Hello(PROTOCOL, "test"), 60.0).close()
+    finally:
+        node.close()
+    assert gone(renewed)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_file_of_a_later_node_is_left_by_the_starter_of_the_earlier_one(tmp_path):
+    first, second = (PrivateNode("engine", tmp_path) for _ in range(2))
+    kill_node(first.address)
+    renewed = second.present_address(AWAY_S)
+    first.close()
+    assert meeting_in(tmp_path).read_text() == renewed
+    second.close()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_close_ends_a_node_that_is_being_started(tmp_path, monkeypatch):
+    started = tmp_path / "started"
+    slow = tmp_path / "slow"
+    slow.write_text(
+        f"#!/bin/sh\necho $$ > {started}.new; mv {started}.new {started}; exec sleep 600\n"
+    )
+    slow.chmod(0o700)
+    monkeypatch.setattr(private_node, "END_S", 0.1)
+    folder = tmp_path / "run"
+    first, second = (PrivateNode("engine", folder) for _ in range(2))
+    first.close()
+    monkeypatch.setattr(sys, "executable", str(slow))
+    failures = []
+
+    def look():
+        try:
+            second.present_address(AWAY_S)
+        except HoldfastError as error:
+            failures.append(str(error))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    while not started.exists():
+        assert looking.is_alive()
+        time.sleep(0.01)
+    second.close()
+    looking.join(60)
+    assert failures
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
+    assert second.present_address(AWAY_S) == first.address, "it starts no node any more"
 
 
 def test_a_process_with_more_than_a_thousand_descriptors_starts_a_node(tmp_path):

@@ -27,7 +27,7 @@ from holdfast.policy.retention import Retention
 from holdfast.version import __version__
 from holdfast.wire.local import messages as m
 from holdfast.wire.local.client import Client
-from holdfast.wire.local.reconnecting_client import ReconnectingClient
+from holdfast.wire.local.reconnecting_client import NodeAddress, ReconnectingClient
 
 CONNECT_S = 5.0
 """Timeout of connecting to a node, in the background."""
@@ -44,7 +44,7 @@ _OUTCOMES = {str(outcome): outcome for outcome in Outcome}
 
 
 def open_named_session(
-    address: str, fingerprint: Fingerprint, domain: str = "default", peer: str = "python"
+    address: NodeAddress, fingerprint: Fingerprint, domain: str = "default", peer: str = "python"
 ) -> NamedSession:
     """Return the named blocks of a node at `address`, which need not answer yet.
 
@@ -58,7 +58,9 @@ def open_named_session(
 class NodeNamedSession:
     """See `holdfast.named_blocks.NamedBackend`."""
 
-    def __init__(self, address: str, fingerprint: Fingerprint, domain: str, peer: str) -> None:
+    def __init__(
+        self, address: NodeAddress, fingerprint: Fingerprint, domain: str, peer: str
+    ) -> None:
         layout = fingerprint.representation
         self._hello = m.Hello(
             m.PROTOCOL,

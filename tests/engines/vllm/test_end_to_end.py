@@ -462,6 +462,25 @@ def test_an_engine_without_a_node_address_starts_a_private_node(harness):
     assert not Path(address).parent.exists()
 
 
+def test_a_replica_starts_a_new_private_node_when_the_one_that_started_the_node_has_ended(harness):
+    prompt = prompt_of("replicas")
+    transfer = transfer_to("") | {"engine_id": "replicas"}
+
+    def loads(name):
+        answer = harness.ask(prompt, name)
+        assert answer["tokens"] == harness.right(prompt)
+        return harness[name].reset() and answer["cached"] == HELD
+
+    first = harness.start("starter", "", kv_transfer=transfer)
+    until(lambda: loads("starter"))
+    harness.start("other", "", kv_transfer=transfer)
+    assert loads("other")
+    del harness._engines["starter"]
+    first.close()
+    assert not loads("other"), "the blocks ended with the node"
+    until(lambda: loads("other"))
+
+
 def test_a_new_request_beside_another_is_scheduled_in_the_step_it_arrives_in(harness):
     # Alone it would be, too: the answer of the node must not cost it a whole step.
     assert (

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from holdfast.errors import HoldfastError
 from holdfast.wire.local import messages as m
 from holdfast.wire.local import reconnecting_client
 from holdfast.wire.local.reconnecting_client import ReconnectingClient
@@ -69,6 +70,35 @@ def test_a_lost_node_is_noticed_while_idle_and_found_again(fake_node):
     assert new.call(m.Status(), m.Done, 60) == m.Done()
     link.close()
     assert link.client() is None
+
+
+def test_each_attempt_goes_to_the_address_that_the_node_has_then(fake_node, tmp_path):
+    live = fake_node(lambda peer: (peer.welcome(), peer.take()))
+    asked = []
+
+    def present(away_s):
+        asked.append(away_s)
+        if len(asked) == 1:
+            raise HoldfastError("no node starts")
+        return f"unix://{tmp_path}/none.sock" if len(asked) == 2 else live
+
+    link = ReconnectingClient(present, HELLO, 60.0, retry_s=0.02)
+    assert link.wait(60) is not None
+    assert link.address == live
+    first, second, third = asked
+    assert first == 0.0 < second < third
+    link.close()
+
+
+def test_a_node_that_refuses_is_not_away(fake_node):
+    def refuse(peer):
+        peer.say(peer.take().request_id, m.Refused("full"))
+
+    asked, live = [], fake_node(refuse, refuse, lambda peer: (peer.welcome(), peer.take()))
+    link = ReconnectingClient(lambda away_s: asked.append(away_s) or live, HELLO, 5.0, retry_s=0.02)
+    assert link.wait(60) is not None
+    assert asked == [0.0] * 3
+    link.close()
 
 
 def test_wait_returns_none_when_time_is_up(tmp_path):

@@ -50,7 +50,7 @@ from holdfast.engines.vllm.work import GroupHandshake, Handshake, StepWork, Work
 from holdfast.engines.vllm.worker_rank import rank_of, replicas_id
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.wire.local.messages import PROTOCOL, GroupHello, Hello
-from holdfast.wire.local.reconnecting_client import ReconnectingClient
+from holdfast.wire.local.reconnecting_client import NodeAddress, ReconnectingClient
 
 ANSWER_S = 2.0
 """Timeout of a node's answers; a node that takes longer counts as gone."""
@@ -462,12 +462,12 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
             window=first.window,
             more_groups=more,
         )
-        address = self._setting.address
+        address: NodeAddress = self._setting.address
         if not address:
             if self._private is None:
                 own_id = self._vllm_config.kv_transfer_config.engine_id
                 self._private = PrivateNode(replicas_id(own_id, self._vllm_config))
-            address = self._private.address
+            address = self._private.present_address
         connection = ReconnectingClient(address, hello, ANSWER_S)
         if connection.wait(START_S) is None:
             _log.warning(

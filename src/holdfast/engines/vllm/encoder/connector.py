@@ -29,6 +29,7 @@ from holdfast.engines.vllm.encoder.options import read_encoder_options
 from holdfast.engines.vllm.encoder.saves import ItemSaves
 from holdfast.engines.vllm.unsupported import UnsupportedError
 from holdfast.named_blocks import NamedSession
+from holdfast.wire.local.reconnecting_client import NodeAddress
 
 WAIT_S = 0.25
 """Longest time for which a request waits for an item instead of computing it."""
@@ -167,10 +168,10 @@ class HoldfastEncoderConnector(ECConnectorBase):
         setting = read_encoder_options(transfer.ec_connector_extra_config)
         try:
             fingerprint = encoder_fingerprint(vllm_config, setting)
-            address = setting.address
+            address: NodeAddress = setting.address
             if not address:
                 self._private = PrivateNode(transfer.engine_id)
-                address = self._private.address
+                address = self._private.present_address
         except (UnsupportedError, NoDigestError) as error:
             _log.warning("Holdfast keeps no encoder outputs of this engine: %s", error)
             return None

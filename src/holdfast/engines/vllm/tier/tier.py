@@ -37,6 +37,7 @@ from holdfast.engines.vllm.tier.options import read_tier_options
 from holdfast.engines.vllm.unsupported import UnsupportedError
 from holdfast.engines.vllm.worker_rank import replicas_id
 from holdfast.named_blocks import BlockMemory, NamedSession, PrefixPosition
+from holdfast.wire.local.reconnecting_client import NodeAddress
 
 SUFFIX_BYTES = 16
 
@@ -93,10 +94,10 @@ class HoldfastTier(SecondaryTierManager):
             fingerprint = fingerprint_of_rows(
                 self._config, vllm_config, self.block_size_bytes, setting.node
             )
-            address = setting.node.address
+            address: NodeAddress = setting.node.address
             if not address:
                 self._private = PrivateNode(replicas_id(self._config.engine_id, vllm_config))
-                address = self._private.address
+                address = self._private.present_address
         except (UnsupportedError, NoDigestError) as error:
             _log.warning("Holdfast keeps no blocks of this engine: %s", error)
             return
