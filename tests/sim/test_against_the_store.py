@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from holdfast.blocks.envelope import HEADER_BYTES, TAG_BYTES
@@ -16,6 +17,7 @@ from holdfast.plan.planner import FetchHeld
 from holdfast.policy.admit import DAY_S, Admission, AlwaysAdmit, SecondTouch, WriteBudget
 from holdfast.policy.choice import POLICIES
 from holdfast.policy.movement import Intake
+from holdfast.policy.retention import Retention
 from holdfast.policy.reuse_interval import ReuseInterval
 from holdfast.sim.fleet import Fleet
 from holdfast.sim.hardware import resolve
@@ -66,17 +68,19 @@ class ReplayedStore:
         self.namespace = Namespace(b"f" * 16, domain, PAYLOAD_BYTES, 16)
         self.store.start()
 
-    def serve(self, ids, time_s):
-        """Fetch the longest held prefix, then save the rest while it is leased."""
+    def serve(self, ids, time_s, *, is_durable=False):
+        """Fetch the longest held prefix, then save the rest, or all as durable, while leased."""
         self.clock.advance(time_s - self.clock.now())
         store, namespace = self.store, self.namespace
         keys = [key_of(int(number)) for number in ids]
         fetched = store.fetch(namespace, keys, 60.0)
         held = len(fetched.places)
-        if held < len(keys):
-            parent = keys[held - 1] if held else namespace.fingerprint
-            reserved = store.reserve(namespace, keys[held:], parent, held)
-            store.commit(reserved.ticket)
+        first = 0 if is_durable else held
+        if first < len(keys):
+            parent = keys[first - 1] if first else namespace.fingerprint
+            reserved = store.reserve(namespace, keys[first:], parent, first)
+            retention = Retention.DURABLE if is_durable else Retention.SESSION
+            store.commit(reserved.ticket, retention)
         store.release(fetched.lease)
         self.view.wait_until_moved()
         return fetched.sources
@@ -86,12 +90,14 @@ class ReplayedStore:
         return [len(self.view.copies(tier)) for tier, _ in enumerate(self.store.tier_names())]
 
 
-def served_by_a_store(trace, store):
-    """The blocks that each request gets, by tier."""
+def served_by_a_store(trace, store, durable=None):
+    """The blocks that each request gets, by tier; `durable`: which requests are durable."""
+    if durable is None:
+        durable = np.zeros(trace.requests, bool)
     try:
         return [
-            store.serve(trace.chain(request), float(trace.time_s[request]))
-            for request in range(trace.requests)
+            store.serve(trace.chain(n), float(trace.time_s[n]), is_durable=durable[n])
+            for n in range(trace.requests)
         ]
     finally:
         store.store.close()
@@ -171,11 +177,11 @@ class Replayed(NamedTuple):
     """Blocks that each tier of the simulator did not admit."""
 
 
-def replayed(trace, policy, host, lower):
+def replayed(trace, policy, host, lower, durable=None):
     """Replay a trace through a store and through the simulator of the same ladder."""
     tiers = [tier.open(number) for number, tier in enumerate(lower, start=1)]
     one = ReplayedStore(host, POLICIES[policy], tiers, [tier.rules() for tier in lower])
-    fetched = served_by_a_store(trace, one)
+    fetched = served_by_a_store(trace, one, durable)
     names = one.store.tier_names()
     stored = [{names.index(n): blocks for n, blocks in each.items() if blocks} for each in fetched]
     held, size = one.held(), trace.block_tokens
@@ -197,7 +203,9 @@ def replayed(trace, policy, host, lower):
         return SimulatedRules(orders[tier_spec.kind](), admission, evicts_by_itself=True)
 
     fleet = Fleet(hardware, 1, rules_of)
-    setting = SimulationSettings(FetchHeld(), ROUTERS["round_robin"], longest_run=1)
+    setting = SimulationSettings(
+        FetchHeld(), ROUTERS["round_robin"], longest_run=1, durable=durable
+    )
     rows = Simulation(trace, fleet, setting).run().fetched.tolist()
     simulated = [{n: blocks for n, blocks in enumerate(row) if blocks} for row in rows]
     states = [fleet.tier_states(number)[0] for number in range(len(names))]
@@ -324,6 +332,23 @@ def test_a_simulated_tier_admits_what_a_real_store_admits(shipped, rule):
     ]
     found = replayed(shipped(SYNTHETIC).first(300), "cost_aware", 300, tiers)
     assert found.declined[2], "the rule refuses nothing"
+    agree(found, 0.02)
+
+
+@pytest.mark.usefixtures("moves_ahead")
+def test_a_simulation_writes_durable_contexts_below_as_a_real_store(shipped):
+    """Every third request is durable, so tiers take its blocks which refuse those of others."""
+    trace = shipped(SYNTHETIC).first(300)
+    tiers = [
+        LowerTier("cxl", 600, Intake(evicted="never")),
+        LowerTier("disk", 500, Intake(fetched="never"), ADMISSION["second touch"]),
+        LowerTier("object", 0, Intake(saves=False, evicted="reused", fetched="never")),
+    ]
+    durable = np.arange(trace.requests) % 3 == 0
+    found = replayed(trace, "leaf_lru", 300, tiers, durable)
+    ordinary = replayed(trace, "leaf_lru", 300, tiers)
+    hits = [fetched_by_tier(each.stored).total() for each in (found, ordinary)]
+    assert hits[0] > 1.05 * hits[1], "durable contexts are kept no better"
     agree(found, 0.02)
 
 

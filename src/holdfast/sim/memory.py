@@ -101,6 +101,7 @@ class SimulatedMemory:
         self._parents: list[int] = []
         self._lengths: list[int] = []
         self._uses: list[int] = []
+        self._durable = set[int]()
         self._rules = [
             (n, tier_state.admission)
             for n, tier_state in enumerate(tier_states)
@@ -171,11 +172,19 @@ class SimulatedMemory:
         self._lengths += lengths
         self._uses += [0] * len(keys)
 
-    def save(self, now_s: float, rows: Sequence[int], sources: Sequence[int]) -> None:
+    def save(
+        self,
+        now_s: float,
+        rows: Sequence[int],
+        sources: Sequence[int],
+        *,
+        is_durable: bool = False,
+    ) -> None:
         """Save runs that the engine has, the last ones of a chain.
 
         Run `i` came from tier `sources[i]`; runs after those were computed. This counts as a use on
-        every tier that holds them, and writes them to the tiers that admit them.
+        every tier that holds them, and writes them to the tiers that admit them. `is_durable`: they
+        are written to every tier below memory, whatever its rule says, and count as reused.
         """
         lengths, movement, uses = self._lengths, self._movement, self._uses
         chain = [(row, lengths[row]) for row in rows]
@@ -188,6 +197,11 @@ class SimulatedMemory:
             for row in rows:
                 if uses[row] < USES_MAX:
                     uses[row] += 1
+            if is_durable:
+                self._durable.update(rows)
+            if self._durable:
+                for row in self._durable.intersection(rows):
+                    uses[row] = max(uses[row], REUSED)
         if self._rules:
             for row in rows:
                 block = self._candidate(row, lengths[row])
@@ -208,8 +222,10 @@ class SimulatedMemory:
                     for each, source in fetched
                     if source in every or (source in reused and uses[each[0]] >= REUSED)
                 ] + wanted
+            if is_durable and movement.is_below_memory(number):
+                wanted = chain
             if wanted:
-                self._put(now_s, number, wanted)
+                self._put(now_s, number, wanted, is_durable=is_durable)
         self._saving = frozenset()
 
     def expect(self, rows: Sequence[int], at_s: float) -> None:
@@ -273,15 +289,22 @@ class SimulatedMemory:
         return rows
 
     def _put(
-        self, now_s: float, number: int, wanted: Sequence[tuple[int, int]], *, is_move: bool = False
+        self,
+        now_s: float,
+        number: int,
+        wanted: Sequence[tuple[int, int]],
+        *,
+        is_move: bool = False,
+        is_durable: bool = False,
     ) -> list[tuple[int, int]]:
         """Put pinned (row, number of blocks), parents first, on a tier, as far as they fit.
 
-        Returns what its admission rule rejects. `is_move`: a tier below host memory evicted them.
+        Returns what its admission rule rejects; it is not asked about durable blocks that are
+        saved. `is_move`: a tier below host memory evicted them.
         """
         tier_state, column = self.tier_states[number], self.index.places[number]
         rejected: list[tuple[int, int]] = []
-        if tier_state.admission:
+        if tier_state.admission and not is_durable:
             admitted = []
             for row, upto in wanted:
                 blocks = upto - max(0, column[row])

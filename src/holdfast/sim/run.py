@@ -24,7 +24,7 @@ from holdfast.sim.prestages import WorkerPrestages
 from holdfast.sim.route import RouteQuestion, Router
 from holdfast.sim.runs import MAX_RUN_BLOCKS, runs_of
 from holdfast.sim.served import Ledger, ServedRequests
-from holdfast.sim.trace import Floats, Trace
+from holdfast.sim.trace import Bools, Floats, Trace
 
 _MOVED, _FETCHED, _COMPUTED, _DEADLINE, _ARRIVED, _DUE = range(6)
 
@@ -42,6 +42,8 @@ class SimulationSettings(NamedTuple):
     closed_loop: bool = False
     returns_s: Floats | None = None
     """[n] When the chain of each request is needed again, in seconds of trace time: hints."""
+    durable: Bools | None = None
+    """[n] Whether the context of each request is saved as durable; None: none is."""
     prestage: bool = True
     """Whether chains with a hint are also prestaged into the worker's host memory."""
     longest_run: int = MAX_RUN_BLOCKS
@@ -370,13 +372,15 @@ class Simulation:
     def _computed(self, now_s: float, request: int) -> None:
         """Emit the first token: save the chain and start the next prefill.
 
-        The whole chain is saved in the worker's tiers, and in shared tiers what those lacked.
+        The whole chain is saved in the worker's tiers, and in shared tiers what those lacked, or
+        the whole chain if it is durable.
         """
         inflight, ledger, fleet = self._inflights.pop(request), self._ledger, self.fleet
         worker, covered, sources = inflight.worker, inflight.covered, inflight.sources()
         memory = worker.memory
         rows = memory.rows(inflight.keys, inflight.lengths, covered.own)
-        memory.save(now_s, rows, sources)
+        is_durable = self._setting.durable is not None and bool(self._setting.durable[request])
+        memory.save(now_s, rows, sources, is_durable=is_durable)
         fleet.unpin(worker, covered)
         again_s = math.nan
         if self._setting.returns_s is not None:
@@ -389,9 +393,10 @@ class Simulation:
             memory.expect(rows, again_s)
             self._schedule_prestage(now_s, request, inflight, again_s)
         if fleet.shared:
-            rows = fleet.shared.rows(inflight.keys, inflight.lengths, covered.shared, covered.whole)
-            below = [source - fleet.own for source in sources[covered.whole :]]
-            fleet.shared.save(now_s, rows, below)
+            at, known = (0, []) if is_durable else (covered.whole, covered.shared)
+            rows = fleet.shared.rows(inflight.keys, inflight.lengths, known, at)
+            below = [source - fleet.own for source in sources[at:]]
+            fleet.shared.save(now_s, rows, below, is_durable=is_durable)
             if hinted:
                 fleet.shared.expect(rows, again_s)
         worker.requests -= 1
