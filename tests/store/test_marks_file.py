@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import tracemalloc
 
 import pytest
 
@@ -80,6 +81,30 @@ def test_a_change_that_cannot_be_written_is_written_later(tmp_path, caplog):
     folder.mkdir()
     assert file.save([], lambda: [run_of(1)])
     assert MarksFile(folder / "durable.log").load() == [run_of(1)]
+
+
+def test_changes_that_cannot_be_written_for_long_take_little_memory(path, monkeypatch):
+    file = MarksFile(path)
+    assert file.save([run_of(1)], lambda: [run_of(1)])
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "injected")
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    monkeypatch.setattr("holdfast.store.marks_file.replacing", fail)
+    tracemalloc.start()
+    try:
+        for _ in range(100):
+            assert not file.save([MarkedBlocks(ONE, 2e9, os.urandom(16 * 4_096))], nothing_more)
+        nbytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert nbytes < 3 << 20
+    monkeypatch.undo()
+    assert file.save([], lambda: [run_of(1), run_of(2)])
+    assert MarksFile(path).load() == [run_of(1), run_of(2)]
+    assert file.save([run_of(3)], nothing_more)
+    assert MarksFile(path).load() == [run_of(1), run_of(2), run_of(3)]
 
 
 def test_a_file_that_has_grown_is_rewritten_with_what_counts(path):

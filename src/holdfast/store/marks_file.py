@@ -29,6 +29,9 @@ GROWTH_MAX = 4
 
 _SMALL_BYTES = 1 << 20
 
+_WAITING_BYTES_MAX = 1 << 20
+"""Keys of changes, in bytes, that wait while the file cannot be written."""
+
 _MAGIC = b"HFDURAB1"
 _FRAME = struct.Struct("<II")
 """Length and CRC-32 of the record that follows."""
@@ -40,7 +43,7 @@ class MarksFile:
     """The file of durable marks; without a path, marks end with the process. Thread-safe.
 
     What cannot be written is written with the next change; until then a crash loses those marks,
-    not the blocks.
+    not the blocks. After changes of `_WAITING_BYTES_MAX`, the file is rewritten with all marks.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -50,6 +53,8 @@ class MarksFile:
         self._nbytes = 0
         self._rewrite_at = _SMALL_BYTES
         self._has_failed = False
+        self._must_rewrite = False
+        """Whether changes were left out that only a rewritten file has."""
 
     def load(self) -> list[MarkedBlocks]:
         """Return the records of an earlier process, up to the first that is damaged."""
@@ -82,7 +87,7 @@ class MarksFile:
             return True
         with self._mutex:
             self._waiting += changes
-            if not self._waiting:
+            if not self._waiting and not self._must_rewrite:
                 return True
             try:
                 self._write(path, rest)
@@ -90,14 +95,18 @@ class MarksFile:
                 if not self._has_failed:
                     _log.warning("%s: durable marks were not saved: %s", path, error)
                 self._has_failed = True
+                if sum(len(run.keys) for run in self._waiting) > _WAITING_BYTES_MAX:
+                    self._waiting.clear()
+                    self._must_rewrite = True
                 return False
-            self._has_failed = False
+            self._has_failed = self._must_rewrite = False
             self._waiting.clear()
             return True
 
     def _write(self, path: Path, rest: Callable[[], list[MarkedBlocks]]) -> None:
         data = b"".join(map(_record, self._waiting))
-        if self._nbytes and self._nbytes + len(data) <= self._rewrite_at:
+        is_small = self._nbytes and self._nbytes + len(data) <= self._rewrite_at
+        if is_small and not self._must_rewrite:
             fd = open_regular(path, os.O_WRONLY | os.O_CREAT)
             try:
                 if os.fstat(fd).st_size == self._nbytes:

@@ -109,6 +109,20 @@ def test_a_temporary_file_that_lost_its_writer_is_deleted_after_a_while(folder, 
         assert sum(name.startswith(".tmp") for name in found) == remain
 
 
+def test_the_age_of_a_temporary_file_starts_anew_if_a_listing_lacks_it(folder, monkeypatch):
+    publish(folder, "a/1")
+    other, now_s = f"{folder.path}/a/.tmp-of-another-process", module.time.monotonic()
+    for passed_s, is_there in ((0, True), (10, False), (DRAFT_AGE_S + 1, True)):
+        monkeypatch.setattr(module.time, "monotonic", lambda s=passed_s: now_s + s)
+        if is_there:
+            module.write_whole(other, b"half")
+        else:
+            os.unlink(other)  # noqa: PTH108
+        assert folder.list_names("7d") == []
+        assert folder.list_names("") == ["a/1"]
+        assert os.path.exists(other) == is_there  # noqa: PTH110
+
+
 def test_a_write_that_fails_leaves_no_temporary_file(folder, monkeypatch):
     def fail(*_):
         raise OSError(errno.ENOSPC, "injected")

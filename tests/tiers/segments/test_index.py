@@ -1,6 +1,7 @@
 """The index finds the newest segment of each block, and forgets what leaves."""
 
 import random
+import tracemalloc
 
 import msgspec
 import pytest
@@ -170,3 +171,25 @@ def test_a_block_takes_little_memory():
         lengths = (2).to_bytes(4, "little") * per_segment
         index.add(IndexedSegment(name(number).path, SPACE, keys, lengths), 0.0)
     assert index.nbytes / (200 * per_segment) < 64
+
+
+def test_segments_that_left_take_no_memory():
+    index = SegmentIndex()
+
+    def come_and_go(numbers):
+        for number in numbers:
+            index.add(listed(number, [number % 7]), 0.0)
+            index.forget_segment(name(number))
+
+    come_and_go(range(500))
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        come_and_go(range(500, 8_000))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 30_000
+    assert index.counts() == (0, 0, 0)
+    index.add(listed(9_000, range(4)), 0.0)
+    assert index.held_run(SPACE, [key(n) for n in range(4)]) == 4

@@ -100,3 +100,16 @@ def test_an_object_that_has_left_the_medium_is_not_among_those_replaced(publishe
     del objects.objects[absent]
     assert absent not in merge(publisher, objects)
     assert len(objects.objects) == 1
+
+
+def test_a_writer_forgets_the_objects_that_were_deleted(publisher, writer):
+    for _ in range(MERGE_COUNT):
+        publish(publisher, writer)
+    replaced = publisher.merge(lambda content: content, within())
+    assert all(map(publisher.is_own, replaced))
+    [merged] = publisher.current()
+    publisher.forget(replaced)
+    assert not any(map(publisher.is_own, replaced))
+    assert publisher.is_own(merged)
+    publisher.forget([merged])
+    assert publisher.current() == set()

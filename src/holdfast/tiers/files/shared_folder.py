@@ -64,6 +64,7 @@ class SharedFolder:
         self._folders: set[str] = set()
         """Folders that exist, because this process made them or wrote a file there."""
         self._drafts_seen_s: dict[str, float] = {}
+        """By path: when a temporary file that the last listing has was seen first."""
 
     def check_root(self) -> None:
         """Raise OSError unless the root is the folder of the first call, or one like it.
@@ -116,7 +117,12 @@ class SharedFolder:
             if part not in _entries(path):
                 return []
             path = f"{path}/{part}"
-        return sorted(self._names_below(path, prefix, _FOLDER_DEPTH_MAX - len(parts)))
+        drafts: set[str] = set()
+        names = sorted(self._names_below(path, prefix, _FOLDER_DEPTH_MAX - len(parts), drafts))
+        for draft in list(self._drafts_seen_s):
+            if draft.startswith(f"{path}/") and draft not in drafts:
+                self._drafts_seen_s.pop(draft, None)
+        return names
 
     def delete(self, name: str) -> None:
         """Delete a file; it may be deleted already."""
@@ -148,16 +154,18 @@ class SharedFolder:
     def _draft_name(self) -> str:
         return f"{_DRAFT}{self._process}-{next(self._draft_numbers)}"
 
-    def _names_below(self, path: str, prefix: str, depth: int) -> Iterator[str]:
+    def _names_below(self, path: str, prefix: str, depth: int, drafts: set[str]) -> Iterator[str]:
+        """Yield the names of files; temporary files are added to `drafts`."""
         for entry in _entries(path).values():
             name = f"{prefix}/{entry.name}" if prefix else entry.name
             if entry.name.startswith(_DRAFT):
+                drafts.add(entry.path)
                 self._see_draft(entry.path)
             elif not _PART.fullmatch(entry.name):
                 continue
             elif entry.is_dir(follow_symlinks=False):
                 if depth > 1:
-                    yield from self._names_below(entry.path, name, depth - 1)
+                    yield from self._names_below(entry.path, name, depth - 1, drafts)
             elif entry.is_file(follow_symlinks=False):
                 yield name
 
@@ -165,7 +173,7 @@ class SharedFolder:
         """Delete a temporary file that this process has seen for `DRAFT_AGE_S`."""
         now_s = time.monotonic()
         if now_s - self._drafts_seen_s.setdefault(path, now_s) >= DRAFT_AGE_S:
-            del self._drafts_seen_s[path]
+            self._drafts_seen_s.pop(path, None)
             with contextlib.suppress(OSError):
                 os.unlink(path)  # noqa: PTH108
 

@@ -111,7 +111,9 @@ class SegmentIndex:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._segments: list[_Segment | None] = []
+        self._segments: dict[int, _Segment] = {}
+        """Segments by number. The number of one that left is not used again."""
+        self._next = 0
         self._numbers: dict[SegmentName, int] = {}
         self._table = TagTable()
         self._dead = 0
@@ -133,9 +135,10 @@ class SegmentIndex:
         with self._lock:
             if listed.name in self._numbers:
                 return
-            self._segments.append(segment := _Segment(listed, now_s))
+            number = self._numbers[listed.name] = self._next
+            self._next += 1
+            segment = self._segments[number] = _Segment(listed, now_s)
             self.stored_bytes += segment.nbytes
-            number = self._numbers[listed.name] = len(self._segments) - 1
             found = self._find(tags)
             deleted = np.isin(tags, _tags(listed.namespace, removed))
             further = self._outlast(found, segment) & ~deleted
@@ -183,7 +186,7 @@ class SegmentIndex:
     def name_of(self, number: int) -> SegmentName | None:
         """Return the name of a segment by its number in this index; None if it has left."""
         with self._lock:
-            segment = self._segments[number]
+            segment = self._segments.get(number)
             return segment.name if segment is not None else None
 
     def forget_segment(self, name: SegmentName) -> int:
@@ -193,10 +196,9 @@ class SegmentIndex:
         """
         with self._lock:
             number = self._numbers.pop(name, None)
-            segment = self._segments[number] if number is not None else None
-            if number is None or segment is None:
+            if number is None:
                 return 0
-            self._segments[number] = None
+            segment = self._segments.pop(number)
             self.stored_bytes -= segment.nbytes
             self._dead += 1
             if segment.hides and segment.live:
@@ -212,9 +214,9 @@ class SegmentIndex:
         """
         with self._lock:
             number = self._numbers.get(name)
-            segment = self._segments[number] if number is not None else None
-            if number is None or segment is None or not keys:
+            if number is None or not keys:
                 return 0
+            segment = self._segments[number]
             tags = np.unique(_tags(segment.namespace, keys))
             found = self._find(tags)
             here = (found != ABSENT) & ((found >> _SHIFT) == number)
@@ -228,14 +230,16 @@ class SegmentIndex:
     def segments(self) -> list[SegmentState]:
         """Return the state of all segments."""
         with self._lock:
-            return [segment.state() for segment in self._segments if segment is not None]
+            return [segment.state() for segment in self._segments.values()]
 
     def live_keys(self, name: SegmentName, keys: Sequence[bytes]) -> list[bool]:
         """Return for each key of a segment, in its order, whether it is live there."""
         with self._lock:
             number = self._numbers.get(name)
-            segment = self._segments[number] if number is not None else None
-            if number is None or segment is None or len(keys) != len(segment.starts) - 1:
+            if number is None:
+                return [False] * len(keys)
+            segment = self._segments[number]
+            if len(keys) != len(segment.starts) - 1:
                 return [False] * len(keys)
             found = self._find(_tags(segment.namespace, b"".join(keys)))
         return [int(value) == (number << _SHIFT | at) for at, value in enumerate(found)]
@@ -252,8 +256,7 @@ class SegmentIndex:
         with self._lock:
             arrays = sum(
                 s.starts.nbytes + s.copies.tags.nbytes + s.copies.at.nbytes
-                for s in self._segments
-                if s is not None
+                for s in self._segments.values()
             )
             return self._table.nbytes + arrays + 400 * len(self._numbers)
 
@@ -261,7 +264,7 @@ class SegmentIndex:
         """Return values of live segments. Call under the lock."""
         found = self._table.find(tags)
         for number in set((found[found >= 0] >> _SHIFT).tolist()):
-            if self._segments[number] is None:
+            if number not in self._segments:
                 found[(found >= 0) & ((found >> _SHIFT) == number)] = ABSENT
         return found
 
@@ -269,7 +272,7 @@ class SegmentIndex:
         """Return for each value whether its segment outlasts this one. Call under the lock."""
         stays = np.zeros(len(values), np.bool_)
         for number in set((values[values >= 0] >> _SHIFT).tolist()):
-            other = self._segments[number]
+            other = self._segments.get(number)
             if other is not None and _rank(other.name) > _rank(segment.name):
                 stays |= (values >= 0) & ((values >> _SHIFT) == number)
         return stays
@@ -280,7 +283,7 @@ class SegmentIndex:
         Their former segments keep further copies. Call under the lock.
         """
         for number in set((values[values >= 0] >> _SHIFT).tolist()):
-            segment = self._segments[number]
+            segment = self._segments.get(number)
             if segment is not None:
                 mine = (values >= 0) & ((values >> _SHIFT) == number)
                 at = values[mine] & ((1 << _SHIFT) - 1)
@@ -291,7 +294,7 @@ class SegmentIndex:
     def _note_hiding(self, values: Values) -> None:
         """Note segments in which blocks are found that others have too. Call under the lock."""
         for number in set((values[values >= 0] >> _SHIFT).tolist()):
-            if (segment := self._segments[number]) is not None:
+            if (segment := self._segments.get(number)) is not None:
                 segment.hides = True
 
     def _find_copies(self) -> None:
@@ -301,8 +304,8 @@ class SegmentIndex:
         """
         holders = [
             (number, segment)
-            for number, segment in enumerate(self._segments)
-            if segment is not None and len(segment.copies.tags)
+            for number, segment in self._segments.items()
+            if len(segment.copies.tags)
         ]
         if not holders:
             return
@@ -327,7 +330,7 @@ class SegmentIndex:
                 segment.copies = segment.copies.chosen(~mine)
 
     def _position(self, value: int, now_s: float | None) -> RecordPosition | None:
-        segment = self._segments[value >> _SHIFT] if value != ABSENT else None
+        segment = self._segments.get(value >> _SHIFT) if value != ABSENT else None
         if segment is None:
             return None
         if now_s is not None:
@@ -340,13 +343,12 @@ class SegmentIndex:
     def _release(self, values: Values) -> None:
         """Count blocks that leave their segments. Call under the lock."""
         for number, blocks in Counter((values[values >= 0] >> _SHIFT).tolist()).items():
-            if (segment := self._segments[number]) is not None:
+            if (segment := self._segments.get(number)) is not None:
                 segment.live -= blocks
 
     def _compact(self) -> None:
         """Remove the blocks of segments that left. Call under the lock."""
-        alive = np.array([segment is not None for segment in self._segments], np.bool_)
-        self._table.keep(alive, _SHIFT)
+        self._table.keep(np.array([*self._segments], np.int64), _SHIFT)
         self._dead = 0
 
 

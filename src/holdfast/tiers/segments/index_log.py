@@ -40,6 +40,9 @@ MERGE_COUNT = 32
 _MERGED_BYTES_MAX = INDEX_BYTES_MAX - 64 * KIB
 """Most bytes of the objects that are merged: the rest is for the numbers of those replaced."""
 
+DOUBTFUL_S = 86_400.0
+"""Time for which an object whose put failed is expected to be found, in seconds."""
+
 _READ_BYTES = 256 * KIB
 """Bytes of an index object that are read first; larger ones take more requests."""
 
@@ -77,7 +80,7 @@ class IndexPublisher:
         self._unreadable: set[str] = set()
         """Numbers of those that could not be read back. They stay as they are."""
         self._published: set[str] = set()
-        """Numbers of objects that are stored, or were."""
+        """Numbers of objects that were stored and not deleted since."""
         self._doubtful: set[str] = set()
         """Numbers of objects whose put failed; they may be on the medium."""
         self.published_s = time.monotonic()
@@ -123,6 +126,15 @@ class IndexPublisher:
             if name.writer != self._writer or name.number not in self._doubtful:
                 return True
         return self._put(name.number, content, deadline).outcome is Outcome.OK
+
+    def forget(self, names: Sequence[IndexName]) -> None:
+        """Forget objects that were deleted from the medium."""
+        numbers = {name.number for name in names if name.writer == self._writer}
+        with self._condition:
+            self._published -= numbers
+            self._unreadable -= numbers
+            for number in numbers:
+                self._stored.pop(number, None)
 
     def current(self) -> set[IndexName]:
         """Return the index objects of this writer that are stored and that no other replaces."""
@@ -203,6 +215,12 @@ class IndexPublisher:
         elif answer.outcome is not Outcome.LATE:  # a late object is stored safely, or not at all
             with self._condition:
                 self._doubtful.add(number)
+                oldest_s = self._wall_s() - DOUBTFUL_S
+                self._doubtful = {
+                    each
+                    for each in self._doubtful
+                    if IndexName(self._writer, each).created_s >= oldest_s
+                }
         return answer
 
     def _next_number(self) -> str:

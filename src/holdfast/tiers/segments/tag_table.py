@@ -61,10 +61,10 @@ class TagTable:
             todo = todo[~mine]
             at[todo] = (at[todo] + 1) & (len(self._tags) - 1)
 
-    def keep(self, alive: npt.NDArray[np.bool_], shift: int) -> None:
-        """Remove all values `v` for which `alive[v >> shift]` is false, and the absent ones."""
+    def keep(self, numbers: Values, shift: int) -> None:
+        """Remove values `v` for which `v >> shift` is none of `numbers`, and the absent ones."""
         kept = self._values >= 0
-        kept[kept] = alive[self._values[kept] >> shift]
+        kept[kept] = np.isin(self._values[kept] >> shift, numbers)
         self._rebuild(self._tags[kept], self._values[kept])
 
     @property

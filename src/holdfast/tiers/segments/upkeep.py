@@ -33,6 +33,7 @@ from holdfast.tiers.segments.index_log import IndexPublisher, IndexReader
 from holdfast.tiers.segments.lost_objects import LostObjects
 from holdfast.tiers.segments.medium import MediumAnswer, MediumProbe, SegmentMedium
 from holdfast.tiers.segments.medium_health import MediumHealth
+from holdfast.tiers.segments.retired import RetiredSegments
 from holdfast.tiers.segments.writer import SegmentWriter
 from holdfast.wire.remote.stream import Deadline
 
@@ -96,7 +97,7 @@ class SegmentUpkeep:
         self._lost_objects = LostObjects()
         self._heard_s: dict[str, float] = {}
         """By writer: when a new index object of it was found last, by this process's clock."""
-        self._retired: set[str] = set()
+        self._retired = RetiredSegments()
         self._removed: dict[SegmentName, bytes] = {}
         """Keys of deleted blocks of segments that no index object was found for yet."""
         self._deletions = DueDeletions(medium, writer.clock)
@@ -232,6 +233,12 @@ class SegmentUpkeep:
         self._heard_s.update((name.writer, now_s) for name, _ in found)
         self._learn([content for _, content in found])
         if answer.outcome is Outcome.OK:
+            writers = {name.writer for name in listed}
+            self._heard_s = {
+                writer: at_s
+                for writer, at_s in self._heard_s.items()
+                if writer in writers or now_s - at_s <= DEAD_S
+            }
             self._forget_lost(own, listed)
         return answer.outcome is Outcome.OK
 
@@ -267,8 +274,9 @@ class SegmentUpkeep:
             if (name := parse_segment_name(removed.segment)) is not None:
                 self._index.forget_blocks(name, removed.keys)
                 self._removed[name] = self._removed.get(name, b"") + removed.keys
-        for path in chain.from_iterable(content.retired for content in contents):
-            self._retired.add(path)
+        retired = [path for content in contents for path in content.retired]
+        self._retired.add(retired, wall_s)
+        for path in retired:
             if (name := parse_segment_name(path)) is not None:
                 self._index.forget_segment(name)
         for segment in chain.from_iterable(content.segments for content in contents):
@@ -288,7 +296,7 @@ class SegmentUpkeep:
         answer = self._publisher.publish(IndexObject(retired=paths), Deadline.within(_CALL_S))
         if answer.outcome is not Outcome.OK:
             return
-        self._retired.update(paths)
+        self._retired.add(paths, self._wall_s())
         for state in states:
             self._index.forget_segment(state.name)
             self._deletions.add(state.name.path, self._wait_s(), state.nbytes)
@@ -296,6 +304,8 @@ class SegmentUpkeep:
     def _delete_due(self) -> None:
         deleted = self._deletions.delete_due()
         self.deleted += sum(parse_segment_name(path) is not None for path in deleted)
+        names = (parse_index_name(path) for path in deleted)
+        self._publisher.forget([name for name in names if name is not None])
 
     def _sweep(self) -> None:
         """Find segments that no index object lists, and index objects older than every segment.
