@@ -101,7 +101,9 @@ def test_blocks_whose_flush_failed_are_counted_once_as_waiting(store, medium):
     medium.failing_flushes = 1 << 30
     for _ in range(3):
         session.sync(tokens_for(1), deadline_s=0.0)
-        assert store.status().durable.waiting == BLOCKS
+        StoreView(store).wait_until(
+            lambda: store.status().durable.waiting == BLOCKS, "the flush has failed"
+        )
     assert (store.status().durable.lost, store.status().durable.evicted) == (0, 0)
 
 

@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 
+from holdfast import Retention
 from holdfast.errors import Outcome
 from holdfast.limits import MIB
 from holdfast.store.options import StoreOptions
@@ -95,3 +96,35 @@ def test_housekeeping_goes_on_while_a_file_of_the_drive_hangs(disk):
         StoreView(store).wait_until(lambda: not store.status().leases, "the lease expires")
         disk.goes_on.set()
         dropping.join()
+
+
+class HangingFlush(MemoryTier):
+    """A tier whose flushes do not return until `goes_on`."""
+
+    def __init__(self):
+        super().__init__(64 * MIB, name="disk")
+        self.goes_on, self.began = threading.Event(), threading.Event()
+
+    def flush(self, places):
+        self.began.set()
+        assert self.goes_on.wait(600)
+        return [True] * len(places)
+
+
+def test_a_sync_ends_at_its_deadline_while_a_flush_hangs_and_acknowledges_nothing():
+    disk, found = HangingFlush(), []
+    with Store(HOST_BYTES, [disk], {"default": b"k" * 32}, StoreOptions()) as store:
+        store.start()
+        session = store.session(FINGERPRINT)
+        session.save(tokens_for(1), blocks_for(1), Retention.DURABLE)
+        waiting = threading.Thread(
+            target=lambda: found.append(session.sync(tokens_for(1), deadline_s=0.1)), daemon=True
+        )
+        waiting.start()
+        waiting.join(60)
+        try:
+            assert disk.began.is_set()
+            assert found == [0]
+        finally:
+            disk.goes_on.set()
+        assert session.sync(tokens_for(1)) == BLOCKS * LAYOUT.block_tokens

@@ -52,6 +52,9 @@ A domain that has none may start a fifth."""
 PRESTAGES_AT_ONCE = 4
 """Concurrent prestages, so that one that waits for a slow tier does not delay the others."""
 
+FLUSHES_AT_ONCE = 16
+"""Concurrent flushes of the durable tier; callers beyond that wait, until their deadlines."""
+
 LOOKUP_THREADS = 4
 SPARE_THREADS = 4
 """Additional threads for domains that arrive while other domains use all the usual ones."""
@@ -126,6 +129,8 @@ class StoreParts:
         """Threads for prestages, probes, and reading the public domain back into memory."""
         self.lookups = FairThreads(LOOKUP_THREADS, SPARE_THREADS, "holdfast-lookup")
         """Threads on which sessions and hints look up blocks in shared tiers."""
+        self.flushes = FairThreads(FLUSHES_AT_ONCE, 0, "holdfast-flush")
+        """Threads on which calls of `sync` flush the durable tier."""
         self._resting: list[tuple[float, Reservation]] = []
         self.partial_blocks = PartialBlocks(self.rest)
 

@@ -12,12 +12,14 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from functools import partial
 from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import BlockError, Outcome
-from holdfast.fairness.fair_queue import Priority
+from holdfast.fairness.fair_queue import Priority, WorkItem
 from holdfast.session import SECONDS_MAX, check_seconds
 from holdfast.store.block_table import ROWS_AT_ONCE
 from holdfast.store.copy_events import CopyEvent
@@ -43,6 +45,10 @@ _QUEUE_AGAIN_S = 1.0
 """Interval in seconds at which a block is queued again during a `sync`: its write or flush has
 failed, or the tier has evicted it before it was flushed."""
 
+_FLUSH_AFTER_S = 1.0
+"""Time in seconds for which a flush is awaited after the deadline, so that a `sync` with a short
+deadline gets its answer from a drive that works."""
+
 
 def sync(
     store: StoreParts,
@@ -58,11 +64,12 @@ def sync(
     admission rule says; the domain's write budget still applies. Shared tiers are asked about
     blocks that are not held here. `saving`: instead, blocks that are not held are waited for,
     because an engine is saving the chain as durable, and those that were held before are durable
-    from now on. Returns when all are written and flushed, or at the deadline. Blocks that the tier
-    evicts during the flush are written again, and the next flush is awaited; so are those that are
-    not safe after a flush that failed, see `tiers.base.Flushable`. Blocks of an earlier process
-    that the tier must read first, and had no time for, do not count. When the store is closed, what
-    is queued for the tier is still awaited.
+    from now on. Returns when all are written and flushed, or at the deadline; then a flush under
+    way is awaited for `_FLUSH_AFTER_S` more, and none of its blocks counts if it has not returned.
+    Blocks that the tier evicts during the flush are written again, and the next flush is awaited;
+    so are those that are not safe after a flush that failed, see `tiers.base.Flushable`. Blocks of
+    an earlier process that the tier must read first, and had no time for, do not count. When the
+    store is closed, what is queued for the tier is still awaited.
 
     Raises BlockError if the store has no tier that can flush.
     """
@@ -127,9 +134,39 @@ def _flush_copies(
         and _forget_lost(store, tier, namespace, keys[:kept])
     ):
         kept = _await_copies(store, namespace, keys, until_s, saving=saving)
+    flush = partial(_flush, store, namespace, keys[:kept], until_s)
+    kept = _in_time(store, namespace, flush, until_s)
+    if kept and isinstance(tier, SharedTier):  # another node may have deleted some
+        kept = tier.held(namespace, keys[:kept], 0, max(0.0, until_s - store.clock.now()))
+    return kept
+
+
+def _in_time(
+    store: StoreParts, namespace: Namespace, flush: Callable[[], int], until_s: float
+) -> int:
+    """Return what a flush returns, 0 if it does not return in time: a drive may hang.
+
+    It runs on a thread of its own, and ends there.
+    """
+    domain = namespace.domain
+    try:
+        flushing = store.flushes.submit(WorkItem(domain, share=store.share(domain)), flush)
+    except RuntimeError:  # no thread can be started, as at exit
+        return flush()
+    try:
+        return flushing.result(max(0.0, until_s - store.clock.now()) + _FLUSH_AFTER_S)
+    except (TimeoutError, CancelledError):
+        flushing.cancel()
+        return 0
+
+
+def _flush(store: StoreParts, namespace: Namespace, keys: Sequence[bytes], until_s: float) -> int:
+    """Flush blocks of the durable tier, and save marks; return how many leading ones are safe."""
+    table, kept = store.table, len(keys)
+    tier = table.lower[table.durable_tier - 1]
     if kept and isinstance(tier, Flushable):
         with table.lock:
-            rows = table.index.find_all(namespace, keys[:kept])
+            rows = table.index.find_all(namespace, keys)
             places = [
                 table.copies.place(row, table.durable_tier) if row >= 0 else NOWHERE for row in rows
             ]
@@ -144,8 +181,6 @@ def _flush_copies(
         finish_drops(store)
         kept = 0 if _may_be_dropped(store, namespace) else kept
     save_marks(store)
-    if kept and isinstance(tier, SharedTier):  # another node may have deleted some
-        kept = tier.held(namespace, keys[:kept], 0, max(0.0, until_s - store.clock.now()))
     return kept
 
 

@@ -448,6 +448,7 @@ class Store(StoreParts):
             partial(self.background.shutdown, cancel_futures=True),
             partial(self.mover.close, write_s),
             partial(self._files.shutdown, cancel_futures=True),
+            partial(self.flushes.shutdown, cancel_futures=True),
             partial(inspection.finish_drops, self),
             self._estimates_file.save,
             partial(durable.save_marks, self),
