@@ -36,6 +36,25 @@ def test_submitted_work_returns_its_result_or_error(pools):
         pool.submit(WorkItem(FLOOD), lambda: 1 // 0).result(60)
 
 
+def test_waiting_work_gets_new_threads_when_running_work_is_given_up(pools):
+    pool, gate = pools(2, 0)
+    began = threading.Semaphore(0)
+
+    def hang():
+        began.release()
+        return gate.wait(600)
+
+    hung = [pool.submit(WorkItem(FLOOD), hang) for _ in range(2)]
+    assert all(began.acquire(timeout=60) for _ in hung)
+    waiting = [pool.submit(WorkItem(FLOOD), lambda: "served") for _ in range(5)]
+    pool.give_up_running()
+    assert [future.result(60) for future in waiting] == ["served"] * 5
+    assert pool.submit(WorkItem(VICTIM), lambda: "served").result(60) == "served"
+    assert not any(future.done() for future in hung)
+    gate.set()
+    assert [future.result(60) for future in hung] == [True] * 2
+
+
 def test_an_error_of_work_that_no_caller_awaits_is_logged(pools, caplog):
     pool, _ = pools(1, 0)
     pool.run_unawaited(WorkItem(FLOOD), lambda: 1 // 0)

@@ -6,13 +6,19 @@ import numpy as np
 import pytest
 
 from holdfast import Retention
+from holdfast.clock import ManualClock
 from holdfast.errors import Outcome
 from holdfast.limits import MIB
+from holdfast.store.core import BATCHES_AT_ONCE
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.embedded import BLOCKS, FINGERPRINT, LAYOUT, blocks_for, tokens_for
 from holdfast.testing.memory import MemoryTier
+from holdfast.testing.store_control import leave_all
 from holdfast.testing.store_view import StoreView
+from holdfast.tiers.disk.calls_in_progress import HANG_S
+from holdfast.tiers.disk.file import DiskConfig, open_file
+from holdfast.tiers.disk.replaceable import ReplaceableDisk
 
 HOST_BYTES = 4 * MIB
 
@@ -128,3 +134,142 @@ def test_a_sync_ends_at_its_deadline_while_a_flush_hangs_and_acknowledges_nothin
         finally:
             disk.goes_on.set()
         assert session.sync(tokens_for(1)) == BLOCKS * LAYOUT.block_tokens
+
+
+class HangingExtents:
+    """The extents of a file, whose calls of the kind `hangs` do not return until `goes_on`."""
+
+    def __init__(self, inner):
+        self._inner = inner
+        self.size, self.direct, self.close = inner.size, inner.direct, inner.close
+        self.hangs, self.hanging, self.goes_on = "", threading.Semaphore(0), threading.Event()
+
+    def read(self, offset, views):
+        self._hang("read")
+        self._inner.read(offset, views)
+
+    def write(self, offset, views):
+        self._hang("write")
+        self._inner.write(offset, views)
+
+    def flush(self):
+        self._hang("flush")
+        self._inner.flush()
+
+    def _hang(self, what):
+        if what == self.hangs:
+            self.hanging.release()
+            assert self.goes_on.wait(600)
+
+
+class HangingDrive:
+    """A disk tier whose first drive hangs when it is told so, and a store above it."""
+
+    def __init__(self, folder):
+        self._folder, self._clock = folder, ManualClock()
+        self.extents = []
+        config = DiskConfig(path=str(folder / "old"), capacity_bytes=16 * MIB)
+        self.tier = ReplaceableDisk(config, self._clock, self._open, watch_s=3600.0)
+        self.store = Store(HOST_BYTES, [self.tier], {"default": b"k" * 32}, StoreOptions())
+        self.store.start()
+        assert self.store.recovery.wait(60)
+        self.view = StoreView(self.store)
+        self.session = self.store.session(FINGERPRINT)
+
+    def _open(self, config):
+        self.extents.append(HangingExtents(open_file(config)))
+        return self.extents[-1]
+
+    def hang(self, what):
+        self.extents[0].hangs = what
+
+    def await_hanging(self, calls=1):
+        for _ in range(calls):
+            assert self.extents[0].hanging.acquire(timeout=60)
+
+    def replace(self):
+        """Find that the drive hangs, and use another folder as an operator asks."""
+        self._clock.advance(HANG_S)
+        self.tier.look()
+        assert "has not returned" in self.tier.usage().away
+        self.view.wait_until(lambda: not self.view.copies(1), "what it held is forgotten")
+        self.tier.replace(str(self._folder / "new"))
+
+    def serves_from_the_new_drive(self, seed):
+        """Save a context, and load it from the drive."""
+        assert saved(self.session, seed) == BLOCKS
+        keys = self.session.chain(tokens_for(seed)).keys
+        self.view.wait_until(
+            lambda: self.view.held(self.session.namespace, keys, 1) == BLOCKS, "it is written"
+        )
+        leave_all(self.store)
+        found = np.zeros_like(blocks_for(seed))
+        landed = self.session.fetch(tokens_for(seed), into=found, deadline_s=60.0)
+        return landed.outcome is Outcome.OK and (found == blocks_for(seed)).all()
+
+    def close(self):
+        self.extents[0].goes_on.set()
+        self.store.close()
+
+
+@pytest.fixture
+def drive(tmp_path):
+    made = HangingDrive(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("what", ["write", "flush"])
+def test_a_drive_in_place_of_one_whose_writes_or_flushes_hang_takes_blocks(drive, what):
+    drive.hang(what)
+    saved(drive.session, 1)
+    if what == "flush":
+        assert drive.session.sync(tokens_for(1), deadline_s=0.0) == 0
+    drive.await_hanging()
+    drive.replace()
+    contexts = 2 * HOST_BYTES // (BLOCKS * LAYOUT.raw_bytes)
+    for seed in range(2, contexts):
+        drive.view.wait_until(
+            lambda seed=seed: saved(drive.session, seed) == BLOCKS, "memory takes the context"
+        )
+    assert drive.serves_from_the_new_drive(contexts)
+    assert drive.session.sync(tokens_for(contexts)) == BLOCKS * LAYOUT.block_tokens
+
+
+def test_a_drive_in_place_of_one_whose_reads_hang_is_read(drive):
+    contexts, outcomes = range(1, 1 + BATCHES_AT_ONCE), []
+    for seed in contexts:
+        saved(drive.session, seed)
+    drive.view.wait_until_written()
+    leave_all(drive.store)
+    drive.hang("read")
+
+    def fetch(seed):
+        into = np.zeros_like(blocks_for(seed))
+        landed = drive.store.session(FINGERPRINT).fetch(tokens_for(seed), into, deadline_s=1.0)
+        outcomes.append(landed.outcome)
+
+    fetches = [threading.Thread(target=fetch, args=(seed,), daemon=True) for seed in contexts]
+    for each in fetches:
+        each.start()
+    drive.await_hanging(BATCHES_AT_ONCE)
+    for each in fetches:
+        each.join()
+    assert outcomes == [Outcome.LATE] * BATCHES_AT_ONCE
+    drive.replace()
+    assert drive.serves_from_the_new_drive(100)
+
+
+def test_blocks_whose_write_hung_on_a_former_drive_are_written_to_the_next_one(drive):
+    drive.hang("write")
+    saved(drive.session, 1)
+    drive.await_hanging()
+    drive.replace()
+    assert drive.serves_from_the_new_drive(2)
+    drive.extents[0].goes_on.set()
+    keys = drive.session.chain(tokens_for(1)).keys
+    drive.view.wait_until(
+        lambda: drive.view.held(drive.session.namespace, keys, 1) == BLOCKS, "they are written"
+    )
+    drive.view.wait_until_idle()
+    assert not drive.view.faults()

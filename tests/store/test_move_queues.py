@@ -142,10 +142,10 @@ def test_a_block_that_left_memory_and_is_nowhere_else_is_queued_for_no_tier(queu
 def test_blocks_being_written_count_as_queued(queues):
     queues.enqueue(0, [1])
     assert popped(queues, 1) == 0
-    queues.set_writing(1, 1)
+    queues.add_writing(1, 1)
     assert len(queues) == 1
     assert queues.clear(1) == []
-    queues.set_writing(1, 0)
+    queues.add_writing(1, -1)
     assert len(queues) == 0
 
 

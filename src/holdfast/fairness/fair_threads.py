@@ -6,6 +6,7 @@ domains that arrive while other domains occupy all regular threads.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -45,6 +46,8 @@ class FairThreads:
         self._name = name
         self._now = now
         self._threads: list[threading.Thread] = []
+        self._running: dict[threading.Thread, _Task] = {}
+        """What each thread runs now; without the threads that were given up."""
         self._work_slots: WorkSlots[_Task] = WorkSlots(threads, spare)
         self._changed = threading.Condition()
         self._idle = 0
@@ -62,16 +65,12 @@ class FairThreads:
                 raise RuntimeError(f"{self._name}: no work is accepted after shutdown")
             task = _Task(work_item, future, work)  # type: ignore[arg-type]
             self._work_slots.put(work_item, task, self._now())
-            if len(self._work_slots) > self._idle and len(self._threads) < self._threads_max:
-                name = f"{self._name}_{len(self._threads)}"
-                thread = threading.Thread(target=self._run, name=name, daemon=True)
-                try:
-                    thread.start()
-                    self._threads.append(thread)
-                except RuntimeError:
-                    if not self._threads:
-                        self._work_slots.withdraw(work_item, task)
-                        raise
+            try:
+                self._start_thread()
+            except RuntimeError:
+                if not self._threads:
+                    self._work_slots.withdraw(work_item, task)
+                    raise
             self._changed.notify()
         return future
 
@@ -97,6 +96,23 @@ class FairThreads:
         with self._changed:
             return self._work_slots.shared(domain, self._now())
 
+    def give_up_running(self) -> None:
+        """Count work under way as ended, because it may never return: of a drive that hangs.
+
+        Waiting work gets new threads. The former ones end with their work, whose futures and
+        buffers are theirs until then; `shutdown` does not wait for them.
+        """
+        with self._changed:
+            for thread, task in self._running.items():
+                self._threads.remove(thread)
+                self._work_slots.done(task.work_item)
+            given_up = len(self._running)
+            self._running.clear()
+            with contextlib.suppress(RuntimeError):  # none can be started: `submit` tries again
+                for _ in range(given_up):
+                    self._start_thread()
+            self._changed.notify_all()
+
     def shutdown(self, *, cancel_futures: bool = False) -> None:
         """Accept no more work and wait for the rest; `cancel_futures` cancels waiting work."""
         with self._changed:
@@ -104,16 +120,28 @@ class FairThreads:
             for task in self._work_slots.clear() if cancel_futures else ():
                 task.future.cancel()
             self._changed.notify_all()
-        for thread in self._threads:
+            threads = list(self._threads)
+        for thread in threads:
             thread.join()
 
+    def _start_thread(self) -> None:
+        """Start a thread if work waits for one; raise RuntimeError if none can be started."""
+        if len(self._work_slots) > self._idle and len(self._threads) < self._threads_max:
+            name = f"{self._name}_{len(self._threads)}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
     def _run(self) -> None:
+        this = threading.current_thread()
         while (task := self._next()) is not None:
             try:
                 task.future.set_result(task.work())
             except BaseException as error:  # noqa: BLE001  # the future's waiter gets it
                 task.future.set_exception(error)
             with self._changed:
+                if self._running.pop(this, None) is None:  # it was given up
+                    return
                 self._work_slots.done(task.work_item)
                 self._changed.notify()
             del task
@@ -128,6 +156,7 @@ class FairThreads:
                 self._idle += 1
                 self._changed.wait()
                 self._idle -= 1
+            self._running[threading.current_thread()] = task
             return task
 
     def _take(self) -> _Task | None:

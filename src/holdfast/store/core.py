@@ -40,7 +40,7 @@ from holdfast.store.sealing import Sealing
 from holdfast.store.tier_codec import DecodeSlots, TierCodec
 from holdfast.store.usage import DomainUsage
 from holdfast.tiers.arena import Arena, PrivateArena
-from holdfast.tiers.base import Indexed, Place, Tier
+from holdfast.tiers.base import Indexed, Place, Replaceable, Tier
 from holdfast.tiers.checked import checked
 from holdfast.tiers.chunks import HostBudget
 from holdfast.tiers.host import HostTier, NetworkAgent
@@ -298,7 +298,12 @@ class StoreParts:
             for reservation in over:
                 self._give_back(reservation)
         self.table.drop_oldest_lookups()
-        lost, late = rewrite_lost(self.table), resume(self.table)
+        lost = rewrite_lost(self.table)
+        for number in lost:
+            if isinstance(self.table.lower[number - 1], Replaceable):
+                self.mover.give_up_hung_calls(number)
+                self.flushes.give_up_running()
+        late = resume(self.table)
         defer_stopped(self.table)
         with self.table.lock:
             waiting = self.durable_blocks.queue_again(now)

@@ -186,9 +186,9 @@ class MoveQueues:
             queue.clear()
         return moves
 
-    def set_writing(self, tier: int, blocks: int) -> None:
-        """Record how many blocks are being written to a tier now."""
-        self._writing[tier - 1] = blocks
+    def add_writing(self, tier: int, blocks: int) -> None:
+        """Count blocks that are being written to a tier from now on; negative: no longer."""
+        self._writing[tier - 1] += blocks
 
     def running(self, tier: int) -> int:
         """Return how many blocks are being written to a tier now."""

@@ -236,6 +236,14 @@ class BlockMover:
                 for number, writer in enumerate(self._writers, start=1)
             )
 
+    def give_up_hung_calls(self, number: int) -> None:
+        """Go on after lower tier `number` has lost its drive, though calls of it may never return.
+
+        Writers of other tiers may wait for such a call, too: they read what they move.
+        """
+        self._readers[number - 1].give_up_running()
+        self._writers = [writer.without_hung_calls() for writer in self._writers]
+
     def wake(self, hurried: Collection[int] = ()) -> None:
         """Wake the writer threads; those of the tiers `hurried` wait for no more blocks."""
         for number, writer in enumerate(self._writers, start=1):

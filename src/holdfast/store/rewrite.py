@@ -27,13 +27,16 @@ def rewrite_misplaced(
     return bool(misplaced)
 
 
-def rewrite_lost(table: BlockTable) -> bool:
-    """Queue blocks that tiers lost and that are in memory; forget the places of the rest."""
-    found = False
+def rewrite_lost(table: BlockTable) -> list[int]:
+    """Queue blocks that tiers lost and that are in memory; forget the places of the rest.
+
+    Returns the numbers of these tiers.
+    """
+    found = list[int]()
     for number, tier in enumerate(table.lower, start=1):
         lost = tier.lost() if isinstance(tier, LosesRecords) else None
         if lost is not None:
-            found = True
+            found.append(number)
             _forget_lost(table, number, lost)
     return found
 

@@ -95,13 +95,15 @@ class TierWriter:
         self._table = table
         self._number = number
         self._candidates = CandidateWatch(table, number, wake_writers)
+        self._readers = readers
+        self._wake_writers = wake_writers
         self._bytes_per_s = bytes_per_s
         self._from_below_at = -math.inf
         """When blocks that need not be in memory may be moved again."""
         self._tier = tier = table.lower[number - 1]
         self._local = tier if isinstance(tier, LocalTier) else None
         self._work = threading.Condition()
-        self._closing = False
+        self._closing = self._is_given_up = False
         self._until = math.inf
         self.batches_begun = self.batches_ended = 0
         name = f"holdfast-to-{self._tier.name}"
@@ -144,6 +146,24 @@ class TierWriter:
         waiting, from_below = queues.length(number), queues.from_below(number)
         return waiting > from_below or (from_below > 0 and self._may_move_from_below())
 
+    def without_hung_calls(self) -> TierWriter:
+        """Return the writer to use from now on, after a drive was lost whose calls may hang.
+
+        That is this one, unless it is in a batch. Then it is a new one, which is started, and this
+        one ends with its batch. Until then, what it writes or reads belongs to it: its buffers, and
+        the blocks, which are not evicted. Those that it does not write are queued again.
+        """
+        with self._work:
+            if self.batches_begun == self.batches_ended:
+                return self
+            self._is_given_up = True
+        other = TierWriter(
+            self._table, self._number, self._readers, self._wake_writers, self._bytes_per_s
+        )
+        other.batches_begun = other.batches_ended = self.batches_begun
+        other.start()
+        return other
+
     def end_by(self, until: float) -> None:
         """Write queued blocks until this monotonic time, then drop the rest and stop."""
         with self._work:
@@ -161,7 +181,7 @@ class TierWriter:
 
     def _run(self) -> None:
         queues, number = self._table.queues, self._number
-        while True:
+        while not self._is_given_up:
             waits = self._waits_for_more()  # takes the store's lock, so not below
             with self._work:
                 if not self.has_moves():
@@ -172,7 +192,7 @@ class TierWriter:
                         self._source.end()  # not between two moves: new memory must be cleared
                 elif waits and not (self._hurries or self._closing):
                     self._work.wait(_LOOK_AGAIN_S)
-            while self.has_moves() and not self._waits_for_more():
+            while not self._is_given_up and self.has_moves() and not self._waits_for_more():
                 if time.monotonic() > self._until:  # the engine can recompute what is dropped
                     with self._table.lock:
                         blocks = len(queues.clear(number))
@@ -190,6 +210,9 @@ class TierWriter:
                     _log.exception("blocks cannot be written tier=%s", self._tier.name)
                 finally:
                     self.batches_ended = self.batches_begun
+        for pool in (self._sealers, self._ahead):
+            if pool:
+                pool.shutdown(wait=False)
 
     def _waits_for_more(self) -> bool:
         """Return whether to wait for a batch of the size that the tier prefers.
@@ -219,7 +242,7 @@ class TierWriter:
             picked = self._pick()
             rows = [block.row for block in picked]
             table.pin(rows)
-            table.queues.set_writing(number, len(rows))
+            table.queues.add_writing(number, len(rows))
             for row in rows:
                 table.copies.begin_filling(row, number)
         try:
@@ -227,7 +250,7 @@ class TierWriter:
             self._candidates.look()
         finally:
             with table.lock:
-                table.queues.set_writing(number, 0)
+                table.queues.add_writing(number, -len(rows))
                 for block in picked:
                     table.copies.end_filling(block.row, number)
                     if block.reason is MoveReason.RENEWAL:
@@ -325,7 +348,7 @@ class TierWriter:
             for block, (outcome, _) in zip(batch, sent, strict=True)
             if outcome is Outcome.CORRUPT and self._source.is_damaged(block)
         }
-        away = not takes_writes(self._tier)
+        again = self._is_given_up or not takes_writes(self._tier)
         with table.lock:
             for block, (outcome, epoch) in zip(batch, sent, strict=True):
                 row, place = block.row, block.put.place
@@ -353,7 +376,7 @@ class TierWriter:
                         table.publish_below(row, number, place, nbytes, epoch)
                         table.movement.count((block.source, number, block.reason), nbytes)
                         self._candidates.note_written(nbytes, block.reason)
-                elif away:
+                elif again:
                     table.queues.defer(BlockMove(row, number, block.reason))
                 else:
                     table.queues.do_not_admit([row])
@@ -449,6 +472,8 @@ class TierWriter:
             and staged < self._batch.staged_bytes
             and (move := queues.pop(number, from_below=from_below, turn=self.batches_begun))
         ):
+            if move.row in self._table.copies.fillings(number):
+                continue  # of a writer that was given up, which queues it again
             is_there = self._table.is_on(move.row, number)
             if is_there and move.reason is not MoveReason.RENEWAL:
                 continue

@@ -137,7 +137,8 @@ class ReplaceableDisk:
         if (medium := self._medium) is None:
             return [Outcome.GONE] * len(batch)
         with medium.calls.one():
-            return medium.disk.write(batch)
+            outcomes = medium.disk.write(batch)
+        return outcomes if self._medium is medium else [Outcome.GONE] * len(batch)
 
     def read(self, batch: Sequence[TierGet]) -> list[Outcome]:
         if (medium := self._medium) is None:
