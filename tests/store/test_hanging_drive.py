@@ -195,13 +195,16 @@ class HangingDrive:
         self.view.wait_until(lambda: not self.view.copies(1), "what it held is forgotten")
         self.tier.replace(str(self._folder / "new"))
 
-    def serves_from_the_new_drive(self, seed):
-        """Save a context, and load it from the drive."""
-        assert saved(self.session, seed) == BLOCKS
+    def await_written(self, seed):
         keys = self.session.chain(tokens_for(seed)).keys
         self.view.wait_until(
             lambda: self.view.held(self.session.namespace, keys, 1) == BLOCKS, "it is written"
         )
+
+    def serves_from_the_new_drive(self, seed):
+        """Save a context, and load it from the drive."""
+        assert saved(self.session, seed) == BLOCKS
+        self.await_written(seed)
         leave_all(self.store)
         found = np.zeros_like(blocks_for(seed))
         landed = self.session.fetch(tokens_for(seed), into=found, deadline_s=60.0)
@@ -224,7 +227,8 @@ def test_a_drive_in_place_of_one_whose_writes_or_flushes_hang_takes_blocks(drive
     drive.hang(what)
     saved(drive.session, 1)
     if what == "flush":
-        assert drive.session.sync(tokens_for(1), deadline_s=0.0) == 0
+        drive.view.wait_until_written()
+        assert drive.session.sync(tokens_for(1), deadline_s=1.0) == 0
     drive.await_hanging()
     drive.replace()
     contexts = 2 * HOST_BYTES // (BLOCKS * LAYOUT.raw_bytes)
@@ -246,7 +250,7 @@ def test_a_drive_in_place_of_one_whose_reads_hang_is_read(drive):
 
     def fetch(seed):
         into = np.zeros_like(blocks_for(seed))
-        landed = drive.store.session(FINGERPRINT).fetch(tokens_for(seed), into, deadline_s=1.0)
+        landed = drive.store.session(FINGERPRINT).fetch(tokens_for(seed), into, deadline_s=5.0)
         outcomes.append(landed.outcome)
 
     fetches = [threading.Thread(target=fetch, args=(seed,), daemon=True) for seed in contexts]
@@ -265,11 +269,9 @@ def test_blocks_whose_write_hung_on_a_former_drive_are_written_to_the_next_one(d
     saved(drive.session, 1)
     drive.await_hanging()
     drive.replace()
-    assert drive.serves_from_the_new_drive(2)
+    saved(drive.session, 2)
+    drive.await_written(2)
     drive.extents[0].goes_on.set()
-    keys = drive.session.chain(tokens_for(1)).keys
-    drive.view.wait_until(
-        lambda: drive.view.held(drive.session.namespace, keys, 1) == BLOCKS, "they are written"
-    )
+    drive.await_written(1)
     drive.view.wait_until_idle()
-    assert not drive.view.faults()
+    assert not drive.view.faults

@@ -12,9 +12,10 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
+from itertools import compress
 from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
@@ -31,6 +32,7 @@ from holdfast.store.rewrite import forget_copies
 from holdfast.tiers.base import (
     NOWHERE,
     AnsweringTier,
+    Expiring,
     Flushable,
     LocalTier,
     SharedTier,
@@ -128,6 +130,9 @@ def _flush_copies(
         with table.lock:
             held = _leading(store, namespace, keys).held
             store.durable_blocks.mark(namespace, held, store.clock.now())
+    left_s = max(0.0, until_s - store.clock.now())
+    if kept and isinstance(tier, Expiring) and not tier.refresh(namespace, keys[:kept], left_s):
+        return 0
     if (
         kept
         and isinstance(tier, AnsweringTier)
@@ -235,7 +240,7 @@ def _await_copies(
 ) -> int:
     """Have blocks copied to the durable tier until this time; return how many leading ones it has.
 
-    Ends sooner if it has all that may come.
+    Ends sooner if it has all that may come. Blocks that are old there are written again.
     """
     table, changed, again_s = store.table, threading.Event(), -math.inf
 
@@ -244,11 +249,12 @@ def _await_copies(
 
     with table.lock:
         table.copies.events.subscribe(note)
+    aged = _aged(store, namespace, keys)
     try:
         while True:
             now_s = store.clock.now()
             with table.lock:
-                found = _leading(store, namespace, keys)
+                found = _leading(store, namespace, keys, aged)
                 if now_s >= again_s and not store.gone:
                     table.queues.write_through(found.missing, [table.durable_tier])
                     store.durable_blocks.renew(found.unsafe)
@@ -262,9 +268,18 @@ def _await_copies(
                 return found.kept
             changed.wait(min(left_s, _LOOK_AGAIN_S))
             changed.clear()
+            aged = _aged(store, namespace, keys) if aged else aged
     finally:
         with table.lock:
             table.copies.events.unsubscribe(note)
+
+
+def _aged(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> set[bytes]:
+    """Return the keys of the blocks that the durable tier deletes by age before new ones."""
+    tier = store.table.lower[store.table.durable_tier - 1]
+    if not isinstance(tier, Expiring):
+        return set()
+    return set(compress(keys, tier.aged(namespace, keys)))
 
 
 def _forget_lost(
@@ -299,14 +314,18 @@ def _expected(store: StoreParts, found: _Leading, blocks: int, *, saving: bool) 
     return blocks if saving or store.recovery.is_running else len(found.held)
 
 
-def _leading(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> _Leading:
+def _leading(
+    store: StoreParts, namespace: Namespace, keys: Sequence[bytes], aged: Collection[bytes] = ()
+) -> _Leading:
+    """`aged`: keys of blocks that are on the durable tier, but not for long enough."""
     table, kept = store.table, 0
     tier, held, missing, unsafe = table.durable_tier, list[int](), list[int](), list[int]()
     filling = table.copies.fillings(tier)
-    for row in table.index.find_all(namespace, keys):
+    for row, key in zip(table.index.find_all(namespace, keys), keys, strict=True):
         if row < 0 or table.index.fastest(row) < 0:
             break
-        if store.durable_blocks.is_unsafe(row):
+        is_aged = key in aged and table.copies.is_on(row, tier)
+        if is_aged or store.durable_blocks.is_unsafe(row):
             unsafe.append(row)
         elif table.copies.is_on(row, tier):
             kept += kept == len(held)

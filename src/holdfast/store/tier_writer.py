@@ -192,7 +192,7 @@ class TierWriter:
                         self._source.end()  # not between two moves: new memory must be cleared
                 elif waits and not (self._hurries or self._closing):
                     self._work.wait(_LOOK_AGAIN_S)
-            while not self._is_given_up and self.has_moves() and not self._waits_for_more():
+            while self._may_begin():
                 if time.monotonic() > self._until:  # the engine can recompute what is dropped
                     with self._table.lock:
                         blocks = len(queues.clear(number))
@@ -213,6 +213,10 @@ class TierWriter:
         for pool in (self._sealers, self._ahead):
             if pool:
                 pool.shutdown(wait=False)
+
+    def _may_begin(self) -> bool:
+        """Return whether to begin a batch now."""
+        return not self._is_given_up and self.has_moves() and not self._waits_for_more()
 
     def _waits_for_more(self) -> bool:
         """Return whether to wait for a batch of the size that the tier prefers.
@@ -491,12 +495,15 @@ class TierWriter:
         return not block.is_ready and self._table.sealing.seals(block.domain)
 
     def _mark_held(self, picked: Sequence[MovingBlock]) -> list[MovingBlock]:
-        """Note which of the picked blocks a shared tier has already: they need no encoding."""
+        """Note which of the picked blocks a shared tier has already: they need no encoding.
+
+        Renewals are written although the tier has them.
+        """
         if not picked or not isinstance(self._tier, Queryable):
             return list(picked)
         known = self._tier.known([block.put for block in picked])
         return [
-            block._replace(held=held) if held else block
+            block._replace(held=True) if held and block.reason is not MoveReason.RENEWAL else block
             for block, held in zip(picked, known, strict=True)
         ]
 

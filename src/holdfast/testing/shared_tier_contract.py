@@ -33,6 +33,7 @@ from holdfast.testing.payloads import key_of, namespace_of, shortened
 from holdfast.testing.stalls import StallWatch
 from holdfast.tiers.base import (
     AnsweringTier,
+    Expiring,
     HeldAnswer,
     Indexed,
     LocalTier,
@@ -327,6 +328,18 @@ class SharedTierContract:
         assert tier.indexed(blocks.namespace, []) == b""
         tier.delete(blocks.gets([4]))
         assert tier.indexed(blocks.namespace, keys) == bytes([0, 0, 1, 0, 1])
+
+    def test_blocks_that_were_just_written_are_not_aged_and_depend_on_no_other_node(
+        self, tier: SharedTier
+    ) -> None:
+        if not isinstance(tier, Expiring):
+            return
+        blocks = self.blocks(4_000)
+        blocks.save(tier, [1, 2])
+        keys = [blocks.key(number) for number in (2, 0, 1)]
+        assert tier.aged(blocks.namespace, keys) == bytes(3)
+        assert tier.aged(blocks.namespace, []) == b""
+        assert tier.refresh(blocks.namespace, keys, 0.0)
 
     # Threads.
 

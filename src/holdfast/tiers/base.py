@@ -5,8 +5,9 @@ reads only the 128-byte header and leaves the choice of records to the store. A 
 payloads, so records of one namespace have different lengths; none is longer than a slot
 (`Namespace.slot_bytes`).
 `holdfast.testing.tier_contract` tests the promises of `LocalTier`, and `shared_tier_contract` those
-of `SharedTier`, `AnsweringTier`, `Reachable`, `Queryable` and `Indexed`; a vendor certifies a tier
-with one subclass of either. The tests of Holdfast's own tiers cover the other protocols.
+of `SharedTier`, `AnsweringTier`, `Reachable`, `Queryable`, `Indexed` and `Expiring`; a vendor
+certifies a tier with one subclass of either. The tests of Holdfast's own tiers cover the other
+protocols.
 
 Ownership: the caller keeps the buffers it passes. A tier neither uses nor changes a buffer after
 the call returns, except that `write` may update the 16-byte mark of the records it is given.
@@ -443,6 +444,25 @@ class Indexed(SharedTier, Protocol):
         """Return one byte per key, in any order: 1 if the index has the block.
 
         No I/O, so the answer is there at once. It may be stale, as that of `held`.
+        """
+        ...
+
+
+@runtime_checkable
+class Expiring(SharedTier, Protocol):
+    """A shared tier that deletes records by age, and where other nodes delete records, too."""
+
+    def aged(self, namespace: Namespace, keys: Sequence[bytes]) -> bytes:
+        """Return one byte per key: 1 if a new record of the block is kept notably longer. No I/O.
+
+        A block that was written long ago, so it is written again before it counts as durable.
+        """
+        ...
+
+    def refresh(self, namespace: Namespace, keys: Sequence[bytes], within_s: float) -> bool:
+        """Learn which of these blocks other nodes have deleted; False without an answer in time.
+
+        Asks the medium only if a block depends on another node.
         """
         ...
 

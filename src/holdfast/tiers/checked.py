@@ -38,6 +38,7 @@ from holdfast.tiers.base import (
     AnsweringTier,
     Candidate,
     Erasable,
+    Expiring,
     Flushable,
     HealthReporting,
     HeldAnswer,
@@ -478,11 +479,22 @@ class CheckedSharedTier(CheckedTier):
         return self._state_of("reachable", lambda: typed(reachable(), bool), False)
 
     def indexed(self, namespace: Namespace, keys: Sequence[bytes]) -> bytes:
-        none = bytes(len(keys))
         if not isinstance(self._tier, Indexed):
-            return none
-        indexed = self._tier.indexed
-        return self._state_of("indexed", lambda: flags(indexed(namespace, keys), keys), none)
+            return bytes(len(keys))
+        work = partial(self._tier.indexed, namespace, keys)
+        return self._state_of("indexed", lambda: flags(work(), keys), bytes(len(keys)))
+
+    def aged(self, namespace: Namespace, keys: Sequence[bytes]) -> bytes:
+        if not isinstance(self._tier, Expiring):
+            return bytes(len(keys))
+        work = partial(self._tier.aged, namespace, keys)
+        return self._state_of("aged", lambda: flags(work(), keys), bytes(len(keys)))
+
+    def refresh(self, namespace: Namespace, keys: Sequence[bytes], within_s: float) -> bool:
+        if not isinstance(self._tier, Expiring):
+            return True
+        work = partial(self._tier.refresh, namespace, keys, within_s)
+        return self._in_time("refresh", lambda: typed(work(), bool), False)
 
     def may_write(self) -> bool:
         if not isinstance(self._tier, Permitted):
@@ -512,11 +524,10 @@ class CheckedSharedTier(CheckedTier):
         return self._in_time("flush", lambda: listed(flush(places), places, bool), unsafe)
 
     def known(self, batch: Sequence[TierPut]) -> list[bool]:
-        unknown = [False] * len(batch)
         if not isinstance(self._tier, Queryable):
-            return unknown
-        known = self._tier.known
-        return self._in_time("known", lambda: listed(known(batch), batch, bool), unknown)
+            return [False] * len(batch)
+        work = partial(self._tier.known, batch)
+        return self._in_time("known", lambda: listed(work(), batch, bool), [False] * len(batch))
 
     def misplaced(self, namespace: Namespace, keys: Sequence[bytes]) -> set[bytes]:
         if not isinstance(self._tier, Rebalancing):

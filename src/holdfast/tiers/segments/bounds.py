@@ -23,6 +23,10 @@ FILL_AIM = 0.9
 NEAR_END = 0.25
 """Fraction of its age class before a segment's end in which a read saves its blocks again."""
 
+AGED = 0.25
+"""Fraction of its age class by which a new segment must outlast another one, for durable blocks to
+be written again: each acknowledgement finds at least the rest of that time left."""
+
 _SPARSE = 0.5
 """Fraction of live blocks below which a segment is less valuable than any other."""
 

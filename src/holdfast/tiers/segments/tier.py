@@ -27,7 +27,7 @@ from holdfast.tiers.base import (
     TierUsage,
 )
 from holdfast.tiers.gate import MediumGate
-from holdfast.tiers.segments.bounds import SpaceLimits, is_near_end
+from holdfast.tiers.segments.bounds import AGED, SpaceLimits, is_near_end
 from holdfast.tiers.segments.format import (
     SEGMENT_BYTES,
     IndexedSegment,
@@ -133,6 +133,23 @@ class SegmentTier(AnsweringTier):
         if self._gate.is_shut or not started or not self.reachable():
             return bytes(len(keys))
         return self._index.held(namespace_digest(namespace), keys)
+
+    def aged(self, namespace: Namespace, keys: Sequence[bytes]) -> bytes:
+        """Return which blocks are in segments that a new one outlasts by `AGED`."""
+        names = self._segments_of(namespace, keys)
+        return bytes(name is not None and self._writer.outlasts(name, AGED) for name in names)
+
+    def refresh(self, namespace: Namespace, keys: Sequence[bytes], within_s: float) -> bool:
+        """List index objects, if any of the blocks is in a segment of another writer."""
+        names = self._segments_of(namespace, keys)
+        if all(name is None or name.writer == self._writer.id for name in names):
+            return True
+        return self._upkeep.refresh(Deadline.within(within_s))
+
+    def _segments_of(self, namespace: Namespace, keys: Sequence[bytes]) -> list[SegmentName | None]:
+        digest = namespace_digest(namespace)
+        found = self._index.positions([(digest, key) for key in keys], None)
+        return [self._index.name_of(at.segment) if at is not None else None for at in found]
 
     def known(self, batch: Sequence[TierPut]) -> list[bool]:
         """Return for each block whether an object has it, as far as this process knows."""

@@ -91,7 +91,12 @@ class SegmentUpkeep:
         self._wall_s = writer.wall_s
         self._condition = threading.Condition()
         self._started = threading.Event()
-        self._closing = False
+        self._closing = self._is_wanted = False
+        """`_is_wanted`: a listing is waited for."""
+        self._listings = 0
+        """Listings that have begun."""
+        self._ended = (0, False)
+        """The listing that ended last, and whether the medium answered it."""
         self._thread: threading.Thread | None = None
         self._probe = MediumProbe(Outcome.LATE, why="not probed yet")
         self._lost_objects = LostObjects()
@@ -132,6 +137,22 @@ class SegmentUpkeep:
         with self._condition:
             self._condition.notify_all()
 
+    def refresh(self, deadline: Deadline) -> bool:
+        """List index objects; return whether the medium answered in time.
+
+        Waits for a listing that begins after the call. Concurrent calls share one.
+        """
+        with self._condition:
+            wanted = self._listings + 1
+            self._is_wanted = True
+            self._condition.notify_all()
+            self._condition.wait_for(
+                lambda: self._closing or self._ended[0] >= wanted,
+                max(0.0, deadline.at - time.monotonic()),
+            )
+            number, is_answered = self._ended
+        return number >= wanted and is_answered
+
     def discard(self, name: SegmentName) -> None:
         """Delete an object later that may have been stored, although its put failed."""
         self._deletions.add(name.path, self._wait_s())
@@ -157,6 +178,8 @@ class SegmentUpkeep:
     def _run(self, reader: IndexReader) -> None:
         while not self._closing:
             wait_s = self._limits.poll_s
+            with self._condition:
+                self._is_wanted = False
             try:
                 if not self._started.is_set() or self._probe.refusal:
                     self._begin(reader)
@@ -170,7 +193,7 @@ class SegmentUpkeep:
                 _log.exception("the upkeep of a segment tier failed")
             with self._condition:
                 if not self._closing:
-                    self._condition.wait(wait_s)
+                    self._condition.wait(0.0 if self._is_wanted else wait_s)
 
     def _begin(self, reader: IndexReader) -> None:
         """Probe the medium and list it for the first time."""
@@ -214,6 +237,19 @@ class SegmentUpkeep:
 
     def _poll(self, reader: IndexReader) -> bool:
         """Learn from new index objects; return whether the medium answered."""
+        with self._condition:
+            self._listings += 1
+            number = self._listings
+        is_answered = False
+        try:
+            is_answered = self._list(reader)
+        finally:
+            with self._condition:
+                self._ended = number, is_answered
+                self._condition.notify_all()
+        return is_answered
+
+    def _list(self, reader: IndexReader) -> bool:
         deadline = Deadline.within(_CALL_S)
         found: list[tuple[IndexName, IndexObject]] = []
         listed: set[IndexName] = set()

@@ -31,9 +31,12 @@ class SegmentWriter:
         self._lock = threading.Lock()
         self._last = ""
 
-    def outlasts(self, name: SegmentName) -> bool:
-        """Return whether a segment that is made now is kept longer than another one."""
-        return self.wall_s() + AGE_CLASSES[self._age_class] > name.expires_s()
+    def outlasts(self, name: SegmentName, by: float = 0.0) -> bool:
+        """Return whether a segment that is made now is kept longer than another one.
+
+        `by`: longer than this fraction of its age class.
+        """
+        return self.wall_s() + (1 - by) * AGE_CLASSES[self._age_class] > name.expires_s()
 
     def new_segment(self) -> SegmentName:
         """Return a name that no object has had."""
