@@ -13,6 +13,7 @@ from holdfast.limits import MIB
 from holdfast.testing.chained import ChainedBlocks
 from holdfast.testing.memory_medium import MemoryMedium, MemoryObjects
 from holdfast.tiers.segments.format import SegmentName
+from holdfast.tiers.segments.index import SegmentIndex
 from holdfast.tiers.segments.index_log import MERGE_COUNT
 from holdfast.tiers.segments.medium import MediumAnswer
 from holdfast.tiers.segments.tier import SegmentTier, SegmentTierLimits
@@ -408,6 +409,30 @@ def test_many_small_index_objects_become_few(objects):
         count = MERGE_COUNT + 4
         assert tier.held(blocks.namespace, blocks.keys(count), 0) == count
         assert blocks.load(tier, range(count)) == [Outcome.OK] * count
+
+
+def test_a_merge_keeps_a_segment_that_a_put_has_listed_but_not_yet_added(objects, monkeypatch):
+    blocks, merged, add = ChainedBlocks(4_000), threading.Event(), SegmentIndex.add
+    slow = blocks.keys(1)[0]
+
+    def add_after_the_merge(index, listed, *more):
+        if slow in listed.keys:
+            assert merged.wait(WITHIN_S)
+        add(index, listed, *more)
+
+    monkeypatch.setattr(SegmentIndex, "add", add_after_the_merge)
+    with closing(open_tier(objects, **QUICK)) as tier:
+        first = threading.Thread(target=blocks.save, args=(tier, [0]))
+        first.start()
+        await_that(lambda: any(name.startswith("index/") for name in objects.objects))
+        for number in range(1, MERGE_COUNT + 4):
+            assert blocks.save(tier, [number]) == [Outcome.OK]
+        await_that(lambda: sum(n.startswith("index/") for n in objects.objects) < 16)
+        merged.set()
+        first.join()
+    with closing(open_tier(objects)) as tier:
+        count = MERGE_COUNT + 4
+        assert tier.held(blocks.namespace, blocks.keys(count), 0) == count
 
 
 def test_a_medium_that_permits_reads_only_is_read(objects):

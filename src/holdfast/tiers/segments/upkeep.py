@@ -371,13 +371,23 @@ class SegmentUpkeep:
         return self._wall_s() - max(AGE_CLASSES.values()) - SWEEP_AGE_S
 
     def _existing(self, content: IndexObject) -> IndexObject:
-        """Return what of an index object still says something about objects that exist."""
+        """Return what of an index object still says something about objects that exist.
+
+        All that concerns a young segment is kept: a put may have listed the segment, and not added
+        it to this store's index yet.
+        """
         known = {state.name.path for state in self._index.segments()}
         leaving = self._deletions.waiting()
+        young_s = self._wall_s() - SWEEP_AGE_S
+
+        def is_young(path: str) -> bool:
+            name = parse_segment_name(path)
+            return name is not None and name.created_s >= young_s
+
         return IndexObject(
-            [segment for segment in content.segments if segment.path in known],
-            [removed for removed in content.removed if removed.segment in known],
-            [path for path in content.retired if path in leaving],
+            [each for each in content.segments if each.path in known or is_young(each.path)],
+            [each for each in content.removed if each.segment in known or is_young(each.segment)],
+            [path for path in content.retired if path in leaving or is_young(path)],
         )
 
     def _live_writers(self) -> Iterable[str]:
