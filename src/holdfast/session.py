@@ -265,10 +265,10 @@ class Session:
     def sync(self, tokens: Tokens, deadline_s: float = SYNC_S) -> int:
         """Write the held blocks of a context to the durable tier; return how many tokens it keeps.
 
-        Returns when the tier's medium has flushed them, or at the deadline, or at once if a flush
-        fails; a node waits for at most `SYNC_S`. The counted tokens survive a crash and a loss of
-        power, until the tier evicts them. Raises BlockError, or RefusedError by a node, if no tier
-        can flush its records.
+        Returns when the tier's medium has flushed them, or at the deadline (1 s later if a flush
+        hangs), or at once if a flush fails; a node waits for at most `SYNC_S`. The counted tokens
+        survive a crash and a loss of power, until the tier evicts them. Raises BlockError, or
+        RefusedError by a node, if no tier can flush its records.
         """
         _check_seconds_argument("sync: deadline_s", deadline_s)
         return self._tokens(self._backend.sync(self.chain(tokens).keys, deadline_s))

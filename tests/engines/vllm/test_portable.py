@@ -226,6 +226,17 @@ def test_pipeline_stages_share_a_block_and_each_fills_its_layers(monkeypatch, si
     assert covers(frozenset(form.part for form in only), layout.raw_bytes)
 
 
+@pytest.mark.parametrize("layout", ["portable", "exact"])
+def test_a_stage_that_fails_in_any_way_answers_the_stages_that_wait_for_it(monkeypatch, layout):
+    told = []
+    monkeypatch.setattr(forms_module, "gather_stages", lambda _rank, own: told.append(own))
+    monkeypatch.setattr(forms_module, "paged_groups", lambda *_: 1 / 0)
+    cache = cache_of([(FOUR[:1], full())], dict.fromkeys(FOUR[:1], slots(1)[0]))
+    with pytest.raises(ZeroDivisionError):
+        block_forms(cache, SETTING._replace(layout=layout))
+    assert [each.refusal for each in told] == ["division by zero"]
+
+
 def test_stages_with_several_kinds_of_layers_have_the_page_lists_of_the_model(monkeypatch):
     stages = [
         [([FOUR[0]], window()), ([], window()), ([FOUR[1]], full())],

@@ -95,8 +95,8 @@ def block_forms(cache: WorkerCache, setting: ConnectorSettings) -> list[BlockFor
     names = {name for group in cache.kv_cache_config.kv_cache_groups for name in group.layer_names}
     try:
         groups = paged_groups(cache.vllm_config, cache.kv_cache_config, cache.tensors)
-    except UnsupportedError as error:  # the other stages wait for an answer
-        gather_stages(cache.rank, StageGroups((), len(names), str(error)))
+    except Exception as error:  # of any kind: the other stages wait for an answer
+        gather_stages(cache.rank, StageGroups((), len(names), str(error) or repr(error)))
         raise
     stages = gather_stages(cache.rank, StageGroups.of(groups, len(names)))
     if setting.layout == "portable":
