@@ -1,5 +1,6 @@
 """An object that a medium refuses to delete keeps no other one, and its bytes count."""
 
+import itertools
 import time
 from contextlib import closing
 
@@ -41,9 +42,9 @@ def medium(objects):
     return LockedMedium(objects)
 
 
-def open_tier(medium, now_s, capacity_bytes=0):
+def open_tier(medium, now_s, capacity_bytes=0, poll_s=0.05):
     limits = SegmentTierLimits(
-        read_s=0.2, write_s=60.0, ask_s=60.0, poll_s=0.05, capacity_bytes=capacity_bytes
+        read_s=4 * poll_s, write_s=60.0, ask_s=60.0, poll_s=poll_s, capacity_bytes=capacity_bytes
     )
     writer = SegmentWriter("1d", wall_s=lambda: now_s[0])
     return SegmentTier(medium, writer, limits, "segments")
@@ -120,3 +121,44 @@ def test_names_are_deleted_though_more_than_one_batch_is_refused(objects, medium
             break
         deletions.delete_due()
     assert medium.locked == set(objects.objects)
+
+
+def test_a_medium_that_refuses_all_deletions_keeps_most_segments_readable(objects, medium):
+    blocks, now_s = ChainedBlocks(65_000), [time.time()]
+    capacity_bytes = 40 * (blocks.namespace.slot_bytes + 4096)
+    medium.delete = lambda names, deadline: MediumAnswer(Outcome.GONE, why="AccessDenied")
+    numbers = itertools.count()
+    with closing(open_tier(medium, now_s, capacity_bytes, poll_s=0.01)) as tier:
+
+        def is_refused_for_long():
+            blocks.save(tier, [next(numbers)])
+            return objects.count("list") > 400
+
+        await_that(lambda: blocks.save(tier, [next(numbers)]) == [Outcome.FULL])
+        await_that(is_refused_for_long)
+        assert tier.usage().records >= 20
+
+
+def test_a_network_fault_is_not_taken_for_a_refusal(objects, medium):
+    clock, name = ManualClock(), "7d/00/0001"
+    objects.objects[name] = b"x"
+    deletions = DueDeletions(medium, clock)
+    deletions.add(name, 1.0, nbytes=10)
+    clock.advance(2.0)
+    answers = [MediumAnswer(Outcome.GONE, why="connection reset")] * 2
+    delete = medium.delete
+    medium.delete = lambda names, deadline: answers.pop() if answers else delete(names, deadline)
+    assert deletions.delete_due() == []
+    assert deletions.refused_bytes == 0
+    assert deletions.delete_due() == [name]
+
+
+def test_a_late_answer_is_not_taken_for_a_refusal(objects, medium):
+    clock, name = ManualClock(), "7d/00/0001"
+    objects.objects[name] = b"x"
+    deletions = DueDeletions(medium, clock)
+    deletions.add(name, 1.0, nbytes=10)
+    clock.advance(2.0)
+    medium.delete = lambda names, deadline: MediumAnswer(Outcome.LATE, why="no answer")
+    assert deletions.delete_due() == []
+    assert deletions.refused_bytes == 0

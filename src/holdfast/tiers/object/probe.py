@@ -20,7 +20,7 @@ from obstore.exceptions import (
 )
 
 from holdfast.errors import Outcome
-from holdfast.finding import Finding
+from holdfast.finding import Finding, problem
 from holdfast.limits import KIB
 from holdfast.tiers.object.store import ABSENT, Store
 from holdfast.tiers.segments.medium import MediumProbe
@@ -32,6 +32,10 @@ _RANGE = (10_000, 5_000)
 RANGES_REFUSAL = (
     "the store does not serve ranges of objects (it answered {answer}); use a store that does, "
     "because one block is a small part of an object"
+)
+NO_DELETE = (
+    "segments that leave the tier stay in the bucket, and the tier is full once they fill its "
+    "capacity; permit the credentials to delete objects"
 )
 BUCKET_REFUSAL = "there is no bucket of {url}; create it, or correct url"
 
@@ -64,10 +68,23 @@ async def probe_store(store: Store, url: str) -> MediumProbe:
         ]
         findings.append(await _create_finding(store, name, data))
         findings.append(await _etag_finding(store, name, data, put))
-    finally:
+        findings += await _delete_findings(store, name)
+    except BaseError:
         with contextlib.suppress(BaseError):
             await obstore.delete_async(store, name)
+        raise
     return MediumProbe(Outcome.OK, refusal, findings=findings)
+
+
+async def _delete_findings(store: Store, name: str) -> list[Finding]:
+    """Delete the object; return a finding if the credentials do not permit that."""
+    try:
+        await obstore.delete_async(store, name)
+    except (PermissionDeniedError, UnauthenticatedError):
+        return [problem("deletions", "the credentials do not permit them", NO_DELETE)]
+    except BaseError:
+        pass  # another fault says nothing about permissions
+    return []
 
 
 async def _range_refusal(store: Store, name: str, data: bytes) -> str:

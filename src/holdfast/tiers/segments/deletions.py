@@ -22,6 +22,9 @@ DELETE_MAX = 1_000
 RETRY_S = 600.0
 """Time after which an object is tried again that could not be deleted, in seconds."""
 
+REFUSED_MAX = 3
+"""Number of new refused objects in a row after which a medium counts as one that refuses all."""
+
 _HALVES_MAX = 64
 """Most calls that look for the refused names of one batch."""
 
@@ -48,6 +51,8 @@ class DueDeletions:
         self._lock = threading.Lock()
         self._waiting: dict[str, _Deletion] = {}
         self._refused_bytes = 0
+        self._refused_in_row = 0
+        """New refused objects since an object was deleted."""
         self._why = ""
         """Why the last deletion failed; empty once no refused object is left."""
 
@@ -69,6 +74,12 @@ class DueDeletions:
         """Bytes of objects that could not be deleted and are still there, as far as known."""
         with self._lock:
             return self._refused_bytes
+
+    @property
+    def refuses_all(self) -> bool:
+        """Whether the medium seems to refuse every deletion: more of them free no room."""
+        with self._lock:
+            return self._refused_in_row >= REFUSED_MAX
 
     def delete_due(self) -> list[str]:
         """Delete what is due; return the paths of objects that are gone. One thread calls it."""
@@ -99,7 +110,8 @@ class DueDeletions:
     def _delete_apart(self, paths: list[str]) -> tuple[list[str], list[str]]:
         """Halve a batch that failed; return the paths that were deleted and the ones refused.
 
-        Paths in neither list are left for the next round.
+        Paths in neither list are left for the next round, also if the medium answers late, or if a
+        second look shows that the network failed.
         """
         deadline = Deadline.within(_CALL_S)
         deleted: list[str] = []
@@ -111,17 +123,29 @@ class DueDeletions:
                 break
             if not (batch := batches.pop()):
                 continue
-            if self._medium.delete(batch, deadline).outcome is Outcome.OK:
+            outcome = self._medium.delete(batch, deadline).outcome
+            if outcome is Outcome.OK:
                 deleted += batch
+            elif outcome is Outcome.LATE:
+                break
             elif len(batch) == 1:
                 refused += batch
             else:
                 middle = len(batch) // 2
                 batches += [batch[middle:], batch[:middle]]
-        return deleted, refused
+        return deleted, refused if refused and self._is_refused(refused[0]) else []
+
+    def _is_refused(self, path: str) -> bool:
+        """Return whether the medium answers and does not delete an object."""
+        deadline = Deadline.within(_CALL_S)
+        if self._medium.list("probe", deadline).outcome is not Outcome.OK:
+            return False
+        return self._medium.delete([path], deadline).outcome is Outcome.GONE
 
     def _note(self, deleted: list[str], refused: list[str]) -> None:
         with self._lock:
+            new = sum(not self._waiting[path].is_refused for path in refused)
+            self._refused_in_row = 0 if deleted else self._refused_in_row + new
             for path in deleted:
                 self._waiting.pop(path, None)
             for path in refused:
