@@ -123,6 +123,7 @@ def test_a_sync_ends_at_its_deadline_while_a_flush_hangs_and_acknowledges_nothin
         store.start()
         session = store.session(FINGERPRINT)
         session.save(tokens_for(1), blocks_for(1), Retention.DURABLE)
+        StoreView(store).wait_until_written()
         waiting = threading.Thread(
             target=lambda: found.append(session.sync(tokens_for(1), deadline_s=0.1)), daemon=True
         )
@@ -170,7 +171,9 @@ class HangingDrive:
         self.extents = []
         config = DiskConfig(path=str(folder / "old"), capacity_bytes=16 * MIB)
         self.tier = ReplaceableDisk(config, self._clock, self._open, watch_s=3600.0)
-        self.store = Store(HOST_BYTES, [self.tier], {"default": b"k" * 32}, StoreOptions())
+        self.drops_file = folder / "drops.json"
+        options = StoreOptions(drops_file=self.drops_file)
+        self.store = Store(HOST_BYTES, [self.tier], {"default": b"k" * 32}, options)
         self.store.start()
         assert self.store.recovery.wait(60)
         self.view = StoreView(self.store)
@@ -275,3 +278,36 @@ def test_blocks_whose_write_hung_on_a_former_drive_are_written_to_the_next_one(d
     drive.await_written(1)
     drive.view.wait_until_idle()
     assert not drive.view.faults
+
+
+def test_a_drop_stays_on_file_while_a_write_to_a_former_drive_hangs(drive):
+    drive.hang("write")
+    saved(drive.session, 1)
+    drive.await_hanging()
+    drive.replace()
+    saved(drive.session, 2)
+    drive.await_written(2)
+    drive.store.drop("*")
+    assert drive.drops_file.exists(), "the write that hangs may bring a dropped block back"
+    drive.extents[0].goes_on.set()
+    drive.view.wait_until(lambda: not drive.drops_file.exists(), "the drop is recorded")
+
+
+def test_a_new_drive_takes_blocks_without_a_new_thread_after_the_hung_write(drive, monkeypatch):
+    start, refused = threading.Thread.start, threading.Event()
+
+    def refuse(thread):
+        if thread.name == f"holdfast-to-{drive.tier.name}":
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    drive.hang("write")
+    saved(drive.session, 1)
+    drive.await_hanging()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    drive.replace()
+    assert refused.wait(60)
+    drive.extents[0].goes_on.set()
+    saved(drive.session, 2)
+    drive.await_written(2)

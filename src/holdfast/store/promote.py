@@ -105,6 +105,8 @@ class BlockMover:
             TierWriter(table, number, readers, self.wake, limit)
             for number, limit in enumerate(move_bytes_per_s, start=1)
         ]
+        self._given_up: list[list[TierWriter]] = [[] for _ in self._writers]
+        """By lower tier, former writers that may still be in a batch."""
         self._reader = RecordReader(table)
         self._prefetches: dict[int, ReadBatch] = {}
         """Prefetches that no fetch waits for yet, by row; under the store's lock."""
@@ -223,8 +225,15 @@ class BlockMover:
             return len(self._prefetches)
 
     def batches(self) -> tuple[list[int], list[int]]:
-        """Return, by lower tier, how many write batches have begun, and how many have ended."""
-        ended = [writer.batches_ended for writer in self._writers]
+        """Return, by lower tier, how many write batches have begun, and how many have ended.
+
+        While a writer that was given up is in a batch, the later ones do not count as ended. Call
+        under the lock to compare what has begun with other changes of the store.
+        """
+        ended = [
+            min([writer.batches_ended, *(e.batches_ended for e in former if e.is_in_batch)])
+            for writer, former in zip(self._writers, self._given_up, strict=True)
+        ]
         return [writer.batches_begun for writer in self._writers], ended
 
     def has_moves(self) -> bool:
@@ -242,7 +251,11 @@ class BlockMover:
         Writers of other tiers may wait for such a call, too: they read what they move.
         """
         self._readers[number - 1].give_up_running()
-        self._writers = [writer.without_hung_calls() for writer in self._writers]
+        for at, writer in enumerate(self._writers):
+            with self._table.lock:  # the new writer picks no block before `batches` counts it
+                self._writers[at] = other = writer.without_hung_calls()
+                former = [*self._given_up[at], *([] if other is writer else [writer])]
+                self._given_up[at] = [each for each in former if each.is_in_batch]
 
     def wake(self, hurried: Collection[int] = ()) -> None:
         """Wake the writer threads; those of the tiers `hurried` wait for no more blocks."""

@@ -151,18 +151,33 @@ class TierWriter:
 
         That is this one, unless it is in a batch. Then it is a new one, which is started, and this
         one ends with its batch. Until then, what it writes or reads belongs to it: its buffers, and
-        the blocks, which are not evicted. Those that it does not write are queued again.
+        the blocks, which are not evicted. Those that it does not write are queued again. It is
+        this one, too, if no thread can be started. Call under the lock of the store.
         """
-        with self._work:
-            if self.batches_begun == self.batches_ended:
+        with self._work:  # so that no batch begins meanwhile
+            if not self.is_in_batch:
+                return self
+            other = TierWriter(
+                self._table, self._number, self._readers, self._wake_writers, self._bytes_per_s
+            )
+            other.batches_begun = other.batches_ended = self.batches_begun
+            try:
+                other.start()
+            except RuntimeError as error:
+                _log.warning(
+                    "%s: no thread to write to the drive that replaces a lost one tier=%s; blocks "
+                    "are written when the calls on the lost one have ended; raise the limit of "
+                    "threads",
+                    *(error, self._tier.name),
+                )
                 return self
             self._is_given_up = True
-        other = TierWriter(
-            self._table, self._number, self._readers, self._wake_writers, self._bytes_per_s
-        )
-        other.batches_begun = other.batches_ended = self.batches_begun
-        other.start()
         return other
+
+    @property
+    def is_in_batch(self) -> bool:
+        """Whether a batch has begun and has not ended."""
+        return self.batches_begun != self.batches_ended
 
     def end_by(self, until: float) -> None:
         """Write queued blocks until this monotonic time, then drop the rest and stop."""
@@ -200,7 +215,8 @@ class TierWriter:
                         "closing: no time to write blocks=%d tier=%s", blocks, self._tier.name
                     )
                     break
-                self.batches_begun += 1
+                if not self._begin_batch():
+                    break
                 try:
                     if not takes_writes(self._tier):
                         defer_queued(self._table, number)
@@ -213,6 +229,12 @@ class TierWriter:
         for pool in (self._sealers, self._ahead):
             if pool:
                 pool.shutdown(wait=False)
+
+    def _begin_batch(self) -> bool:
+        """Count a batch that begins; return False if the writer was given up."""
+        with self._work:
+            self.batches_begun += not self._is_given_up
+            return not self._is_given_up
 
     def _may_begin(self) -> bool:
         """Return whether to begin a batch now."""
