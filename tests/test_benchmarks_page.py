@@ -251,7 +251,7 @@ def test_each_engine_s_own_way_is_drawn_beside_holdfast():
         "offload": tool.offload_chart({"name": "bench offload", "rows": rows}).groups,
     }
     assert drawn == {
-        "sglang": {"4096 tokens": {"cold_s": 3.0, "file_s": 0.2, "warm_s": 0.1}},
-        "transformers": {"full, 4096 tokens": {"computed_s": 3.0, "fetched_s": 0.1}},
+        "sglang": {"4,096 tokens": {"cold_s": 3.0, "file_s": 0.2, "warm_s": 0.1}},
+        "transformers": {"full, 4,096 tokens": {"computed_s": 3.0, "fetched_s": 0.1}},
         "offload": {"load.host": {"fs_s": 0.2, "ours_s": 0.1}},
     }

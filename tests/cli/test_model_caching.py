@@ -29,7 +29,7 @@ def test_doctor_says_whether_vllm_caches_a_model(capsys, tmp_path, name, ok, say
         ("Qwen3-8B", "vLLM, transformers and SGLang read each other's portable contexts"),
         ("Qwen3-8B", "exact blocks are found only at the tensor-parallel size that wrote them"),
         ("gpt-oss-20b", "vLLM and transformers read each other's portable contexts"),
-        ("DeepSeek-V3", "portable: yes; latents on CPUs only"),
+        ("DeepSeek-V3", "portable: yes; latents on CPUs without AMX only"),
         ("Llama-4-Maverick-17B-128E-Instruct", "each engine reads its own portable contexts only"),
         ("Qwen3.5-397B-A17B", "portable blocks: no: each engine keeps states in a form of its own"),
     ],

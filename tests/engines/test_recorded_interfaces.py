@@ -109,6 +109,7 @@ def test_each_method_of_the_newest_vllm_is_compared_or_left_to_vllm():
     assert left == LEFT_TO_VLLM
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # by torch, as vLLM imports it
 def test_each_method_of_the_installed_vllm_is_compared_or_left_to_vllm():
     pytest.importorskip("vllm")
     for _, path, compared in bases_of(json.loads(max(VLLM_RECORDS).read_text())["tables"]):

@@ -64,7 +64,7 @@ FULL = ModelKind(
     Caching.YES,
     "a page depends only on the tokens up to its end",
     "0.1.0",
-    portable="yes; latents on CPUs only",
+    portable="yes; latents on CPUs without AMX only",
     offloading=YES,
     sglang=YES,
     lmcache=YES,

@@ -86,10 +86,9 @@ class ServedEngines:
             model or make("tiny"),
             transfer or holdfast_kv_transfer(self.node.address, 60_000, layout=layout),
             model_tokens_max=2048,
-            dtype="float32",
             kv_bytes=64 * MIB,
             environment={"VLLM_CPU_OMP_THREADS_BIND": cores, "OMP_NUM_THREADS": "1"},
-            **options,
+            **({"dtype": "float32"} | options),
         )
         self.servers[name] = VllmServer(name, settings, self._folder / f"{name}.log")
         self._stack.enter_context(self.servers[name].process)

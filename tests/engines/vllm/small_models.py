@@ -148,6 +148,13 @@ DRAFTS = {
 """Draft models for `llama`: configuration class, architecture and arguments, by vLLM's method."""
 
 
+def latent_dtype():
+    """Return the type in which vLLM computes the model `mla`: with AMX it refuses float32."""
+    import torch
+
+    return "bfloat16" if torch.cpu._is_amx_tile_supported() else "float32"
+
+
 def write_models(folder):
     """Write every model, with random weights in float32, to a folder of its own."""
     for name in CONFIGS:

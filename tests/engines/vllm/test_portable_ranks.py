@@ -14,6 +14,7 @@ from served_engines import (
     words,
     written_model,
 )
+from small_models import latent_dtype
 
 pytestmark = [
     pytest.mark.vllm,
@@ -53,6 +54,9 @@ def test_ranks_or_stages_of_a_model_with_windows_fill_one_block_of_each_kind(
             check_equal(*engines.pass_on(writer, reader, groups=2))
 
 
+@pytest.mark.skipif(
+    latent_dtype() == "bfloat16", reason="pages of latents for AMX are not converted"
+)
 def test_latents_are_written_once_and_read_by_one_rank_and_by_two(tmp_path_factory):
     """No answers are compared: with latents, those of vLLM itself differ on CPUs without AMX.
 
@@ -83,8 +87,9 @@ def test_exact_blocks_of_two_ranks_are_read_by_two_ranks_only(tmp_path_factory, 
     prompt = words("exact")
     with ExitStack() as stack:
         engines = ServedEngines(folder, stack)
-        engines.start("one", model, layout="exact")
-        engines.start("two", model, layout="exact", ranks=2)
+        dtype = latent_dtype() if kind == "mla" else "float32"
+        engines.start("one", model, layout="exact", dtype=dtype)
+        engines.start("two", model, layout="exact", dtype=dtype, ranks=2)
         engines.wait_ready()
         cold = engines.save("two", prompt, copies * HELD // BLOCK)
         engines.forget("two")

@@ -1,6 +1,6 @@
 """Record what an installed engine has of the interfaces that bindings use, as JSON.
 
-    python tests/engines/record_interface.py NAME VERSION MODULE:TABLE... >recorded/FILE.json
+    python tests/engines/recorded/record_interface.py NAME VERSION MODULE:TABLE... >FILE.json
 
 Run it with the Python, or the PYTHONPATH, of the engine. `test_recorded_interfaces.py` compares the
 bindings with these records, so an engine or a version that is not installed is compared, too.
