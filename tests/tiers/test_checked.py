@@ -20,7 +20,7 @@ from holdfast.testing.store_control import leave_all
 from holdfast.testing.store_view import StoreView
 from holdfast.tiers.base import HeldAnswer, takes_writes
 from holdfast.tiers.breaker import BreakerOptions
-from holdfast.tiers.checked import checked
+from holdfast.tiers.checked import REMOTE_S, checked
 
 MIB = 1 << 20
 PAYLOAD, TOKENS = 16 << 10, 16
@@ -237,6 +237,26 @@ def test_faults_of_a_tier_open_its_breaker_and_are_logged_once(kind, method, cap
     assert stopped.startswith(f"1 s ago: {'held' if method == 'ask' else method}() returned str")
     lines = [line for line in caplog.messages if "update the package" in line]
     assert len(lines) == 1
+    tier.close()
+
+
+class PatientTier(EverySharedMethod):
+    """A tier that deletes by age, and asks its medium for as long as the caller permits."""
+
+    def aged(self, namespace, keys):
+        return bytes(len(keys))
+
+    def refresh(self, namespace, keys, within_s):
+        threading.Event().wait(min(within_s, REMOTE_S + 1.0))
+        return False
+
+
+def test_a_tier_that_uses_its_time_to_refresh_is_not_blamed():
+    namespace = Namespace(b"f" * 16, b"d" * 16, PAYLOAD, TOKENS)
+    tier = checked(PatientTier({}), ManualClock())
+    assert not tier.refresh(namespace, KEYS, 60.0)
+    assert not tier.usage().writes_stopped
+    assert not tier.usage().failures
     tier.close()
 
 

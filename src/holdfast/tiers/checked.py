@@ -493,7 +493,8 @@ class CheckedSharedTier(CheckedTier):
     def refresh(self, namespace: Namespace, keys: Sequence[bytes], within_s: float) -> bool:
         if not isinstance(self._tier, Expiring):
             return True
-        work = partial(self._tier.refresh, namespace, keys, within_s)
+        asked_s = min(within_s, REMOTE_S - LOOKUP_SPARE_S)
+        work = partial(self._tier.refresh, namespace, keys, asked_s)
         return self._in_time("refresh", lambda: typed(work(), bool), False)
 
     def may_write(self) -> bool:
@@ -512,9 +513,8 @@ class CheckedSharedTier(CheckedTier):
         self, namespace: Namespace, keys: Sequence[bytes], start: int, in_s: float
     ) -> None:
         if isinstance(self._tier, Announceable):
-            self._in_time(
-                "announce", partial(self._tier.announce, namespace, keys, start, in_s), None
-            )
+            work = partial(self._tier.announce, namespace, keys, start, in_s)
+            self._in_time("announce", work, None)
 
     def flush(self, places: Sequence[Place]) -> list[bool]:
         unsafe = [False] * len(places)

@@ -31,6 +31,9 @@ _HALVES_MAX = 64
 _CALL_S = 20.0
 """Deadline of one batch, and of the search after it failed, in seconds."""
 
+_SECOND_LOOK_S = 5.0
+"""Deadline of the calls that tell a refusal from a fault of the network, in seconds."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -137,7 +140,7 @@ class DueDeletions:
 
     def _is_refused(self, path: str) -> bool:
         """Return whether the medium answers and does not delete an object."""
-        deadline = Deadline.within(_CALL_S)
+        deadline = Deadline.within(_SECOND_LOOK_S)
         if self._medium.list("probe", deadline).outcome is not Outcome.OK:
             return False
         return self._medium.delete([path], deadline).outcome is Outcome.GONE

@@ -215,7 +215,7 @@ class SegmentUpkeep:
             self._started.set()
 
     def _round(self, reader: IndexReader) -> None:
-        """Do what is due; stop at the first failure."""
+        """Do what is due, with listings that are waited for in between; stop if one fails."""
         if not self._reads.allows() or not self._poll(reader):
             return
         if self._probe.read_only:
@@ -223,6 +223,8 @@ class SegmentUpkeep:
         now_s = self._clock.now()
         if time.monotonic() - self._publisher.published_s > HEARTBEAT_S:
             self._publisher.publish(IndexObject(), Deadline.within(_CALL_S))
+        if not self._poll_if_wanted(reader):
+            return
         states = {state.name: state for state in self._index.segments()}
         space = self._limits.space.without(self.refused_bytes)
         if self._deletions.refuses_all:
@@ -230,12 +232,24 @@ class SegmentUpkeep:
         leaving = to_retire([*states.values()], self._is_mine, space, self._wall_s())
         if leaving:
             self._retire([states[name] for name in leaving])
+        if not self._poll_if_wanted(reader):
+            return
         self._delete_due()
+        if not self._poll_if_wanted(reader):
+            return
         for name in self._publisher.merge(self._existing, Deadline.within(_CALL_S)):
             self._deletions.add(name.path, self._wait_s())
+        if not self._poll_if_wanted(reader):
+            return
         if now_s - self._swept_s > SWEEP_S and not reader.unconfirmed:
             self._swept_s = now_s
             self._sweep()
+
+    def _poll_if_wanted(self, reader: IndexReader) -> bool:
+        """List now if a listing is waited for; return False if the medium did not answer."""
+        with self._condition:
+            is_wanted, self._is_wanted = self._is_wanted, False
+        return not is_wanted or self._poll(reader)
 
     def _poll(self, reader: IndexReader) -> bool:
         """Learn from new index objects; return whether the medium answered."""
