@@ -11,6 +11,7 @@ that die and stall.
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -170,6 +171,23 @@ class MediumContract:
         assert (probe.outcome, probe.refusal) == (Outcome.OK, "")
         assert all(finding.ok is not False for finding in probe.findings)
         assert list(medium.list("", self.within()).names) == []
+
+    def test_close_ends_the_calls_in_progress(self, tmp_path: Path) -> None:
+        for _ in range(5):
+            medium = self.make_medium(tmp_path)
+
+            def list_until_closed(medium: SegmentMedium = medium) -> None:
+                while medium.list("", Deadline.within(3_600.0)).outcome is Outcome.OK:
+                    pass
+
+            callers = [threading.Thread(target=list_until_closed, daemon=True) for _ in range(8)]
+            for caller in callers:
+                caller.start()
+            self.put(medium, "a/1", b"x")
+            medium.close()
+            for caller in callers:
+                caller.join(60.0)
+            assert not any(caller.is_alive() for caller in callers)
 
     def test_after_close_every_call_is_gone(self, medium: SegmentMedium) -> None:
         medium.close()

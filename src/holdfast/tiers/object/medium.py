@@ -54,6 +54,8 @@ PRICE_PER_1000 = {"get": 0.0004, "put": 0.005, "list": 0.005, "delete": 0.0}
 """Dollars per 1,000 requests of each verb; a deletion is free."""
 
 CLOSE_S = 2.0
+CANCEL_S = 1.0
+"""Longest time in which a call that is cancelled, or late, ends."""
 _LET_GO_S = 0.1
 """Pause at the end of `close`. obstore's threads let go of Python objects a moment after a call has
 ended; if the interpreter ends before, the process aborts. Measured: milliseconds."""
@@ -261,12 +263,15 @@ class ObjectMedium:
         if self._direct is not None:
             self._direct.close()
 
-        def end() -> None:
-            for task in asyncio.all_tasks(self._loop):
+        async def end() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
                 task.cancel()
+            if tasks:  # whose callers wait until the loop has passed on that they are cancelled
+                await asyncio.wait(tasks, timeout=CANCEL_S)
             self._loop.call_later(0.0, self._loop.stop)
 
-        self._loop.call_soon_threadsafe(end)
+        asyncio.run_coroutine_threadsafe(end(), self._loop)
         self._thread.join(CLOSE_S)
         if not self._thread.is_alive():
             self._loop.close()
@@ -304,8 +309,9 @@ class ObjectMedium:
             waiting = asyncio.wait_for(work, left_s)
             future = asyncio.run_coroutine_threadsafe(waiting, self._loop)
         try:
-            return future.result()
+            return future.result(left_s + CANCEL_S)
         except TimeoutError:
+            future.cancel()
             return MediumAnswer(Outcome.LATE, why="no answer by the deadline")
         except (CancelledError, asyncio.CancelledError):
             return MediumAnswer(Outcome.GONE, why="closed")

@@ -6,7 +6,6 @@ a bucket whose name is misspelt.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from typing import Any
 
@@ -68,12 +67,9 @@ async def probe_store(store: Store, url: str) -> MediumProbe:
         ]
         findings.append(await _create_finding(store, name, data))
         findings.append(await _etag_finding(store, name, data, put))
-        findings += await _delete_findings(store, name)
-    except BaseError:
-        with contextlib.suppress(BaseError):
-            await obstore.delete_async(store, name)
-        raise
-    return MediumProbe(Outcome.OK, refusal, findings=findings)
+    finally:
+        not_deleted = await _delete_findings(store, name)
+    return MediumProbe(Outcome.OK, refusal, findings=[*findings, *not_deleted])
 
 
 async def _delete_findings(store: Store, name: str) -> list[Finding]:
