@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.request import getproxies
@@ -54,8 +54,8 @@ PRICE_PER_1000 = {"get": 0.0004, "put": 0.005, "list": 0.005, "delete": 0.0}
 """Dollars per 1,000 requests of each verb; a deletion is free."""
 
 CLOSE_S = 2.0
-CANCEL_S = 1.0
-"""Longest time in which a call that is cancelled, or late, ends."""
+_CANCEL_S = 1.0
+"""Time at `close` in which the requests under way, which are cancelled, end."""
 _LET_GO_S = 0.1
 """Pause at the end of `close`. obstore's threads let go of Python objects a moment after a call has
 ended; if the interpreter ends before, the process aborts. Measured: milliseconds."""
@@ -120,6 +120,8 @@ class ObjectMedium:
         self._direct_at_s = 0.0
         """When requests are sent without obstore again, in monotonic seconds."""
         self._close_lock = threading.Lock()
+        self._calls = set[Future[MediumAnswer]]()
+        """Those that run on the loop."""
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=f"holdfast-{name}-loop", daemon=True
         )
@@ -267,12 +269,14 @@ class ObjectMedium:
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
             for task in tasks:
                 task.cancel()
-            if tasks:  # whose callers wait until the loop has passed on that they are cancelled
-                await asyncio.wait(tasks, timeout=CANCEL_S)
+            if tasks:
+                await asyncio.wait(tasks, timeout=_CANCEL_S)
             self._loop.call_later(0.0, self._loop.stop)
 
         asyncio.run_coroutine_threadsafe(end(), self._loop)
         self._thread.join(CLOSE_S)
+        for call in list(self._calls):  # that the loop has ended without: its caller waits
+            call.cancel()
         if not self._thread.is_alive():
             self._loop.close()
         time.sleep(_LET_GO_S)
@@ -307,11 +311,12 @@ class ObjectMedium:
                 outcome = Outcome.GONE if self._closed else Outcome.LATE
                 return MediumAnswer(outcome, why="closed" if self._closed else "too late to begin")
             waiting = asyncio.wait_for(work, left_s)
-            future = asyncio.run_coroutine_threadsafe(waiting, self._loop)
+            call = asyncio.run_coroutine_threadsafe(waiting, self._loop)
+            self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
         try:
-            return future.result(left_s + CANCEL_S)
+            return call.result()
         except TimeoutError:
-            future.cancel()
             return MediumAnswer(Outcome.LATE, why="no answer by the deadline")
         except (CancelledError, asyncio.CancelledError):
             return MediumAnswer(Outcome.GONE, why="closed")
