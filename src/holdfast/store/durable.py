@@ -317,7 +317,10 @@ def _expected(store: StoreParts, found: _Leading, blocks: int, *, saving: bool) 
 def _leading(
     store: StoreParts, namespace: Namespace, keys: Sequence[bytes], aged: Collection[bytes] = ()
 ) -> _Leading:
-    """`aged`: keys of blocks that are on the durable tier, but not for long enough."""
+    """Return the state of a chain's leading blocks. Call under the lock.
+
+    `aged`: keys of blocks that the durable tier has and will delete too soon.
+    """
     table, kept = store.table, 0
     tier, held, missing, unsafe = table.durable_tier, list[int](), list[int](), list[int]()
     filling = table.copies.fillings(tier)

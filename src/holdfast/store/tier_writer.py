@@ -498,8 +498,9 @@ class TierWriter:
             and staged < self._batch.staged_bytes
             and (move := queues.pop(number, from_below=from_below, turn=self.batches_begun))
         ):
-            if move.row in self._table.copies.fillings(number):
-                continue  # of a writer that was given up, which queues it again
+            if move.row in self._table.copies.fillings(number):  # of a writer that was given up
+                queues.defer(move)
+                continue
             is_there = self._table.is_on(move.row, number)
             if is_there and move.reason is not MoveReason.RENEWAL:
                 continue
