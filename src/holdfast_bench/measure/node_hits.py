@@ -142,18 +142,23 @@ class StoreHits(NamedTuple):
     by_tier: dict[str, int]
 
 
-def stored_hits(
-    trace: Trace, blocks: LadderBlocks, folder: Path, *, demotes: bool = True
-) -> StoreHits:
-    """Replay a trace through a store with its files in a folder, which is removed.
+def demoted_store_hits(trace: Trace, blocks: LadderBlocks, folder: Path) -> StoreHits:
+    """Replay a trace through a store whose disk demotes to a shared folder.
 
-    With `demotes` False, the store has one disk of the summed capacity.
+    The files are in `folder`, which is removed; so in `summed_store_hits`.
     """
-    disk_blocks = blocks.disk if demotes else blocks.disk + blocks.far
-    lower: list[Tier] = [_disk(folder / "disk", disk_blocks)]
-    if demotes:
-        lower.append(_shared_folder(folder / "files", blocks.far))
-    with closing(ReplayedStore(trace, blocks.host, lower)) as store:
+    lower = [_disk(folder / "disk", blocks.disk), _shared_folder(folder / "files", blocks.far)]
+    return _store_hits(trace, blocks.host, lower, folder)
+
+
+def summed_store_hits(trace: Trace, blocks: LadderBlocks, folder: Path) -> StoreHits:
+    """Replay a trace through a store with one disk, of the capacity of disk and shared folder."""
+    lower = [_disk(folder / "disk", blocks.disk + blocks.far)]
+    return _store_hits(trace, blocks.host, lower, folder)
+
+
+def _store_hits(trace: Trace, host_blocks: int, lower: Sequence[Tier], folder: Path) -> StoreHits:
+    with closing(ReplayedStore(trace, host_blocks, lower)) as store:
         served = store.replay()
     shutil.rmtree(folder)
     by_tier = dict[str, int]()
@@ -176,8 +181,8 @@ def hits_beside_simulator(
 ) -> Iterator[Row]:
     """Yield the hits of a store, beside one disk of the summed capacity and the simulator."""
     simulated = demoted_hits(trace, blocks)
-    demoted = stored_hits(trace, blocks, folder / "demoted")
-    summed = stored_hits(trace, blocks, folder / "summed", demotes=False)
+    demoted = demoted_store_hits(trace, blocks, folder / "demoted")
+    summed = summed_store_hits(trace, blocks, folder / "summed")
     ratio = demoted.token_hit / summed.token_hit
     size = {"requests": trace.requests, **blocks._asdict()}
     yield Row(

@@ -5,7 +5,11 @@ import pytest
 
 from holdfast.sim.trace import Requests, arrange
 from holdfast_bench.measure.demoted_hits import LadderBlocks
-from holdfast_bench.measure.node_hits import hits_beside_simulator, stored_hits
+from holdfast_bench.measure.node_hits import (
+    demoted_store_hits,
+    hits_beside_simulator,
+    summed_store_hits,
+)
 
 SESSIONS, TURNS, BLOCKS = 12, 3, 8
 SMALL = LadderBlocks(host=24, disk=32, far=200)
@@ -29,14 +33,14 @@ def trace():
 
 
 def test_a_shared_folder_serves_what_the_disk_of_a_store_evicted(trace, tmp_path):
-    found = stored_hits(trace, SMALL, tmp_path / "store")
+    found = demoted_store_hits(trace, SMALL, tmp_path / "store")
     assert found.token_hit == pytest.approx((TURNS - 1) / TURNS)
     assert found.by_tier["files"] > 0
     assert not (tmp_path / "store").exists()
 
 
 def test_a_store_without_a_second_tier_has_one_disk_of_the_summed_capacity(trace, tmp_path):
-    found = stored_hits(trace, SMALL, tmp_path / "store", demotes=False)
+    found = summed_store_hits(trace, SMALL, tmp_path / "store")
     assert found.token_hit == pytest.approx((TURNS - 1) / TURNS)
     assert "files" not in found.by_tier
 
