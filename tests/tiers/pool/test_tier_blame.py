@@ -4,9 +4,11 @@ import time
 
 from holdfast.clock import ManualClock
 from holdfast.errors import Outcome
+from holdfast.testing.payloads import namespace_of
+from holdfast.tiers.base import TierGet, segment_place
 from holdfast.tiers.breaker import BreakerOptions
 from holdfast.tiers.pool.health import HealthOptions
-from holdfast.wire.remote.client import ReceivedRecords
+from holdfast.wire.remote.client import BlockCount, ReceivedRecords
 
 
 def test_progress_of_a_long_write_keeps_the_breaker_closed(fleet) -> None:
@@ -51,3 +53,25 @@ def test_blocks_received_before_a_request_could_not_be_sent_are_kept(fleet) -> N
 
     one.targets["t0"].get = half
     assert one.read(chain) == [Outcome.OK, Outcome.OK, Outcome.LATE]
+
+
+def test_a_member_has_as_long_for_a_deletion_as_for_a_write(fleet) -> None:
+    """A target that keeps records in a bucket answers once the bucket knows of the deletion."""
+    one, asked = fleet(1, deadline_s=60.0, ask_s=0.25), []
+    chain = one.chain(1, 3)
+    one.write(chain)
+
+    def delete(namespace, keys, deadline_s):
+        asked.append(deadline_s)
+        return BlockCount(len(keys), Outcome.OK)
+
+    one.targets["t0"].delete = delete
+    namespace = namespace_of(8_000)
+    places = [segment_place(chain.segment(depth)) for depth in range(3)]
+    one.pool.delete(
+        [
+            TierGet(place, key, memoryview(b""), namespace)
+            for place, key in zip(places, chain.keys, strict=True)
+        ]
+    )
+    assert min(asked) > 0.25

@@ -242,14 +242,17 @@ class PoolTier(AnsweringTier):
         )
 
     def delete(self, batch: Sequence[TierGet]) -> None:
-        """Have every member that may hold a record delete it, and parity records that begin so."""
+        """Have every member that may hold a record delete it, and parity records that begin so.
+
+        A member that keeps records in a bucket writes there before it answers.
+        """
         rows = [
             get._replace(key=parity_key(get.key, n), namespace=parity_namespace(get.namespace))
             for get in (batch if self.lookup.is_striped() else ())
             for n in range(1, self.lookup.stripe)
         ]
         self._tell_holders(
-            [*batch, *rows], self.options.ask_s, lambda target, *blocks: target.delete(*blocks)
+            [*batch, *rows], self.options.deadline_s, lambda target, *blocks: target.delete(*blocks)
         )
 
     def misplaced(self, namespace: Namespace, keys: Sequence[bytes]) -> set[bytes]:
