@@ -1,5 +1,6 @@
 """Object stores that lie, fail or die: a miss or a clear error, and nothing wrong."""
 
+import re
 import threading
 import time
 from contextlib import closing
@@ -52,11 +53,22 @@ class HostileStore(BaseHTTPRequestHandler):
         self.answer(200, b"", {"ETag": '"1"'})
 
     def do_DELETE(self):
+        if self.server.behaviour == "no deletions":
+            self.answer(403, b"<Error><Code>AccessDenied</Code></Error>")
+            return
         self.server.objects.pop(self.path, None)
         self.answer(204, b"")
 
     def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
+        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        if self.server.behaviour == "no deletions":
+            keys = re.findall("<Key>(.*?)</Key>", asked)
+            refused = [
+                f"<Error><Key>{key}</Key><Code>AccessDenied</Code><Message>no</Message></Error>"
+                for key in keys
+            ]
+            self.answer(200, f"<DeleteResult>{''.join(refused)}</DeleteResult>".encode())
+            return
         self.answer(200, b"<DeleteResult></DeleteResult>")
 
     def do_GET(self):
@@ -213,6 +225,13 @@ def test_a_clock_that_differs_from_the_stores_is_named(hostile):
     assert found.why.startswith("RequestTimeTooSkewed, 403 ")
     with closing(open_object(options, CONTEXT)) as tier:
         await_that(lambda: "RequestTimeTooSkewed" in tier.member_health()[0].trouble)
+
+
+def test_credentials_that_permit_no_deletions_are_named_with_what_that_means(hostile):
+    options, _ = hostile("no deletions")
+    [found] = [each for each in examine_object(options, CONTEXT) if "deletions" in each.what]
+    assert (found.ok, found.found) == (False, "the credentials do not permit them")
+    assert "permit the credentials to delete objects" in found.why
 
 
 def test_a_store_without_signed_urls_is_read_with_signed_headers(hostile):

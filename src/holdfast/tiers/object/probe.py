@@ -76,10 +76,11 @@ async def _delete_findings(store: Store, name: str) -> list[Finding]:
     """Delete the object; return a finding if the credentials do not permit that."""
     try:
         await obstore.delete_async(store, name)
-    except (PermissionDeniedError, UnauthenticatedError):
-        return [problem("deletions", "the credentials do not permit them", NO_DELETE)]
-    except BaseError:
-        pass  # another fault says nothing about permissions
+    except BaseError as error:  # another fault says nothing about permissions
+        # S3 answers for each object of a deletion; obstore raises no error of its own for that.
+        is_refused = isinstance(error, PermissionDeniedError | UnauthenticatedError)
+        if is_refused or "code: AccessDenied" in str(error):
+            return [problem("deletions", "the credentials do not permit them", NO_DELETE)]
     return []
 
 
