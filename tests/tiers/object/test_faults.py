@@ -14,6 +14,7 @@ from obstore.exceptions import BaseError
 
 from holdfast.errors import Outcome
 from holdfast.testing.chained import ChainedBlocks
+from holdfast.tiers.base import HeldAnswer
 from holdfast.tiers.kind import TierContext
 from holdfast.tiers.object.kind import ObjectOptions, examine_object, open_object
 from holdfast_bench.peers.seaweed_server import SeaweedServer, create_bucket, delete_bucket
@@ -172,7 +173,8 @@ def test_a_store_without_honest_ranges_is_refused_by_name(hostile, behaviour):
         assert set(blocks.save(tier, range(2))) <= FAILED
         await_that(lambda: not tier.reachable())
         assert "does not serve ranges" in tier.member_health()[0].trouble
-        assert not tier.held(blocks.namespace, blocks.keys(2), 0)
+        assert tier.ask(blocks.namespace, blocks.keys(2), 0) == HeldAnswer(0, Outcome.GONE)
+        assert blocks.save(tier, range(2)) == blocks.load(tier, range(2)) == [Outcome.GONE] * 2
     assert not any("/7d/" in path for path in server.objects)
 
 

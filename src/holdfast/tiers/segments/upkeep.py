@@ -90,9 +90,9 @@ class SegmentUpkeep:
         self._clock = writer.clock
         self._wall_s = writer.wall_s
         self._condition = threading.Condition()
-        self._started = threading.Event()
-        self._closing = self._is_wanted = False
-        """`_is_wanted`: a listing is waited for."""
+        self._is_started = self._closing = self._is_wanted = False
+        """`_is_started`: the medium was probed and listed once. `_is_wanted`: a listing is
+        waited for."""
         self._listings = 0
         """Listings that have begun."""
         self._ended = (0, False)
@@ -114,8 +114,12 @@ class SegmentUpkeep:
     # What the tier asks.
 
     def await_start(self, deadline: Deadline) -> bool:
-        """Wait until the medium was probed and listed once; return whether it was, in time."""
-        return self._started.wait(max(0.0, deadline.at - time.monotonic()))
+        """Wait until the medium was listed once, or refused; return whether it was, in time."""
+        with self._condition:
+            return self._condition.wait_for(
+                lambda: self._is_started or bool(self._probe.refusal),
+                max(0.0, deadline.at - time.monotonic()),
+            )
 
     @property
     def refusal(self) -> str:
@@ -181,13 +185,13 @@ class SegmentUpkeep:
             with self._condition:
                 self._is_wanted = False
             try:
-                if not self._started.is_set() or self._probe.refusal:
+                if not self._is_started or self._probe.refusal:
                     self._begin(reader)
                 else:
                     self._round(reader)
                 if self._probe.refusal:
                     wait_s = min(_REFUSED_S, wait_s)
-                elif not self._started.is_set() or not self._reads.is_closed():
+                elif not self._is_started or not self._reads.is_closed():
                     wait_s = 0.1
             except Exception:  # noqa: BLE001  # the thread must go on
                 _log.exception("the upkeep of a segment tier failed")
@@ -210,9 +214,13 @@ class SegmentUpkeep:
             return
         if found[0].refusal and found[0].refusal != self._probe.refusal:
             _log.error("the medium is not used: %s", found[0].refusal)
-        self._probe = found[0]
+        with self._condition:
+            self._probe = found[0]
+            self._condition.notify_all()
         if not self._probe.refusal and self._poll(reader):
-            self._started.set()
+            with self._condition:
+                self._is_started = True
+                self._condition.notify_all()
 
     def _round(self, reader: IndexReader) -> None:
         """Do what is due, with listings that are waited for in between; stop if one fails."""
