@@ -231,13 +231,12 @@ def test_pairs_of_engines_are_drawn_with_the_share_of_equal_answers():
         {"what": "engines.vllm.transformers.equal", "value": 99.5, "between_alone": 2e-5},
         {
             "what": "engines.vllm.transformers.log_probability",
-            "value": 0.5,
-            "apart": 1e-5,
+            "value": 1e-5,
             "between_alone": 2e-5,
         },
     ]
     chart = loaded().engines_chart({"name": "bench engines", "rows": rows})
-    assert chart.groups == {"vllm to transformers, 99.5 %": {"between_alone": 2e-5, "apart": 1e-5}}
+    assert chart.groups == {"vllm to transformers, 99.5 %": {"between_alone": 2e-5, "value": 1e-5}}
 
 
 def test_each_engine_s_own_way_is_drawn_beside_holdfast():

@@ -50,7 +50,7 @@ SECOND_TIERS = {
 }
 ANSWERS = {
     "between_alone": ("between the two engines alone", "#9aa5b1"),
-    "apart": ("behind the other engine's context", "#1f6feb"),
+    "value": ("behind the other engine's context", "#1f6feb"),
 }
 KINDS = {
     "cold_s": ("computed", "#9aa5b1"),
