@@ -1,5 +1,6 @@
 """A drive whose calls do not return: memory stays usable, and housekeeping goes on."""
 
+import shutil
 import threading
 
 import numpy as np
@@ -166,16 +167,17 @@ class HangingExtents:
 class HangingDrive:
     """A disk tier whose first drive hangs when it is told so, and a store above it."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, *below, hangs="", **options):
         self._folder, self._clock = folder, ManualClock()
         self.extents = []
         config = DiskConfig(path=str(folder / "old"), capacity_bytes=16 * MIB)
         self.tier = ReplaceableDisk(config, self._clock, self._open, watch_s=3600.0)
         self.drops_file = folder / "drops.json"
-        options = StoreOptions(drops_file=self.drops_file)
-        self.store = Store(HOST_BYTES, [self.tier], {"default": b"k" * 32}, options)
+        options = StoreOptions(drops_file=self.drops_file, **options)
+        self.store = Store(HOST_BYTES, [self.tier, *below], {"default": b"k" * 32}, options)
+        self.hang(hangs)
         self.store.start()
-        assert self.store.recovery.wait(60)
+        assert hangs or self.store.recovery.wait(60)
         self.view = StoreView(self.store)
         self.session = self.store.session(FINGERPRINT)
 
@@ -190,13 +192,13 @@ class HangingDrive:
         for _ in range(calls):
             assert self.extents[0].hanging.acquire(timeout=60)
 
-    def replace(self):
+    def replace(self, folder=None):
         """Find that the drive hangs, and use another folder as an operator asks."""
         self._clock.advance(HANG_S)
         self.tier.look()
         assert "has not returned" in self.tier.usage().away
         self.view.wait_until(lambda: not self.view.copies(1), "what it held is forgotten")
-        self.tier.replace(str(self._folder / "new"))
+        self.tier.replace(str(folder or self._folder / "new"))
 
     def await_written(self, seed):
         keys = self.session.chain(tokens_for(seed)).keys
@@ -278,6 +280,63 @@ def test_blocks_whose_write_hung_on_a_former_drive_are_written_to_the_next_one(d
     drive.await_written(1)
     drive.view.wait_until_idle()
     assert not drive.view.faults
+
+
+def holds(store, seed):
+    return store.session(FINGERPRINT).cover(tokens_for(seed)) == BLOCKS * LAYOUT.block_tokens
+
+
+def test_a_drive_in_place_of_one_that_hung_in_the_scrub_is_scrubbed(tmp_path):
+    drive = HangingDrive(tmp_path, scrub_every_s=0.01)
+    try:
+        saved(drive.session, 1)
+        drive.view.wait_until_written()
+        drive.hang("read")
+        drive.await_hanging()
+        drive.replace()
+        saved(drive.session, 2)
+        drive.await_written(2)
+        passes = drive.store.status().scrub.passes
+        drive.view.wait_until(
+            lambda: drive.store.status().scrub.passes > passes + 1, "the new drive is scrubbed"
+        )
+        drive.extents[0].goes_on.set()
+        drive.view.wait_until_idle()
+        assert not drive.view.faults
+        assert holds(drive.store, 2)
+    finally:
+        drive.close()
+
+
+def test_recovery_goes_on_with_other_tiers_and_the_next_drive_after_one_that_hung_in_it(tmp_path):
+    records, crashed, other = {}, tmp_path / "crashed", tmp_path / "other"
+    for folder, seed in ((crashed, 1), (other, 2)):
+        folder.mkdir()
+        before = HangingDrive(folder)
+        saved(before.session, seed)
+        before.view.wait_until_written()
+        shutil.copytree(folder / "old", folder / "copy" / "old")
+        before.close()
+    with Store(HOST_BYTES, [MemoryTier(64 * MIB, records)], {"default": b"k" * 32}) as below:
+        below.start()
+        saved(below.session(FINGERPRINT), 3)
+        StoreView(below).wait_until_written()
+    drive = HangingDrive(crashed / "copy", MemoryTier(64 * MIB, records), hangs="read")
+    try:
+        drive.await_hanging()
+        drive.tier.look()
+        assert not drive.store.recovery.wait(0)
+        drive.replace(other / "copy" / "old")
+        assert drive.store.recovery.wait(60)
+        assert holds(drive.store, 3)
+        drive.view.wait_until(lambda: holds(drive.store, 2), "the next drive's blocks are found")
+        drive.extents[0].goes_on.set()
+        drive.view.wait_until_idle()
+        assert not holds(drive.store, 1)
+        assert not drive.view.faults
+        assert drive.serves_from_the_new_drive(4)
+    finally:
+        drive.close()
 
 
 def test_a_drop_stays_on_file_while_a_write_to_a_former_drive_hangs(drive):

@@ -301,14 +301,22 @@ class StoreParts:
         lost = rewrite_lost(self.table)
         for number in lost:
             if isinstance(self.table.lower[number - 1], Replaceable):
-                self.mover.give_up_hung_calls(number)
-                self.flushes.give_up_running()
+                self.give_up_hung_calls(number)
         late = resume(self.table)
         defer_stopped(self.table)
         with self.table.lock:
             waiting = self.durable_blocks.queue_again(now)
         if lost or late or waiting:
             self.mover.wake()
+
+    def give_up_hung_calls(self, number: int) -> None:
+        """Go on after lower tier `number` has lost its drive, though calls of it may never return.
+
+        What they were to do on the drive that replaces it is done by other threads.
+        """
+        self.mover.give_up_hung_calls(number)
+        self.flushes.give_up_running()
+        self.recovery.give_up_hung_call(number)
 
     def _give_back(self, reservation: Reservation) -> None:
         self.table.give_back(reservation.namespace, reservation.slots)

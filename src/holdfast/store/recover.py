@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from holdfast.blocks.namespace import namespace_of
 from holdfast.buffers import aligned_buffer
@@ -37,14 +37,61 @@ from holdfast.tiers.base import (
 _log = logging.getLogger("holdfast.store")
 
 
+class RecoveryPass:
+    """One pass over the survivors of some tiers, on a thread of its own.
+
+    `numbers`: the tiers. `at`: the one that is being read, 0 before the first. `indexed`: by row, a
+    hash of the key and place of its survivor on this tier; 0: none. `stop`: whether the pass is to
+    end early. `given_up`: whether another pass goes on in its place; set under the store's lock.
+    """
+
+    def __init__(self, run: Callable[[RecoveryPass], None], numbers: Sequence[int]) -> None:
+        self.numbers = numbers
+        self.at = 0
+        self.indexed = array("q")
+        self.stop = threading.Event()
+        self.given_up = threading.Event()
+        self.is_over = False
+        self._thread = threading.Thread(
+            target=self._run, args=(run,), name="holdfast-recover", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start the thread. Raises RuntimeError if none can be started."""
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the pass has begun and may still find blocks."""
+        return self._thread.is_alive() and not self.is_over
+
+    def left(self) -> Sequence[int]:
+        """Return the tiers after the one that is being read."""
+        return self.numbers[self.numbers.index(self.at) + 1 :]
+
+    def join(self) -> None:
+        """Wait until the thread ends, if it was started."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self, run: Callable[[RecoveryPass], None]) -> None:
+        try:
+            run(self)
+        finally:
+            self.is_over = True
+
+
 class Recovery:
     """A background pass over the survivors of every tier below the host, and of replaced media."""
 
     def __init__(self, table: BlockTable) -> None:
         self._table = table
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="holdfast-recover", daemon=True)
-        self._later: threading.Thread | None = None
+        self._pass = RecoveryPass(self._run_first, range(1, len(table.lower) + 1))
+        """The only pass at a time, but for those that were given up."""
+        self._is_started = False
+        self._first_over = threading.Event()
+        self._began_s = 0.0
         self.blocks = 0
         self.dropped = 0
         """Survivors that were freed because their fingerprint was dropped."""
@@ -54,7 +101,8 @@ class Recovery:
 
     def start(self) -> None:
         """Begin; the store serves during recovery."""
-        self._thread.start()
+        self._began_s, self._is_started = self._table.clock.now(), True
+        self._pass.start()
 
     @property
     def is_complete(self) -> bool:
@@ -64,17 +112,14 @@ class Recovery:
     @property
     def is_running(self) -> bool:
         """Whether the pass has begun and may still find blocks."""
-        first = self.seconds is None and self._thread.is_alive()
-        return first or (self._later is not None and self._later.is_alive())
+        return self._pass.is_running
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the pass; False if it still runs after `timeout_s`.
+        """Wait for the end of the first pass; False if it still runs after `timeout_s`.
 
         Returns True at once before `start`.
         """
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return not self._is_started or self._first_over.wait(timeout_s)
 
     def recover_replaced(self) -> None:
         """Begin a pass over media that replaced others since the start, one pass at a time."""
@@ -85,37 +130,64 @@ class Recovery:
         ]
         if not due or self.is_running or self._stop.is_set():
             return
-        self._later = threading.Thread(
-            target=self._recover_tiers, args=(due,), name="holdfast-recover", daemon=True
-        )
-        self._later.start()
+        self._pass = RecoveryPass(self._recover_tiers, due)
+        self._pass.start()
+
+    def give_up_hung_call(self, number: int) -> None:
+        """Go on after tier `number` has lost its drive, though a call of it may never return.
+
+        What the drive held is lost. A pass that reads it ends when its call does, and another one
+        reads the tiers after it.
+        """
+        with self._table.lock:  # from now on, the former pass indexes nothing
+            former = self._pass
+            if not former.is_running or former.at != number or self._stop.is_set():
+                return
+            run = self._recover_tiers if self._first_over.is_set() else self._run_first
+            following = RecoveryPass(run, former.left())
+            try:
+                following.start()
+            except RuntimeError as error:
+                _log.warning(
+                    "%s: no thread to recover the tiers after a lost drive tier=%s; they are "
+                    "recovered when the call on it has ended; raise the limit of threads",
+                    *(error, self._table.tier_name(number)),
+                )
+                return
+            self._pass = following
+            former.given_up.set()
+            former.stop.set()
 
     def close(self) -> None:
-        """Stop early if need be."""
+        """Stop early if need be. A pass that was given up ends with its call."""
         self._stop.set()
-        self.wait()
-        if self._later is not None:
-            self._later.join()
+        self._pass.stop.set()
+        self._pass.join()
 
-    def _recover_tiers(self, numbers: Sequence[int]) -> None:
+    def _recover_tiers(self, this: RecoveryPass) -> None:
         """Index the survivors of local tiers."""
-        for number in numbers:
+        for number in this.numbers:
+            with self._table.lock:
+                if this.given_up.is_set():
+                    return
+                this.at, this.indexed = number, array("q")
             tier = self._table.lower[number - 1]
             if not isinstance(tier, LocalTier):
                 continue
-            indexed = array("q")
             try:  # one by one: a tier keeps only the last one that it yielded from reuse
                 for survivor in tier.survivors():
-                    if self._stop.is_set():
-                        self._ended_early = True
+                    if this.stop.is_set():
+                        self._ended_early |= not this.given_up.is_set()
                         break
                     if not self._table.sealing.predates_sealing(survivor.header):
-                        self._index(number, survivor, indexed)
+                        self._index(this, survivor)
                         continue
                     if isinstance(tier, Erasable):
                         tier.wipe(survivor)
                     tier.free([survivor.place])
             except Exception:  # noqa: BLE001  # a tier that cannot be scanned has no survivors
+                if this.given_up.is_set():
+                    return
                 self._ended_early = True
                 _log.exception(
                     "recovery of tier=%s ended early: blocks that it did not reach are misses "
@@ -123,28 +195,31 @@ class Recovery:
                     tier.name,
                 )
 
-    def _run(self) -> None:
-        started = self._table.clock.now()
-        self._recover_tiers(range(1, len(self._table.lower) + 1))
-        self.seconds = self._table.clock.now() - started
-        if any(isinstance(tier, LocalTier) for tier in self._table.lower):
-            _log.info(
-                "recovered: %d blocks in %.3f s, freed dropped_blocks=%d",
-                *(self.blocks, self.seconds, self.dropped),
-            )
+    def _run_first(self, this: RecoveryPass) -> None:
+        """Index the survivors of all tiers, or of the rest after a pass that was given up."""
+        try:
+            self._recover_tiers(this)
+            if this.given_up.is_set():
+                return
+            self.seconds = self._table.clock.now() - self._began_s
+            if any(isinstance(tier, LocalTier) for tier in self._table.lower):
+                _log.info(
+                    "recovered: %d blocks in %.3f s, freed dropped_blocks=%d",
+                    *(self.blocks, self.seconds, self.dropped),
+                )
+        finally:
+            if not this.given_up.is_set():
+                self._first_over.set()
 
-    def _index(self, number: int, survivor: SurvivingRecord, indexed: array[int]) -> None:
-        """Index one survivor; of two records of a block the later one that is intact.
-
-        `indexed`: by row, a hash of the key and place of its survivor on this tier; 0: none.
-        """
-        if self._index_unless_second(number, survivor, indexed):
+    def _index(self, this: RecoveryPass, survivor: SurvivingRecord) -> None:
+        """Index one survivor; of two records of a block the later one that is intact."""
+        if self._index_unless_second(this, survivor):
             return
-        if self._is_intact(number, survivor):
-            self._index_unless_second(number, survivor, indexed, replaces=True)
+        if self._is_intact(this.at, survivor):
+            self._index_unless_second(this, survivor, replaces=True)
             return
         with self._table.lock:
-            self._table.free_place(number, survivor.place)
+            self._table.free_place(this.at, survivor.place)
 
     def _is_intact(self, number: int, survivor: SurvivingRecord) -> bool:
         """Read a survivor and return whether it verifies, as far as the keys at hand can tell.
@@ -161,19 +236,17 @@ class Recovery:
         return found in (Outcome.OK, Outcome.UNREADABLE)
 
     def _index_unless_second(
-        self,
-        number: int,
-        survivor: SurvivingRecord,
-        indexed: array[int],
-        *,
-        replaces: bool = False,
+        self, this: RecoveryPass, survivor: SurvivingRecord, *, replaces: bool = False
     ) -> bool:
         """Index one survivor; False if another one of its block is indexed, unless it replaces it.
 
-        Otherwise returns True, also for a survivor that is freed.
+        Otherwise returns True, also for a survivor that is freed, or lost with its drive.
         """
         table, (header, place) = self._table, survivor
+        number, indexed = this.at, this.indexed
         with table.lock:
+            if this.given_up.is_set():
+                return True
             if not table.sealing.may_open(header):
                 table.free_place(number, place)
                 return True

@@ -92,7 +92,11 @@ class Scrubber:
         self.passes = self.checked = self.checked_bytes = self.corrupt = 0
         self._store = store
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="holdfast-scrub", daemon=True)
+        """Ends the present thread; one that was given up has another one."""
+        self._next = 0
+        """The row at which the present pass goes on."""
+        self._is_in_pass = False
+        self._thread = self._new_thread()
 
     def start(self) -> None:
         """Begin after recovery has ended."""
@@ -104,6 +108,29 @@ class Scrubber:
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
+
+    def give_up_hung_call(self) -> None:
+        """Go on after a drive was lost, though a read of it may never return.
+
+        A pass is continued by a new thread. The former one ends when its read does.
+        """
+        if not (self._is_in_pass and self._thread.is_alive()) or self._stop.is_set():
+            return
+        former_stop, self._stop = self._stop, threading.Event()
+        thread = self._new_thread()
+        self._is_in_pass = False
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._stop, self._is_in_pass = former_stop, True
+            _log.warning(
+                "%s: no thread to scrub the drive that replaces a lost one; the scrub goes on "
+                "when its read of the lost one has ended; raise the limit of threads",
+                error,
+            )
+            return
+        former_stop.set()
+        self._thread = thread
 
     def status(self) -> ScrubStatus:
         """Return what was read since start, and how much of it was corrupt."""
@@ -121,21 +148,26 @@ class Scrubber:
         return min(self._rate, needed) if self._rate else needed
 
     def run_pass(self) -> None:
-        """Run one pass, or its rest until `close`."""
-        start = 0
-        while start >= 0 and not self._stop.is_set():
+        """Run one pass, or the rest of one, until `close`."""
+        stop, self._is_in_pass = self._stop, True
+        while self._next >= 0 and not stop.is_set():
             self._wait_for_fetches()
-            request = ScrubRequest("", start, 1.0, self.pace(), shared=False)
-            found = scrub(self._store, request, self._stop)
-            start = found["next"]
+            request = ScrubRequest("", self._next, 1.0, self.pace(), shared=False)
+            found = scrub(self._store, request, stop)
+            if stop is not self._stop:  # it was given up, and another thread goes on
+                return
+            self._next = found["next"]
             self.checked += found["checked"]
             self.checked_bytes += found["bytes"]
             self.corrupt += sum(bad["outcome"] == Outcome.CORRUPT for bad in found["bad"])
             if found["bad"]:
                 _log.warning("scrub found and dropped copies=%d", len(found["bad"]))
-            if start >= 0:
-                self._stop.wait(found["owes_s"])
-        self.passes += start < 0
+            if self._next >= 0:
+                stop.wait(found["owes_s"])
+        if self._next < 0:
+            self.passes += 1
+            self._next = 0
+        self._is_in_pass = False
 
     def _wait_for_fetches(self) -> None:
         """Wait while fetches are in progress, up to a limit."""
@@ -143,17 +175,22 @@ class Scrubber:
             if not self._store.table.copies.fillings(HOST) or self._stop.wait(_YIELD_S):
                 return
 
-    def _run(self) -> None:
+    def _new_thread(self) -> threading.Thread:
+        name = "holdfast-scrub"
+        return threading.Thread(target=self._run, args=(self._stop,), name=name, daemon=True)
+
+    def _run(self, stop: threading.Event) -> None:
         with contextlib.suppress(OSError):  # Linux: the niceness of one thread
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         self._store.recovery.wait()
-        while not self._stop.is_set():
+        while not stop.is_set():
             begun = self._store.clock.now()
             try:
                 self.run_pass()
             except Exception:  # noqa: BLE001  # without this thread no corruption would be found
                 _log.exception("a scrub ended early; the next one begins in time")
-            self._stop.wait(max(1.0, begun + self._every_s - self._store.clock.now()))
+                self._next = 0 if stop is self._stop else self._next
+            stop.wait(max(1.0, begun + self._every_s - self._store.clock.now()))
 
 
 def _rows(table: BlockTable, request: ScrubRequest) -> Iterator[int]:

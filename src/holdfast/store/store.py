@@ -462,6 +462,11 @@ class Store(StoreParts):
         self._is_over = True
         self._over.release()
 
+    def give_up_hung_calls(self, number: int) -> None:
+        """As `StoreParts.give_up_hung_calls`, with the scrub's read."""
+        super().give_up_hung_calls(number)
+        self.scrubber.give_up_hung_call()
+
     def _run_housekeeping(self) -> None:
         while True:
             try:
