@@ -50,6 +50,13 @@ def test_a_full_medium_loses_what_was_not_used_for_longest_and_sparse_segments_f
     assert 1000 - 100 * len(leaving) <= FILL_AIM * 900
 
 
+def test_no_more_segments_leave_to_make_room_than_the_limit_says():
+    used = [state(used_s=float(number), serial=number) for number in range(9)]
+    ended = state(NOW_S - 8 * DAY_S, serial=9)
+    leaving = to_retire([*used, ended], is_mine, SpaceLimits(300, segments=1), NOW_S)
+    assert set(leaving) == {ended.name, used[0].name}
+
+
 def test_all_writers_together_delete_about_the_excess():
     states = [state(writer=MINE, serial=n) for n in range(10)]
     states += [state(writer=THEIRS, serial=20 + n) for n in range(10)]

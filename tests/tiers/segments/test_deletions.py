@@ -10,7 +10,13 @@ from holdfast.clock import ManualClock
 from holdfast.errors import Outcome
 from holdfast.testing.chained import ChainedBlocks
 from holdfast.testing.memory_medium import MemoryMedium, MemoryObjects
-from holdfast.tiers.segments.deletions import DELETE_MAX, RETRY_S, DueDeletions
+from holdfast.tiers.segments.deletions import (
+    DELETE_MAX,
+    REFUSED_MAX,
+    RETRY_S,
+    TRIAL_MAX_S,
+    DueDeletions,
+)
 from holdfast.tiers.segments.medium import MediumAnswer
 from holdfast.tiers.segments.tier import SegmentTier, SegmentTierLimits
 from holdfast.tiers.segments.writer import SegmentWriter
@@ -42,11 +48,11 @@ def medium(objects):
     return LockedMedium(objects)
 
 
-def open_tier(medium, now_s, capacity_bytes=0, poll_s=0.05):
+def open_tier(medium, now_s, capacity_bytes=0, poll_s=0.05, clock=None):
     limits = SegmentTierLimits(
         read_s=4 * poll_s, write_s=60.0, ask_s=60.0, poll_s=poll_s, capacity_bytes=capacity_bytes
     )
-    writer = SegmentWriter("1d", wall_s=lambda: now_s[0])
+    writer = SegmentWriter("1d", clock, wall_s=lambda: now_s[0])
     return SegmentTier(medium, writer, limits, "segments")
 
 
@@ -137,6 +143,54 @@ def test_a_medium_that_refuses_all_deletions_keeps_most_segments_readable(object
         await_that(lambda: blocks.save(tier, [next(numbers)]) == [Outcome.FULL])
         await_that(is_refused_for_long)
         assert tier.usage().records >= 20
+
+
+def test_room_is_made_again_after_the_first_objects_tried_were_all_locked(objects, medium):
+    blocks, now_s, clock = ChainedBlocks(65_000), [time.time()], ManualClock()
+    size = blocks.namespace.slot_bytes + 4096
+    numbers = itertools.count()
+    with closing(open_tier(medium, now_s, 10 * size, poll_s=0.01, clock=clock)) as tier:
+        for _ in range(REFUSED_MAX):
+            assert blocks.save(tier, [next(numbers)]) == [Outcome.OK]
+        medium.locked = segments(objects)
+
+        def is_refused():
+            clock.advance(1.0)
+            blocks.save(tier, [next(numbers)])
+            return tier.describe()["medium"]["undeletable_bytes"] == REFUSED_MAX * size
+
+        def takes_one():
+            clock.advance(RETRY_S / 10)
+            return blocks.save(tier, [next(numbers)]) == [Outcome.OK]
+
+        await_that(is_refused)
+        await_that(lambda: blocks.save(tier, [next(numbers)]) == [Outcome.FULL])
+        for _ in range(20):
+            await_that(takes_one)
+        assert medium.locked < segments(objects)
+
+
+def test_a_medium_that_refuses_all_is_asked_with_one_more_object_ever_more_rarely(medium):
+    clock, waited_s = ManualClock(), []
+    medium.delete = lambda names, deadline: MediumAnswer(Outcome.GONE, why="AccessDenied")
+    deletions = DueDeletions(medium, clock)
+
+    def refuse(number):
+        deletions.add(f"7d/00/{number:04x}", 0.0)
+        assert not deletions.is_trial_due
+        deletions.delete_due()
+
+    for number in range(REFUSED_MAX):
+        assert not deletions.is_trial_due
+        refuse(number)
+    for number in range(REFUSED_MAX, REFUSED_MAX + 10):
+        begun_s = clock.now()
+        while not deletions.is_trial_due:
+            clock.advance(10.0)
+        waited_s.append(clock.now() - begun_s)
+        refuse(number)
+    assert waited_s[:4] == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S, 8 * RETRY_S]
+    assert waited_s[-2:] == [TRIAL_MAX_S, TRIAL_MAX_S]
 
 
 def test_a_network_fault_is_not_taken_for_a_refusal(objects, medium):

@@ -8,6 +8,7 @@ same segment, which does no harm: a segment is a cache, and its name is never us
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -32,13 +33,18 @@ _SPARSE = 0.5
 
 
 class SpaceLimits(NamedTuple):
-    """`capacity_bytes` bounds the segments of all writers below one root; 0: no bound."""
+    """`capacity_bytes` bounds the segments of all writers below one root; 0: no bound.
+
+    `segments`: most segments that leave at once to make room.
+    """
 
     capacity_bytes: int
+    segments: int = sys.maxsize
 
     def without(self, nbytes: int) -> SpaceLimits:
         """Return the limits of the room that is left beside `nbytes` that cannot be deleted."""
-        return SpaceLimits(self.capacity_bytes and max(1, self.capacity_bytes - nbytes))
+        left_bytes = self.capacity_bytes and max(1, self.capacity_bytes - nbytes)
+        return self._replace(capacity_bytes=left_bytes)
 
 
 def responsible_writer(writer: str, live: Iterable[str]) -> str:
@@ -75,7 +81,8 @@ def to_retire(
         own_bytes = sum(state.nbytes for state in mine)
         excess = (total - FILL_AIM * capacity) * own_bytes / total
         excess -= sum(state.nbytes for state in mine if state.name in leaving)
-        for state in sorted((s for s in mine if s.name not in leaving), key=_value):
+        staying = sorted((s for s in mine if s.name not in leaving), key=_value)
+        for state in staying[: limits.segments]:
             if excess <= 0:
                 break
             leaving.add(state.name)

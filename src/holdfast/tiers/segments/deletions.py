@@ -2,7 +2,8 @@
 
 A medium may refuse to delete single objects: a retention lock, a changed owner, a damaged folder. A
 batch that fails is halved until the refused names are found. They are put off, so they do not keep
-others, and the tier counts their bytes, because they still take room.
+others, and the tier counts their bytes, because they still take room. A medium that refuses several
+in a row is asked with one more object now and then, until it deletes one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ RETRY_S = 600.0
 
 REFUSED_MAX = 3
 """Number of new refused objects in a row after which a medium counts as one that refuses all."""
+
+TRIAL_S = RETRY_S
+"""Time after which one more object may be tried on a medium that seems to refuse all, in seconds.
+It doubles with each one that is refused, because each can no longer be read."""
+
+TRIAL_MAX_S = 86_400.0
+"""Longest such time, in seconds."""
 
 _HALVES_MAX = 64
 """Most calls that look for the refused names of one batch."""
@@ -56,6 +64,9 @@ class DueDeletions:
         self._refused_bytes = 0
         self._refused_in_row = 0
         """New refused objects since an object was deleted."""
+        self._trial_s = TRIAL_S
+        self._trial_at_s = 0.0
+        """When one more object may be tried, if the medium seems to refuse all."""
         self._why = ""
         """Why the last deletion failed; empty once no refused object is left."""
 
@@ -82,7 +93,15 @@ class DueDeletions:
     def refuses_all(self) -> bool:
         """Whether the medium seems to refuse every deletion: more of them free no room."""
         with self._lock:
-            return self._refused_in_row >= REFUSED_MAX
+            return self._refuses_all()
+
+    @property
+    def is_trial_due(self) -> bool:
+        """Whether to find out with one more object if the medium still refuses every deletion."""
+        with self._lock:
+            are_refused = all(each.is_refused for each in self._waiting.values())
+            is_due = are_refused and self._clock.now() >= self._trial_at_s
+            return self._refuses_all() and is_due
 
     def delete_due(self) -> list[str]:
         """Delete what is due; return the paths of objects that are gone. One thread calls it."""
@@ -148,7 +167,13 @@ class DueDeletions:
     def _note(self, deleted: list[str], refused: list[str]) -> None:
         with self._lock:
             new = sum(not self._waiting[path].is_refused for path in refused)
+            if new and self._refuses_all():
+                self._trial_s = min(2 * self._trial_s, TRIAL_MAX_S)
             self._refused_in_row = 0 if deleted else self._refused_in_row + new
+            if deleted:
+                self._trial_s = TRIAL_S
+            elif new:
+                self._trial_at_s = self._clock.now() + self._trial_s
             for path in deleted:
                 self._waiting.pop(path, None)
             for path in refused:
@@ -158,3 +183,7 @@ class DueDeletions:
             self._refused_bytes = sum(each.nbytes for each in left)
         if not left:
             self._why = ""
+
+    def _refuses_all(self) -> bool:
+        """As `refuses_all`. Call under the lock."""
+        return self._refused_in_row >= REFUSED_MAX

@@ -235,8 +235,8 @@ class SegmentUpkeep:
             return
         states = {state.name: state for state in self._index.segments()}
         space = self._limits.space.without(self.refused_bytes)
-        if self._deletions.refuses_all:
-            space = SpaceLimits(0)  # retiring frees no room: keep what can be read
+        if self._deletions.refuses_all:  # retiring frees no room: keep what can be read
+            space = space._replace(segments=int(self._deletions.is_trial_due))
         leaving = to_retire([*states.values()], self._is_mine, space, self._wall_s())
         if leaving:
             self._retire([states[name] for name in leaving])
