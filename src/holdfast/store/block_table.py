@@ -430,13 +430,17 @@ class BlockTable:
                     self.queues.rewrite(row, tier)
             self._drop_if_unused(row)
 
+    def note_evicted(self, row: int, tier: int) -> None:
+        """Count a durable block that the durable tier has deleted, if that is a shared one."""
+        is_deleted = tier == self.durable_tier and tier in self.shared and self.is_on(row, tier)
+        self.durable_evicted += is_deleted and self.is_durable(row)
+
     def renewal_ended(self, row: int, tier: int) -> None:
         """Count a durable block that was evicted while it was written again, without success.
 
         The write may have failed, or may not have been tried for lack of room.
         """
-        if not self.is_on(row, tier) and self.is_durable(row):
-            self.durable_evicted += 1
+        self.durable_evicted += not self.is_on(row, tier) and self.is_durable(row)
 
     def quarantine(self, row: int, tier: int, outcome: Outcome) -> None:
         """Remove a bad copy from the index at once, so that the next save rewrites the block.
@@ -445,6 +449,8 @@ class BlockTable:
         are removed with a host copy, because they may have been written from it.
         """
         key = self.index.keys[row]
+        if outcome is Outcome.MISS:
+            self.note_evicted(row, tier)
         if key is not None:
             self.failed_checks[tier, outcome] += 1
             self.faults.append(

@@ -34,6 +34,7 @@ from holdfast.tiers.base import (
     AnsweringTier,
     Expiring,
     Flushable,
+    KeepsDurable,
     LocalTier,
     SharedTier,
     VerifiesRecovered,
@@ -139,11 +140,39 @@ def _flush_copies(
         and _forget_lost(store, tier, namespace, keys[:kept])
     ):
         kept = _await_copies(store, namespace, keys, until_s, saving=saving)
+    if kept and isinstance(tier, KeepsDurable):
+        kept = _keep_marked(store, tier, namespace, keys[:kept], until_s)
     flush = partial(_flush, store, namespace, keys[:kept], until_s)
     kept = _in_time(store, namespace, flush, until_s)
     if kept and isinstance(tier, SharedTier):  # another node may have deleted some
         kept = tier.held(namespace, keys[:kept], 0, max(0.0, until_s - store.clock.now()))
     return kept
+
+
+def _keep_marked(
+    store: StoreParts, tier: KeepsDurable, namespace: Namespace, keys: Sequence[bytes], by_s: float
+) -> int:
+    """Have the durable tier keep marked blocks when it makes room.
+
+    Returns how many leading blocks it keeps, or are not marked. Queues those that it can keep only
+    after another write. `by_s`: when the tier must have answered.
+    """
+    table = store.table
+    with table.lock:
+        marked = [key for key in keys if table.durable_marks.holds(namespace, key)]
+        until_s = table.durable_marks.until_s(namespace, marked)
+    if not marked:
+        return len(keys)
+    kept = tier.keep_durable(namespace, marked, until_s, max(0.0, by_s - store.clock.now()))
+    if kept is None:
+        return 0
+    again = {key for key, is_kept in zip(marked, kept, strict=True) if not is_kept}
+    if again:
+        with table.lock:
+            rows = table.index.find_all(namespace, [*again])
+            store.durable_blocks.renew(row for row in rows if row >= 0)
+        store.mover.hurry()
+    return next((at for at, key in enumerate(keys) if key in again), len(keys))
 
 
 def _in_time(

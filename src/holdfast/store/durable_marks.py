@@ -60,6 +60,11 @@ class DurableMarks:
         until_s = self._until.get(namespace, _NONE).get(key)
         return until_s is not None and until_s > self._wall_s()
 
+    def until_s(self, namespace: Namespace, keys: Iterable[bytes]) -> float:
+        """Return when the last mark of these blocks ends, in seconds since 1970; 0: none is."""
+        marked = self._until.get(namespace, _NONE)
+        return max((marked.get(key, 0.0) for key in keys), default=0.0)
+
     def add(self, namespace: Namespace, keys: Sequence[bytes], for_s: float) -> None:
         """Mark blocks for `for_s` seconds from now; a mark that ends later stays."""
         until_s = self._wall_s() + for_s

@@ -44,10 +44,11 @@ def rewrite_lost(table: BlockTable) -> list[int]:
 def forget_copies(
     table: BlockTable, number: int, namespace: Namespace, keys: Sequence[bytes]
 ) -> None:
-    """Forget the copies of these blocks on a tier, and queue for it what is in memory."""
+    """Forget copies that a tier has deleted, and queue for it what is in memory."""
     with table.lock:
         for row in table.index.find_all(namespace, keys):
             if row >= 0 and table.is_on(row, number):
+                table.note_evicted(row, number)
                 _unsave(table, row, number)
 
 

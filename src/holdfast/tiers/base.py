@@ -468,6 +468,21 @@ class Expiring(SharedTier, Protocol):
 
 
 @runtime_checkable
+class KeepsDurable(SharedTier, Protocol):
+    """A shared tier that deletes records to make room, but durable ones last."""
+
+    def keep_durable(
+        self, namespace: Namespace, keys: Sequence[bytes], until_s: float, within_s: float
+    ) -> bytes | None:
+        """Delete these blocks for no others until `until_s`, in seconds since 1970.
+
+        Returns one byte per key: 0 if the block can be kept only after another `write` of it, by
+        this store. None without an answer of the medium in time.
+        """
+        ...
+
+
+@runtime_checkable
 class Announceable(SharedTier, Protocol):
     """A shared tier whose remote side can read records into its memory before they are read."""
 

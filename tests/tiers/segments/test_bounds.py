@@ -57,6 +57,31 @@ def test_no_more_segments_leave_to_make_room_than_the_limit_says():
     assert set(leaving) == {ended.name, used[0].name}
 
 
+def durable(serial, until_s=NOW_S + DAY_S, **named):
+    return state(serial=serial, **named)._replace(durable_until_s=until_s)
+
+
+def test_segments_with_durable_blocks_make_no_room_until_their_time_is_over():
+    states = [durable(serial=n) for n in range(9)] + [state(used_s=99.0, serial=9)]
+    assert to_retire(states, is_mine, SpaceLimits(500), NOW_S) == [states[-1].name]
+    assert to_retire(states[:9], is_mine, SpaceLimits(500), NOW_S) == []
+    over = [durable(serial=n, until_s=NOW_S) for n in range(9)]
+    assert len(to_retire(over, is_mine, SpaceLimits(500), NOW_S)) == 5
+
+
+def test_a_durable_segment_leaves_at_its_end_and_stays_without_live_blocks():
+    ended, moved = durable(0, created_s=NOW_S - 7.1 * DAY_S), durable(1, live=0)
+    assert to_retire([ended, moved], is_mine, SpaceLimits(0), NOW_S) == [ended.name]
+
+
+def test_the_share_of_a_writer_is_its_share_of_what_may_leave():
+    states = [durable(serial=n) for n in range(10)]
+    states += [state(writer=THEIRS, serial=20 + n) for n in range(10)]
+    assert to_retire(states, is_mine, SpaceLimits(2_000), NOW_S) == []
+    theirs = to_retire(states, lambda name: not is_mine(name), SpaceLimits(2_000), NOW_S)
+    assert len(theirs) == 2
+
+
 def test_all_writers_together_delete_about_the_excess():
     states = [state(writer=MINE, serial=n) for n in range(10)]
     states += [state(writer=THEIRS, serial=20 + n) for n in range(10)]

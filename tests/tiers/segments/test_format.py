@@ -1,11 +1,13 @@
 """Heads of segment objects and index objects come back as they were written, or are refused."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import FormatError
 from holdfast.tiers.segments.format import (
+    DurableSegment,
     IndexedSegment,
     IndexObject,
     RemovedBlocks,
@@ -61,8 +63,28 @@ def test_a_short_head_is_refused(nbytes):
 
 
 def test_an_index_object_comes_back():
-    content = IndexObject([listed()], [RemovedBlocks(NAME.path, b"k" * 32)], [NAME.path], ["1"], 2)
+    removed, durable = [RemovedBlocks(NAME.path, b"k" * 32)], [DurableSegment(NAME.path, 1.5)]
+    content = IndexObject([listed()], removed, [NAME.path], ["1"], 2, durable)
     assert read_index(write_index(content)) == content
+
+
+class EarlierIndexObject(msgspec.Struct, frozen=True, array_like=True):
+    """The content of an index object as versions before durable segments know it."""
+
+    segments: list[IndexedSegment] = []
+    removed: list[RemovedBlocks] = []
+    retired: list[str] = []
+    replaces: list[str] = []
+    level: int = 0
+
+
+def test_earlier_and_later_versions_read_each_others_index_objects():
+    fields = [listed()], [RemovedBlocks(NAME.path, b"k" * 32)], [NAME.path], ["1"], 2
+    earlier = EarlierIndexObject(*fields)
+    assert read_index(write_index(earlier)) == IndexObject(*fields)
+    later = IndexObject(*fields, [DurableSegment(NAME.path, 1.5)])
+    body = write_index(later)[12:]
+    assert msgspec.msgpack.decode(body, type=EarlierIndexObject) == earlier
 
 
 @given(st.data())

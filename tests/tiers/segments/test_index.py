@@ -6,7 +6,7 @@ import tracemalloc
 import msgspec
 import pytest
 
-from holdfast.tiers.segments.format import IndexedSegment, SegmentName, head_bytes
+from holdfast.tiers.segments.format import DurableSegment, IndexedSegment, SegmentName, head_bytes
 from holdfast.tiers.segments.index import SegmentIndex
 
 SPACE, OTHER = b"a" * 16, b"b" * 16
@@ -114,6 +114,60 @@ def test_single_blocks_are_removed_from_the_segment_that_has_them():
     assert index.forget_blocks(name(7), key(2)) == 0
     assert index.held_run(SPACE, [key(n) for n in range(4)]) == 1
     assert [state.live_blocks for state in index.segments()] == [3]
+
+
+def durable(number, until_s=100.0):
+    return DurableSegment(name(number).path, until_s)
+
+
+def durable_until(index):
+    return {state.name: state.durable_until_s for state in index.segments()}
+
+
+def test_a_segment_is_durable_whether_it_is_known_before_or_after_that():
+    index = SegmentIndex()
+    index.add(listed(1, range(4)), 0.0)
+    assert index.keep([durable(1), durable(2)], wall_s=1.0)
+    index.add(listed(2, range(4, 6)), 0.0)
+    index.add(listed(3, range(6, 8)), 0.0)
+    assert durable_until(index) == {name(1): 100.0, name(2): 100.0, name(3): 0.0}
+    index.keep([durable(1, 50.0), durable(2, 200.0)], wall_s=1.0)
+    assert durable_until(index) == {name(1): 100.0, name(2): 200.0, name(3): 0.0}
+    index.keep([DurableSegment(name(3).path, float("inf"))], wall_s=1.0)
+    assert index.durable_until_s(name(3)) == name(3).expires_s()
+
+
+def test_a_durable_segment_stays_until_all_its_blocks_are_in_other_durable_ones():
+    index = SegmentIndex()
+    index.add(listed(1, range(4)), 0.0)
+    index.keep([durable(1)], wall_s=1.0)
+    index.add(listed(2, range(4)), 0.0)
+    assert index.begin_leaving([name(1)], 1.0) == []
+    index.keep([durable(2, 99.0)], wall_s=1.0)
+    assert index.begin_leaving([name(1)], 1.0) == []
+    index.keep([durable(2, 100.0)], wall_s=1.0)
+    assert index.begin_leaving([name(1)], 1.0) == [name(1)]
+
+
+def test_a_segment_that_is_leaving_does_not_become_durable():
+    index = SegmentIndex()
+    index.add(listed(1, range(4)), 0.0)
+    assert index.begin_leaving([name(1), name(9)], 1.0) == [name(1)]
+    assert not index.keep([durable(1)], wall_s=1.0)
+    assert index.durable_until_s(name(1)) == 0.0
+    index.end_leaving([name(1)])
+    assert index.keep([durable(1)], wall_s=1.0)
+    assert index.begin_leaving([name(1)], 1.0) == []
+    assert index.begin_leaving([name(1)], name(1).expires_s()) == [name(1)]
+
+
+def test_the_segment_of_a_writer_is_found_also_if_it_has_a_further_copy_only():
+    index, other = SegmentIndex(), name(9)._replace(writer="1" * 16)
+    index.add(listed(1, range(4)), 0.0)
+    index.add(msgspec.structs.replace(listed(9, [2, 3, 4]), path=other.path), 0.0)
+    keys = [key(n) for n in range(6)]
+    assert index.segments_of_writer(SPACE, keys, "0" * 16) == [name(1)] * 4 + [None] * 2
+    assert index.segments_of_writer(SPACE, keys, "1" * 16) == [None] * 2 + [other] * 3 + [None]
 
 
 def test_adding_a_segment_twice_changes_nothing():

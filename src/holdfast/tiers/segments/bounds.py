@@ -69,19 +69,20 @@ def to_retire(
 
     These are the ones past their end, those without live blocks and, if the medium is nearly full,
     its share of the least valuable ones. That share is its share of the bytes, so that all writers
-    together delete about the excess.
+    together delete about the excess. A segment with durable blocks leaves at its end only.
     """
     mine = [state for state in states if is_mine(state.name)]
-    leaving = {
-        state.name for state in mine if state.name.expires_s() <= wall_s or not state.live_blocks
-    }
+    free = [state for state in mine if state.durable_until_s <= wall_s]
+    leaving = {state.name for state in mine if state.name.expires_s() <= wall_s}
+    leaving |= {state.name for state in free if not state.live_blocks}
     total = sum(state.nbytes for state in states)
     capacity = limits.capacity_bytes
     if capacity and total > FILL_MAX * capacity:
-        own_bytes = sum(state.nbytes for state in mine)
-        excess = (total - FILL_AIM * capacity) * own_bytes / total
+        free_bytes = sum(state.nbytes for state in states if state.durable_until_s <= wall_s)
+        own_share = sum(state.nbytes for state in free) / max(1, free_bytes)
+        excess = (total - FILL_AIM * capacity) * own_share
         excess -= sum(state.nbytes for state in mine if state.name in leaving)
-        staying = sorted((s for s in mine if s.name not in leaving), key=_value)
+        staying = sorted((state for state in free if state.name not in leaving), key=_value)
         for state in staying[: limits.segments]:
             if excess <= 0:
                 break

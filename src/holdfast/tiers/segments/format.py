@@ -210,11 +210,23 @@ class RemovedBlocks(msgspec.Struct, frozen=True, array_like=True):
 
 
 @prepared
+class DurableSegment(msgspec.Struct, frozen=True, array_like=True):
+    """A segment with durable blocks: its path, and until when it makes no room for others.
+
+    `until_s`: seconds since 1970. The segment still leaves when its age class ends.
+    """
+
+    path: str
+    until_s: float
+
+
+@prepared
 class IndexObject(msgspec.Struct, frozen=True, array_like=True):
     """The content of an index object.
 
     `retired`: paths of segments that are about to be deleted. `replaces`: numbers of the writer's
     index objects whose content is in this one. `level`: how often its content was merged.
+    `durable`: the writer's segments with durable blocks; readers before this field ignore it.
     """
 
     segments: list[IndexedSegment] = []
@@ -222,6 +234,7 @@ class IndexObject(msgspec.Struct, frozen=True, array_like=True):
     retired: list[str] = []
     replaces: list[str] = []
     level: int = 0
+    durable: list[DurableSegment] = []
 
 
 def write_index(content: IndexObject) -> bytes:

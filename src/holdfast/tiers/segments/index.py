@@ -17,7 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.buffers import ALIGNMENT
-from holdfast.tiers.segments.format import IndexedSegment, SegmentName, head_bytes
+from holdfast.tiers.segments.format import (
+    DurableSegment,
+    IndexedSegment,
+    SegmentName,
+    head_bytes,
+    parse_segment_name,
+)
 from holdfast.tiers.segments.tag_table import ABSENT, Tags, TagTable, Values
 
 _SHIFT = 20
@@ -45,7 +51,8 @@ class SegmentState(NamedTuple):
 
     `live_blocks`: blocks whose position is in this segment, because no other segment with them
     outlasts it, and that were not deleted. The others of its blocks that were not deleted are
-    further copies.
+    further copies. `durable_until_s`: until when, in seconds since 1970, it has durable blocks that
+    no other durable segment has for as long; 0 if it has none.
     """
 
     name: SegmentName
@@ -54,6 +61,7 @@ class SegmentState(NamedTuple):
     blocks: int
     live_blocks: int
     used_s: float
+    durable_until_s: float = 0.0
 
 
 class _Copies(NamedTuple):
@@ -120,6 +128,11 @@ class SegmentIndex:
         """Segments that left since the table was last cleared of their blocks."""
         self.stored_bytes = 0
         """Bytes of all segments."""
+        self._durable_until: dict[SegmentName, float] = {}
+        """Until when segments have durable blocks, in seconds since 1970; also of segments that are
+        not known yet."""
+        self._leaving: set[SegmentName] = set()
+        """Segments that this process is about to retire."""
 
     def add(self, listed: IndexedSegment, now_s: float, removed: bytes = b"") -> None:
         """Add a segment; its blocks have their positions in it, or in a segment that outlasts it.
@@ -189,12 +202,34 @@ class SegmentIndex:
             segment = self._segments.get(number)
             return segment.name if segment is not None else None
 
+    def segments_of_writer(
+        self, namespace: bytes, keys: Sequence[bytes], writer: str
+    ) -> list[SegmentName | None]:
+        """Return for each key a segment of this writer that has a copy of the block, if any."""
+        if not keys:
+            return []
+        tags = _tags(namespace, b"".join(keys))
+        with self._lock:
+            mine = {
+                number: segment
+                for number, segment in self._segments.items()
+                if segment.name.writer == writer
+            }
+            numbers = [int(value) >> _SHIFT for value in self._find(tags)]
+            names = [mine[number].name if number in mine else None for number in numbers]
+            for segment in mine.values() if None in names else ():
+                if len(segment.copies.tags):
+                    for at in np.flatnonzero(np.isin(tags, segment.copies.tags)):
+                        names[at] = names[at] or segment.name
+            return names
+
     def forget_segment(self, name: SegmentName) -> int:
         """Remove a segment with all its copies; return how many of them were live.
 
         Blocks of which other segments have copies are found there then.
         """
         with self._lock:
+            self._durable_until.pop(name, None)
             number = self._numbers.pop(name, None)
             if number is None:
                 return 0
@@ -230,7 +265,58 @@ class SegmentIndex:
     def segments(self) -> list[SegmentState]:
         """Return the state of all segments."""
         with self._lock:
-            return [segment.state() for segment in self._segments.values()]
+            return [
+                segment.state()._replace(durable_until_s=self._has_durable_until(segment))
+                for segment in self._segments.values()
+            ]
+
+    def keep(self, durable: Sequence[DurableSegment], wall_s: float) -> bool:
+        """Note segments with durable blocks, known or not; return whether none of them is leaving.
+
+        `wall_s`: the time now. A segment that is leaving is not noted.
+        """
+        with self._lock:
+            is_kept = True
+            for path, until_s in ((each.path, each.until_s) for each in durable):
+                name = parse_segment_name(path)
+                if name is None or not until_s > wall_s:
+                    continue
+                if name in self._leaving:
+                    is_kept = False
+                    continue
+                known_s = self._durable_until.get(name, 0.0)
+                self._durable_until[name] = max(known_s, min(until_s, name.expires_s()))
+            if len(self._durable_until) > len(self._numbers) + _DEAD_MAX:
+                ended = [name for name in self._durable_until if name.expires_s() <= wall_s]
+                for name in ended:
+                    del self._durable_until[name]
+            return is_kept
+
+    def durable_until_s(self, name: SegmentName) -> float:
+        """Return until when a segment has durable blocks, in seconds since 1970; 0: it has none."""
+        with self._lock:
+            return self._durable_until.get(name, 0.0)
+
+    def begin_leaving(self, names: Sequence[SegmentName], wall_s: float) -> list[SegmentName]:
+        """Note segments that are about to be retired; return them.
+
+        Without those that have become durable since they were chosen, which stay.
+        """
+        with self._lock:
+            known = [(name, self._numbers[name]) for name in names if name in self._numbers]
+            leaving = [
+                name
+                for name, number in known
+                if name.expires_s() <= wall_s
+                or self._has_durable_until(self._segments[number]) <= wall_s
+            ]
+            self._leaving |= {*leaving}
+            return leaving
+
+    def end_leaving(self, names: Sequence[SegmentName]) -> None:
+        """Note that segments were retired, or stay because that failed."""
+        with self._lock:
+            self._leaving -= {*names}
 
     def live_keys(self, name: SegmentName, keys: Sequence[bytes]) -> list[bool]:
         """Return for each key of a segment, in its order, whether it is live there."""
@@ -339,6 +425,19 @@ class SegmentIndex:
         start, end = int(segment.starts[at]), int(segment.starts[at + 1])
         nbytes = (end - start) * ALIGNMENT
         return RecordPosition(value >> _SHIFT, at, start * ALIGNMENT, nbytes)
+
+    def _has_durable_until(self, segment: _Segment) -> float:
+        """Return until when a segment has durable blocks that no other one has for as long.
+
+        0: it has none. Call under the lock.
+        """
+        until_s = self._durable_until.get(segment.name, 0.0)
+        if not until_s or segment.live:
+            return until_s
+        found = self._find(segment.copies.tags)
+        others = [self._segments[n].name for n in set((found[found >= 0] >> _SHIFT).tolist())]
+        are_kept = all(self._durable_until.get(name, 0.0) >= until_s for name in others)
+        return 0.0 if are_kept else until_s
 
     def _release(self, values: Values) -> None:
         """Count blocks that leave their segments. Call under the lock."""

@@ -20,6 +20,7 @@ from holdfast.limits import KIB
 from holdfast.tiers.segments.format import (
     INDEX,
     INDEX_BYTES_MAX,
+    DurableSegment,
     IndexedSegment,
     IndexName,
     IndexObject,
@@ -164,7 +165,12 @@ class IndexPublisher:
             return []
         joined = retain(_joined(list(contents.values())))
         merged = IndexObject(
-            joined.segments, joined.removed, joined.retired, list(contents), level + 1
+            joined.segments,
+            joined.removed,
+            joined.retired,
+            list(contents),
+            level + 1,
+            joined.durable,
         )
         with self._condition:
             number = self._next_number()
@@ -307,8 +313,10 @@ def _joined(contents: Sequence[IndexObject]) -> IndexObject:
     segments: list[IndexedSegment] = []
     removed: list[RemovedBlocks] = []
     retired: list[str] = []
+    durable: list[DurableSegment] = []
     for content in contents:
         segments += content.segments
         removed += content.removed
         retired += content.retired
-    return IndexObject(segments, removed, retired)
+        durable += content.durable
+    return IndexObject(segments, removed, retired, durable=durable)

@@ -30,6 +30,7 @@ from holdfast.tiers.gate import MediumGate
 from holdfast.tiers.segments.bounds import AGED, SpaceLimits, is_near_end
 from holdfast.tiers.segments.format import (
     SEGMENT_BYTES,
+    DurableSegment,
     IndexedSegment,
     IndexObject,
     RemovedBlocks,
@@ -49,6 +50,10 @@ from holdfast.tiers.transfer_counts import TransferCounts
 from holdfast.tiers.unverified_records import UnverifiedRecords, check_again
 from holdfast.wire.remote.stream import Deadline
 from holdfast.workers import parallel, workers
+
+_DURABLE_AHEAD_S = 3_600.0
+"""Time in seconds for which a segment is listed as durable beyond what is asked for, so that it is
+not listed again with each `sync`."""
 
 
 class SegmentTierLimits(NamedTuple):
@@ -145,6 +150,42 @@ class SegmentTier(AnsweringTier):
         if all(name is None or name.writer == self._writer.id for name in names):
             return True
         return self._upkeep.refresh(Deadline.within(within_s))
+
+    def keep_durable(
+        self, namespace: Namespace, keys: Sequence[bytes], until_s: float, within_s: float
+    ) -> bytes | None:
+        """Publish which segments of this writer have durable blocks.
+
+        Only the writer of a segment knows whether it is about to retire it. So if there is a limit
+        of bytes, a block in a segment of another writer, which does not list it as durable, is kept
+        after another write.
+        """
+        own = self._index.segments_of_writer(namespace_digest(namespace), keys, self._writer.id)
+        new = [
+            DurableSegment(name.path, min(until_s + _DURABLE_AHEAD_S, name.expires_s()))
+            for name in sorted({name for name in own if name is not None})
+            if not self._is_durable(name, until_s)
+        ]
+        if new:
+            with self._gate.enter() as admitted:
+                if not admitted or self._upkeep.read_only:
+                    return None
+                content, deadline = IndexObject(durable=new), Deadline.within(within_s)
+                answer = self._writes.call(lambda: self._publisher.publish(content, deadline))
+            if answer.outcome is not Outcome.OK:
+                return None
+            self._index.keep(new, self._writer.wall_s())
+        is_bounded = self._limits.capacity_bytes > 0
+        found = self._segments_of(namespace, keys)
+        return bytes(
+            (mine is not None and self._is_durable(mine, until_s))
+            or (name is not None and (not is_bounded or self._is_durable(name, until_s)))
+            for mine, name in zip(own, found, strict=True)
+        )
+
+    def _is_durable(self, name: SegmentName, until_s: float) -> bool:
+        """Return whether a segment is listed as durable until then, or until its end."""
+        return self._index.durable_until_s(name) >= min(until_s, name.expires_s())
 
     def _segments_of(self, namespace: Namespace, keys: Sequence[bytes]) -> list[SegmentName | None]:
         digest = namespace_digest(namespace)

@@ -237,9 +237,12 @@ class SegmentUpkeep:
         space = self._limits.space.without(self.refused_bytes)
         if self._deletions.refuses_all:  # retiring frees no room: keep what can be read
             space = space._replace(segments=int(self._deletions.is_trial_due))
-        leaving = to_retire([*states.values()], self._is_mine, space, self._wall_s())
-        if leaving:
-            self._retire([states[name] for name in leaving])
+        chosen = to_retire([*states.values()], self._is_mine, space, self._wall_s())
+        if leaving := self._index.begin_leaving(chosen, self._wall_s()):
+            try:
+                self._retire([states[name] for name in leaving])
+            finally:
+                self._index.end_leaving(leaving)
         if not self._poll_if_wanted(reader):
             return
         self._delete_due()
@@ -339,6 +342,8 @@ class SegmentUpkeep:
         for path in retired:
             if (name := parse_segment_name(path)) is not None:
                 self._index.forget_segment(name)
+        durable = chain.from_iterable(content.durable for content in contents)
+        self._index.keep([each for each in durable if each.path not in self._retired], wall_s)
         for segment in chain.from_iterable(content.segments for content in contents):
             name = segment.name
             if segment.path not in self._retired and name.expires_s() > wall_s:
@@ -412,6 +417,11 @@ class SegmentUpkeep:
             [each for each in content.segments if each.path in known or is_young(each.path)],
             [each for each in content.removed if each.segment in known or is_young(each.segment)],
             [path for path in content.retired if path in leaving or is_young(path)],
+            durable=[
+                each
+                for each in content.durable
+                if each.until_s > self._wall_s() and (each.path in known or is_young(each.path))
+            ],
         )
 
     def _live_writers(self) -> Iterable[str]:
