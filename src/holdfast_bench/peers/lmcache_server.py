@@ -44,22 +44,32 @@ def why_not() -> str:
     return WHY_NOT.format(folder=lmcache_environment.folder())
 
 
-def variables() -> dict[str, str]:
-    """Return variables of a process that imports LMCache and the packages of this process."""
-    if not lmcache_environment.installed():
+def variables(*modules: Path) -> dict[str, str]:
+    """Return variables of a process that imports LMCache and the packages of this process.
+
+    `modules`: folders from which it imports, too.
+    """
+    own = lmcache_environment.installed()
+    if not own and not modules:
         return dict(lmcache_environment.VARIABLES)
-    return lmcache_environment.variables(Path(str(holdfast.__file__)).parent.parent)
+    packages = [Path(str(holdfast.__file__)).parent.parent] if own else []
+    return lmcache_environment.variables(*packages, *modules)
 
 
 class LMCacheServer:
     """LMCache's multi-process server for one vLLM engine, which needs `variables`, too.
 
     Transfers use shared memory, LMCache's fastest transport on a CPU. The server ends with `stack`.
-    `adapter`: an L2 adapter of the server.
+    `adapter`: an L2 adapter of the server; `modules`: folders from which it imports the adapter, if
+    that is in none of the packages.
     """
 
     def __init__(
-        self, stack: ExitStack, folder: Path, adapter: Mapping[str, object] | None = None
+        self,
+        stack: ExitStack,
+        folder: Path,
+        adapter: Mapping[str, object] | None = None,
+        modules: Sequence[Path] = (),
     ) -> None:
         self._port, self._http_port = free_port(), free_port()
         argv = [
@@ -73,7 +83,8 @@ class LMCacheServer:
             argv += ["--l2-adapter", json.dumps(adapter)]
         if lmcache_environment.installed():
             argv.append("--disable-observability")  # it needs packages that the folder lacks
-        self._process = ChildProcess("lmcache", argv, folder / "lmcache.log", variables())
+        log = folder / "lmcache.log"
+        self._process = ChildProcess("lmcache", argv, log, variables(*modules))
         stack.enter_context(self._process)
         wait_until(self._process, lambda: listens(self._port), READY_S)
 

@@ -3,6 +3,7 @@
 import random
 import shutil
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import small_models
@@ -17,6 +18,7 @@ from holdfast_bench.harness.model import SHAPES, make
 from holdfast_bench.harness.node import NodeUnderTest
 from holdfast_bench.harness.process import wait_until
 from holdfast_bench.harness.server import VllmServerOptions, start_servers
+from holdfast_bench.harness.transformers_engine import largest_difference
 from holdfast_bench.peers import lmcache_server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.soak]
@@ -32,6 +34,10 @@ MODELS = {"llama": cached_models.FULL, "mla": cached_models.FULL}
 
 DTYPES = {"llama": "float32", "mla": "bfloat16"}
 """vLLM's latent attention for CPUs with AMX takes no float32."""
+
+NO_FAULT = "none"
+FAULTS = ("other prompt", "no last layer")
+"""See `faulty_adapter`."""
 
 
 def written_model(folder, name):
@@ -50,8 +56,11 @@ def prompt_of(name, vocabulary):
     return [words.randrange(300, vocabulary) for _ in range(TOKENS)]
 
 
-def served(stack, folder, node, options, prompt):
-    """Start LMCache's server and vLLM, both new; return the answer to a prompt."""
+def started(stack, folder, node, options, fault=None):
+    """Start LMCache's server and vLLM, both new; return the engine.
+
+    `fault`: the file that names the fault of what is loaded; without it there is none.
+    """
     folder.mkdir()
     params = {"holdfast": node.address, "identity": "tiny"}
     adapter = {
@@ -60,9 +69,18 @@ def served(stack, folder, node, options, prompt):
         "class_name": "HoldfastL2Adapter",
         "adapter_params": params,
     }
-    transfer = lmcache_server.LMCacheServer(stack, folder, adapter).kv_transfer()
-    (engine,) = start_servers(stack, folder, options, {"vllm": transfer})
-    return ask(engine, prompt, ANSWER)
+    if fault is not None:
+        adapter |= {"module_path": "faulty_adapter", "class_name": "FaultyL2Adapter"}
+        params["fault"] = str(fault)
+    server = lmcache_server.LMCacheServer(stack, folder, adapter, [Path(__file__).parent])
+    (engine,) = start_servers(stack, folder, options, {"vllm": server.kv_transfer()})
+    return engine
+
+
+def same(one, other, within):
+    """Whether two answers have equal tokens, and log-probabilities that differ by less."""
+    equal = one.answer.tokens == other.answer.tokens
+    return equal and largest_difference(one.answer, other.answer) < within
 
 
 def test_every_kind_that_the_table_calls_cached_has_a_model_here():
@@ -71,24 +89,32 @@ def test_every_kind_that_the_table_calls_cached_has_a_model_here():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_new_server_of_lmcache_and_a_new_engine_continue_a_context(tmp_path, name):
+def test_a_new_server_of_lmcache_and_a_new_engine_continue_contexts(tmp_path, name):
     model, vocabulary = written_model(tmp_path, name)
-    prompt = prompt_of(name, vocabulary)
+    prompts = {each: prompt_of(f"{name}, {each}", vocabulary) for each in (NO_FAULT, *FAULTS)}
     options = VllmServerOptions(
         model=model,
         model_tokens_max=4096,
         dtype=DTYPES[name],
         environment=lmcache_server.variables(),
     )
+    fault = tmp_path / "fault"
+    fault.write_text(NO_FAULT)
     with NodeUnderTest(tmp_path / "node", 256 * MIB, 256 * MIB) as node:
         with ExitStack() as stack:
-            right = served(stack, tmp_path / "first", node, options, prompt)
-            wait_until(node.process, lambda: node.blocks_on_disk() >= CHUNKS, 60)
+            engine = started(stack, tmp_path / "first", node, options)
+            right = {each: ask(engine, prompt, ANSWER) for each, prompt in prompts.items()}
+            chunks = CHUNKS * len(prompts)
+            wait_until(node.process, lambda: node.blocks_on_disk() >= chunks, 60)
+        assert all(each.tokens.fetched_total == 0 for each in right.values())
         with ExitStack() as stack:
-            found = served(stack, tmp_path / "second", node, options, prompt)
-    assert (right.tokens.fetched_total, found.tokens.fetched_total) == (0, HELD)
-    assert found.answer.tokens == right.answer.tokens
-    steps = zip(found.answer.logprobs, right.answer.logprobs, strict=True)
-    for step, truth in steps:
-        values = dict(truth)
-        assert all(abs(value - values.get(token, value)) < CLOSE for token, value in step)
+            engine = started(stack, tmp_path / "second", node, options, fault)
+            found = ask(engine, prompts[NO_FAULT], ANSWER)
+            assert found.tokens.fetched_total == HELD
+            assert same(found, right[NO_FAULT], CLOSE)
+            # What the comparison must be able to see.
+            for planted in FAULTS:
+                fault.write_text(planted)
+                found = ask(engine, prompts[planted], ANSWER)
+                assert found.tokens.fetched_total == HELD
+                assert not same(found, right[planted], 10 * CLOSE), planted
