@@ -34,6 +34,9 @@ ARGUMENTS = {
     "page_size": 4,
 }
 
+CHOSEN = ("attention_backend", "device")
+"""Arguments that SGLang chooses if the command line does not name them."""
+
 
 class HiCacheStorage:
     def register_mem_pool_host(self, mem_pool_host):
@@ -125,6 +128,18 @@ class WeightUpdater:
     def update_weights_from_tensor(self, named_tensors, load_format=None): ...
 
     def update_weights_from_ipc(self, recv_req): ...
+
+
+class RuntimeContext:
+    """The arguments in effect: what SGLang chose for those of the command line that are None."""
+
+    def __init__(self, leaves):
+        self.leaves = leaves
+
+    def config_leaf(self, name):
+        if name not in self.leaves:
+            raise ValueError(f"{name!r} is not a config leaf (no namespace)")
+        return self.leaves[name]
 
 
 class HookType(enum.Enum):
@@ -237,7 +252,7 @@ def indices(pages, page_size=4):
 
 
 def installed(arguments, *, version="0.5.23", multimodal=False, tree_core="python"):
-    """Return stubs by the names of modules, for a server with these arguments."""
+    """Return stubs by the names of modules, for a server with these arguments in effect."""
     model_config = SimpleNamespace(
         ModelConfig=SimpleNamespace(
             from_server_args=lambda _: SimpleNamespace(is_multimodal=multimodal)
@@ -251,7 +266,9 @@ def installed(arguments, *, version="0.5.23", multimodal=False, tree_core="pytho
         "sglang.srt.plugins.hook_registry": here,
         "sglang.srt.model_executor.model_runner_components.weight_updater": here,
         "sglang.srt.runtime_context": SimpleNamespace(
-            get_server_args=lambda: SimpleNamespace(**arguments)
+            RuntimeContext=RuntimeContext,
+            get_context=lambda: RuntimeContext(arguments),
+            get_server_args=lambda: SimpleNamespace(**arguments | dict.fromkeys(CHOSEN)),
         ),
         "sglang.srt.configs.model_config": model_config,
         "sglang.srt.environ": SimpleNamespace(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from sglang_stubs import ARGUMENTS, HiCacheStorageConfig, HostPool, MLATokenToKVPoolHost
 
 from holdfast.client.weights_digest import NoDigestError
+from holdfast.engines.sglang import describe
 from holdfast.engines.sglang.describe import (
     NAMING,
     PoolDescription,
@@ -61,6 +63,11 @@ def digest(folder, arguments=None, config=None, pool=None, described=None, **ser
         {"speculative_algorithm": "EAGLE"},
         {"model_impl": "transformers"},
         {"trust_remote_code": True, "revision": "abc"},
+        {"forward_hooks": [{"hook_factory": "steer.make", "target_modules": ["model.layers.1"]}]},
+        {"kt_method": "AMXINT4", "kt_num_gpu_experts": 2},
+        {"flashinfer_mxfp4_moe_precision": "bf16"},
+        {"enable_decoder_swa_bounded_replay": True},
+        {"mm_process_config": {"image": {"max_pixels": 1}}},
     ],
 )
 def test_an_argument_that_changes_pages_changes_the_name(folder, arguments):
@@ -132,15 +139,23 @@ def test_the_size_of_the_pool_is_no_part_of_the_name(folder):
     assert digest(folder, pool=HostPool(pages=99)) == digest(folder)
 
 
-def test_an_adapter_that_was_replaced_under_its_name_is_another(folder, tmp_path):
-    def adapter(weights):
-        place = model_folder(tmp_path / "adapter", weights=weights)
-        os.utime(place / "model.safetensors")
-        return {"lora_paths": [SimpleNamespace(lora_name="a", lora_path=str(place))]}
+def adapter_in(place, weights):
+    """Make the folder of an adapter; return the argument that names it."""
+    model_folder(place, weights=weights)
+    os.utime(place / "model.safetensors")
+    return {"lora_paths": [SimpleNamespace(lora_name="a", lora_path=str(place))]}
 
-    first = digest(folder, adapter(b"one"))
+
+def test_an_adapter_that_was_replaced_under_its_name_is_another(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(describe, "process_start_ns", lambda: time.time_ns() + 10**9)
+    first = digest(folder, adapter_in(tmp_path / "adapter", b"one"))
     assert first != digest(folder)
-    assert first != digest(folder, adapter(b"two"))
+    assert first != digest(folder, adapter_in(tmp_path / "adapter", b"two"))
+
+
+def test_an_adapter_that_changed_after_the_start_is_refused(folder, tmp_path):
+    with pytest.raises(NoDigestError, match=r"adapter 'a' changed after .* start it again"):
+        digest(folder, adapter_in(tmp_path / "adapter", b"one"))
 
 
 def test_the_draft_model_is_part_of_the_name(folder, tmp_path):
@@ -165,9 +180,23 @@ def test_weights_that_changed_after_the_start_are_refused(folder):
         digest(folder, name="")
 
 
-def test_random_weights_need_a_name(folder):
-    with pytest.raises(NoDigestError, match="load_format is dummy"):
-        digest(folder, {"load_format": "dummy"}, name="")
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"load_format": "dummy"}, "load_format is dummy"),
+        ({"load_format": "remote_instance"}, "load_format is remote_instance"),
+        ({"load_format": "presharded"}, "load_format is presharded"),
+        ({"weight_cache_mode": "client"}, "weight_cache_mode is client"),
+        ({"forward_hooks": [{"hook_factory": "steer.make"}]}, "forward_hooks is set"),
+        ({"kt_weight_path": "/experts"}, "kt_weight_path is set"),
+    ],
+)
+def test_weights_and_code_that_are_not_in_the_files_of_the_model_need_a_name(
+    folder, arguments, named
+):
+    with pytest.raises(NoDigestError, match=f"{named}, so the files.*set model_digest"):
+        digest(folder, arguments, name="")
+    assert digest(folder, arguments, name="v1")
 
 
 def test_a_model_without_files_is_refused(tmp_path, monkeypatch):

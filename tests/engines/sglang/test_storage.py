@@ -193,6 +193,15 @@ def test_clear_drops_the_pages_from_the_node(sglang):
     assert storage.batch_exists(keys) == 0
 
 
+def test_pages_of_other_arguments_are_not_found_if_sglang_chose_them(sglang):
+    """The command line names neither the backend nor the device."""
+    keys = hashes(1)
+    sglang.storage(HostPool().fill(1)).batch_set_v1(keys, indices([0]))
+    assert sglang.storage().batch_exists(keys) == 1
+    assert sglang.storage(arguments={"attention_backend": "triton"}).batch_exists(keys) == 0
+    assert sglang.storage(arguments={"device": "npu"}).batch_exists(keys) == 0
+
+
 @pytest.mark.parametrize(
     "config",
     [

@@ -44,19 +44,25 @@ START_NS = 50_000_000
 ARGUMENTS = (
     *("attention_backend", "prefill_attention_backend", "decode_attention_backend"),
     *("c128_page_size", "context_length", "custom_weight_loader", "decrypted_config_file"),
-    *("disable_hybrid_swa_memory", "dllm_algorithm", "dsa_decode_backend", "dsa_prefill_backend"),
-    *("dsv4_attn_backend", "dsv4_prefill_backend", "dtype", "enable_deterministic_inference"),
-    *("enable_fused_qk_norm_rope", "enable_int8_mamba_checkpoint", "enable_multimodal"),
-    *("enable_mamba_cache_stochastic_rounding", "enable_multi_layer_eagle", "enable_tf32_matmul"),
-    *("kt_method", "kt_weight_path", "kv_cache_dtype", "language_model_only"),
+    *("deepep_dispatcher_output_dtype", "disable_hybrid_swa_memory", "dllm_algorithm"),
+    *("dllm_algorithm_config", "dsa_decode_backend", "dsa_prefill_backend", "dsv4_attn_backend"),
+    *("dsv4_prefill_backend", "dtype", "enable_decoder_swa_bounded_replay"),
+    *("enable_deepseek_v4_fp4_indexer", "enable_deterministic_inference"),
+    *("enable_encoder_swa_bounded_replay", "enable_fused_qk_norm_rope"),
+    *("enable_int8_mamba_checkpoint", "enable_mamba_cache_stochastic_rounding"),
+    *("enable_multi_layer_eagle", "enable_multimodal", "enable_quant_communications"),
+    *("enable_tf32_matmul", "enable_w4a4_mxfp4_megamoe", "flashinfer_a2a_dispatch_type"),
+    *("flashinfer_mxfp4_moe_precision", "forward_hooks", "image_processor_backend", "kt_method"),
+    *("kt_num_gpu_experts", "kt_weight_path", "kv_cache_dtype", "language_model_only"),
     *("linear_attn_backend", "linear_attn_decode_backend", "linear_attn_prefill_backend"),
-    *("load_format", "mamba_backend", "mamba_ssm_dtype", "model_config_parser", "model_impl"),
-    *("model_loader_extra_config", "modelopt_quant", "moe_runner_backend"),
+    *("load_format", "mamba_backend", "mamba_ssm_dtype", "mm_process_config"),
+    *("model_config_parser", "model_impl", "model_loader_extra_config"),
+    *("modelopt_checkpoint_restore_path", "modelopt_quant", "moe_runner_backend"),
     *("prefill_kv_cache_dequant_dtype", "qsa_indexer_dtype", "quantization"),
     *("quantize_and_serve", "rl_on_policy_target", "rl_quant_profile", "speculative_algorithm"),
     *("speculative_draft_kv_cache_dtype", "speculative_draft_model_quantization"),
     *("speculative_draft_sink_size", "speculative_draft_window_size"),
-    "triton_attention_reduce_in_fp32",
+    *("triton_attention_reduce_in_fp32", "uno_lora_path"),
 )
 """SGLang's arguments that may change the bytes of a page; their values are part of the name."""
 
@@ -78,8 +84,29 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 _LONG_ROPE = "long_factor"
 
-DUMMY = "dummy"
-"""`load_format` of random weights, which no file determines."""
+FROM_FILES = (
+    *("auto", "bitsandbytes", "fastsafetensors", "gguf", "instanttensor", "layered", "mistral"),
+    *("npcache", "pt", "runai_streamer", "safetensors", "sharded_state"),
+)
+"""Values of `load_format` with which the weights are those of the model's files.
+
+With the others they are random, copied from another server, or kept from an earlier start.
+"""
+
+WEIGHTS_OF_ANOTHER_PROCESS = "client"
+"""Value of `weight_cache_mode` with which another process has the weights in memory."""
+
+BESIDE_FILES = (
+    *("decrypted_config_file", "forward_hooks", "kt_weight_path"),
+    *("modelopt_checkpoint_restore_path", "rl_quant_profile"),
+)
+"""Arguments that name weights, settings or code beside the model's files."""
+
+OTHER_COMPUTATION = (
+    *("decrypted_config_file", "dllm_algorithm", "forward_hooks", "kt_weight_path"),
+    *("modelopt_quant", "quantization", "quantize_and_serve", "rl_quant_profile"),
+)
+"""Arguments with which SGLang computes other KV than another engine with the same model."""
 
 
 class ServedModel(NamedTuple):
@@ -101,11 +128,8 @@ def served_model(arguments: Any, setting: StorageOptions, version: str, device: 
     pages do not tell apart.
     """
     _refuse_long_rope(arguments)
-    if arguments.load_format == DUMMY and not setting.model_digest:
-        raise NoDigestError(
-            f"{EXTRA_CONFIG}: load_format is {DUMMY}, so no file identifies the weights; set "
-            "model_digest to a name for them"
-        )
+    if not setting.model_digest:
+        _refuse_beside_files(arguments)
     values = {name: str(getattr(arguments, name, None)) for name in ARGUMENTS}
     values["draft"] = _draft_source(arguments, setting)
     source = _source(
@@ -126,6 +150,22 @@ def served_model(arguments: Any, setting: StorageOptions, version: str, device: 
         version=version,
         device=device,
     )
+
+
+def _refuse_beside_files(arguments: Any) -> None:
+    """Raise NoDigestError if the model's files do not say what the server computes with."""
+    cached = getattr(arguments, "weight_cache_mode", None)
+    reasons = {
+        f"load_format is {arguments.load_format}": arguments.load_format not in FROM_FILES,
+        f"weight_cache_mode is {cached}": cached == WEIGHTS_OF_ANOTHER_PROCESS,
+        **{f"{name} is set": bool(getattr(arguments, name, None)) for name in BESIDE_FILES},
+    }
+    found = [reason for reason, holds in reasons.items() if holds]
+    if found:
+        raise NoDigestError(
+            f"{EXTRA_CONFIG}: {', '.join(found)}, so the files of the model do not identify what "
+            "is computed; set model_digest to a name that changes whenever that does"
+        )
 
 
 def _refuse_long_rope(arguments: Any) -> None:
@@ -230,11 +270,11 @@ def refuse_portable(arguments: Any, config: Any, setting: StorageOptions) -> Non
         "more than one rank": max(config.tp_size, config.pp_size, config.attn_cp_size) > 1,
         "latent KV (MLA)": config.is_mla_model,
         "a quantised KV cache": arguments.kv_cache_dtype not in (None, "auto"),
-        "quantisation on load": arguments.quantization is not None,
         "adapters": bool(getattr(arguments, "lora_paths", None)),
         "speculative decoding": getattr(arguments, "speculative_algorithm", None) is not None,
         "images, for which SGLang has numbers of 63 bits and no tokens": setting.images,
         "interface_v1 not set to 1": not (config.extra_config or {}).get("interface_v1"),
+        **{name: bool(getattr(arguments, name, None)) for name in OTHER_COMPUTATION},
     }
     found = [reason for reason, holds in reasons.items() if holds]
     if found:
@@ -380,6 +420,13 @@ def _adapters(arguments: Any) -> str:
                 "--lora-paths"
             )
         files = [*weight_files(folder), folder / ADAPTER_CONFIG]
+        try:
+            check_unchanged(folder, files, process_start_ns() + START_NS)
+        except NoDigestError:
+            raise NoDigestError(
+                f"{EXTRA_CONFIG}: the files of adapter {one.lora_name!r} changed after this "
+                "server's process started, so it may have loaded the earlier ones; start it again"
+            ) from None
         digests.append([str(one.lora_name), files_digest("adapter", folder, files)])
     return hashlib.blake2b(canonical_json(sorted(digests)).encode(), digest_size=16).hexdigest()
 

@@ -57,6 +57,7 @@ UPDATER = ExpectedClass(
     }
 )
 """Its methods are hooked: an update of weights that is not seen would be a wrong hit."""
+CONTEXT = ExpectedClass(methods={"config_leaf": ("name",)})
 
 _STORAGE = "sglang.srt.mem_cache.hicache_storage"
 _RUNNER = "sglang.srt.model_executor.model_runner_components"
@@ -69,6 +70,7 @@ INTERFACE: Mapping[str, ExpectedClass] = {
     f"{_STORAGE}.PoolTransferResult": RESULT,
     "sglang.srt.plugins.hook_registry.HookRegistry": HOOKS,
     f"{_RUNNER}.weight_updater.WeightUpdater": UPDATER,
+    "sglang.srt.runtime_context.RuntimeContext": CONTEXT,
 }
 """What the storage uses of SGLang."""
 

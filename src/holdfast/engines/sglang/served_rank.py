@@ -36,6 +36,22 @@ DROP_S = 30.0
 _log = logging.getLogger("sglang.holdfast")
 
 
+class ArgumentsInEffect:
+    """SGLang's arguments as its engine computes with them.
+
+    These are the command line's, what SGLang chose for those that it does not name, and changes of
+    the running server. The record that `get_server_args` returns has the command line's only.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        from sglang.srt.runtime_context import get_context
+
+        try:
+            return get_context().config_leaf(name)
+        except ValueError as error:
+            raise AttributeError(str(error)) from None
+
+
 class ServedRank:
     """Makes the stored pools of one rank.
 
@@ -47,9 +63,9 @@ class ServedRank:
         from sglang.srt.configs.model_config import ModelConfig
         from sglang.srt.runtime_context import get_server_args
 
-        arguments = self._arguments = get_server_args()
+        arguments = self._arguments = ArgumentsInEffect()
         self._config, self._options = config, options
-        refuse_images(ModelConfig.from_server_args(arguments), options)
+        refuse_images(ModelConfig.from_server_args(get_server_args()), options)
         self._model = served_model(arguments, options, sglang.__version__, _device(arguments))
         if options.layout == "portable":
             refuse_portable(arguments, config, options)
