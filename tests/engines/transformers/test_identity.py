@@ -1,10 +1,11 @@
 """Two models that differ in anything that shapes KV state never find each other's contexts."""
 
 import copy
+import functools
 import importlib
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 
 import pytest
 
@@ -164,6 +165,42 @@ def test_code_of_the_users_own_is_part_of_the_model(saved, tmp_path, monkeypatch
     with pytest.raises(NoDigestError, match=r"own_norm, which has no source file; pass model_dig"):
         fetched(model, saved.store)
     assert fetched(model, saved.store, model_digest="7") == 0
+
+
+@pytest.mark.parametrize("where", ["object", "class"])
+def test_a_forward_pass_that_was_replaced_makes_another_model(where, saved, monkeypatch):
+    norm = saved.model.model.layers[1].input_layernorm
+    original = type(norm).forward
+
+    @functools.wraps(original)
+    def doubled(self, states):
+        return 2 * original(self, states)
+
+    if where == "object":
+        monkeypatch.setattr(norm, "forward", MethodType(doubled, norm))
+    else:
+        monkeypatch.setattr(type(norm), "forward", doubled)
+    assert [fetched(saved.model, saved.store) for _ in range(2)] == [0, HELD]
+    monkeypatch.undo()
+    assert fetched(saved.model, saved.store) == HELD
+
+
+def test_attention_of_the_users_own_makes_another_model(saved, monkeypatch):
+    attention = transformers.AttentionInterface
+    original = attention()["sdpa"]
+
+    def with_half_of_the_values(module, query, key, value, *more, **settings):
+        return original(module, query, key, value / 2, *more, **settings)
+
+    monkeypatch.setattr(
+        attention,
+        "_global_mapping",
+        {**attention()._global_mapping, "own": with_half_of_the_values},
+    )
+    saved.model.set_attn_implementation("own")
+    assert [fetched(saved.model, saved.store) for _ in range(2)] == [0, HELD]
+    saved.model.set_attn_implementation("sdpa")
+    assert fetched(saved.model, saved.store) == HELD
 
 
 def test_source_files_are_read_once_as_long_as_they_do_not_change(saved, tmp_path, monkeypatch):

@@ -11,12 +11,13 @@ import functools
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import xxhash
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from holdfast.client.weights_digest import UNCHANGED_S
 from holdfast.regular_file import file_stamp
@@ -28,6 +29,9 @@ SECTION = "_computation"
 """Name of the overrides' section: settings whose names begin with `_` are no overrides."""
 
 _LIBRARIES = ("torch", "transformers")
+_DECORATING = (*_LIBRARIES, "accelerate", "contextlib", "functools")
+"""Libraries whose functions may stand around a forward pass without changing its values."""
+
 _REMOTE_CODE = "transformers_modules."
 """Python modules of code that a model brings; transformers keeps its files in a folder."""
 
@@ -49,18 +53,15 @@ def computation_of(model: Any) -> dict[str, dict[str, str]]:
 
     It is a section among the overrides of the settings, under a name that no setting has.
     """
-    found = {
-        "rope_frequencies": _other_frequencies(model),
-        "code": code_of(model).digest,
-        **mode_of(model),
-    }
+    found = {"rope_frequencies": _other_frequencies(model), **mode_of(model)}
     section = {name: value for name, value in found.items() if value}
     return {SECTION: section} if section else {}
 
 
 class ModelCode(NamedTuple):
-    """The code of a model that is not of PyTorch or transformers: a digest of its source files.
+    """The code of a model that is not of PyTorch or transformers.
 
+    `digest`: of the source files, and the names of functions that are not those of their class.
     `unknown`: names of Python modules without a source file.
     """
 
@@ -69,11 +70,24 @@ class ModelCode(NamedTuple):
 
 
 def code_of(model: Any) -> ModelCode:
-    """Return the code that a model brings, or its user has written; empty if there is none."""
+    """Return the code that a model brings, or its user has written; empty if there is none.
+
+    That is the code of the classes of its parts, of functions that replace their forward passes,
+    and of its attention.
+    """
+    functions = {_name_of(function): _module_of(function) for function in _functions_of(model)}
+    other = {
+        name: module
+        for name, module in functions.items()
+        if module.partition(".")[0] not in _DECORATING
+    }
     parts = {type(part).__module__ for part in model.modules()}
-    own = sorted(name for name in parts if name.partition(".")[0] not in _LIBRARIES)
-    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in own}
-    whole = xxhash.xxh3_128()
+    own = {name for name in parts if name.partition(".")[0] not in _LIBRARIES}
+    files = {
+        name: getattr(sys.modules.get(name), "__file__", None)
+        for name in sorted({*own, *other.values()})
+    }
+    whole = xxhash.xxh3_128("\0".join(sorted(other)).encode())
     for name, file in files.items():
         if file is not None:
             beside = Path(file).parent.glob("*.py") if name.startswith(_REMOTE_CODE) else ()
@@ -81,7 +95,41 @@ def code_of(model: Any) -> ModelCode:
                 whole.update(f"{source.name}\0".encode())
                 whole.update(_digest_of(source))
     unknown = tuple(name for name, file in files.items() if file is None)
-    return ModelCode(whole.hexdigest() if own else "", unknown)
+    return ModelCode(whole.hexdigest() if files else "", unknown)
+
+
+def _functions_of(model: Any) -> Iterator[Callable[..., Any]]:
+    """Yield the functions that compute a model: its parts' forward passes, and its attention.
+
+    Those that decorators have wrapped are among them, and their wrappers.
+    """
+    settings = model.config.get_text_config(decoder=True)
+    attention = ALL_ATTENTION_FUNCTIONS.get(getattr(settings, "_attn_implementation", None))
+    own = (vars(part).get("forward") for part in model.modules())
+    classes = {type(part) for part in model.modules()}
+    ahead = [attention, *own, *(getattr(each, "forward", None) for each in classes)]
+    seen = {id(None)}
+    while ahead:
+        function: Any = ahead.pop()
+        function = getattr(function, "__func__", function)  # of a method
+        if id(function) in seen:
+            continue
+        seen.add(id(function))
+        ahead += [getattr(function, "__wrapped__", None), getattr(function, "func", None)]
+        if not isinstance(function, functools.partial):
+            yield function
+
+
+def _module_of(function: Callable[..., Any]) -> str:
+    """Return the Python module in which a function is written, also if it says another one."""
+    written = getattr(function, "__globals__", {}).get("__name__")
+    return str(written or getattr(function, "__module__", None) or type(function).__module__)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    code = getattr(function, "__code__", None)
+    name = code.co_qualname if code is not None else type(function).__qualname__
+    return f"{_module_of(function)}.{name}"
 
 
 def _digest_of(source: Path) -> bytes:
@@ -106,6 +154,7 @@ def mode_of(model: Any) -> dict[str, str]:
     attention = str(getattr(settings, "_attn_implementation", ""))
     capped = any(value for name, value in settings.to_dict().items() if _CAP.fullmatch(name))
     return {
+        "code": code_of(model).digest,
         "autocast": f"{torch.get_autocast_dtype(device)} of {model.dtype}" if autocast else "",
         "attention": attention if capped and attention in _WITHOUT_CAP else "",
     }

@@ -166,7 +166,7 @@ def refuse_unknown_weights(model: Any) -> None:
         )
     if unknown := code_of(model).unknown:
         raise NoDigestError(
-            f"parts of the model are of classes in {', '.join(unknown)}, which has no source file; "
+            f"the model is computed by code in {', '.join(unknown)}, which has no source file; "
             f"{NAME_REMEDY}"
         )
     if any(each.is_meta for each in model.parameters()):
