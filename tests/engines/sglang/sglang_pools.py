@@ -1,7 +1,8 @@
 """Run by the Python of SGLang's environment: its own factory and host pools over a node.
 
-Prints as JSON: what differs from the recorded interface, and for each layout and interface whether
-pages come back as they were saved.
+Prints as JSON: what differs from the recorded interface, what SGLang chose of the arguments that
+the command line does not name, and for each layout and interface whether pages come back as they
+were saved.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from sglang.srt.server_args import ServerArgs
 
 from holdfast.engines.interface import differences_of
 from holdfast.engines.sglang.interface import INTERFACE
+from holdfast.engines.sglang.served_rank import ArgumentsInEffect
 
 PAGE = 16
 PAGES = 8
@@ -97,8 +99,12 @@ def round_trip(pool, one, keys, *, v1):
 
 
 def main(model, node):
-    publish(ServerArgs(model_path=model, device="cpu", dtype="bfloat16"), role="scheduler")
+    arguments = ServerArgs(model_path=model, dtype="bfloat16")
+    arguments.resolve_once()
+    publish(arguments, role="scheduler")
+    chosen = ArgumentsInEffect()
     found = {"differences": differences_of(INTERFACE)}
+    found["chosen"] = [chosen.device, chosen.attention_backend]
     for kind, layouts in (("mha", MHA), ("mla", MLA)):
         for layout in layouts:
             for v1 in (True, False):

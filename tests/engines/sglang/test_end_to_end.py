@@ -92,6 +92,7 @@ def test_its_own_factory_and_host_pools_get_every_page_back(started, tmp_path):
     assert done.returncode == 0, done.stderr[-3_000:]
     found = json.loads(done.stdout)
     assert found.pop("differences") == []
+    assert found.pop("chosen") == ["cpu", "torch_native"]
     assert len(found) == 14  # two interfaces, four layouts of MHA and three of MLA
     assert set(found.values()) == {"equal"}, found
 
