@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.assemble import open_store
+from holdfast.assemble import DROPS_FILE, ESTIMATES_FILE, MARKS_FILE, open_store
+from holdfast.assemble.domains import DEFAULT_KEY_FILE
 from holdfast.config import defaults, parse
 from holdfast.errors import BusyError, ConfigError
 from holdfast.policy.admit import AlwaysAdmit, PerDomain, ReusePrediction, SecondTouch, WriteBudget
@@ -18,6 +19,7 @@ from holdfast.policy.lirs import Lirs
 from holdfast.policy.s3fifo import S3Fifo
 from holdfast.store.call_threads import DirectCalls
 from holdfast.store.scrub import Scrubber
+from holdfast.tiers.disk.folder import check_usable, mount_point
 
 MIB = 1 << 20
 
@@ -227,3 +229,17 @@ def test_implausible_writes_per_day_are_refused(configured, tmp_path, times):
     disk = {"kind": "disk", "path": str(tmp_path), "capacity": 16 * MIB, "writes_per_day": times}
     with pytest.raises(ConfigError, match=r"tiers\.1\.writes_per_day: .* drive's rating"):
         configured(tiers=[{"kind": "host", "capacity": 16 * MIB}, disk])
+
+
+def test_a_new_drive_may_have_every_file_that_a_node_writes_beside_its_blocks(configured, tmp_path):
+    config = configured()
+    drive = tmp_path / "disk"
+    drive.mkdir()
+    beside = [DEFAULT_KEY_FILE, DROPS_FILE, ESTIMATES_FILE, MARKS_FILE]
+    paths = [config.audit_file, config.gates_folder, config.keyring_file]
+    locks = [f"{config.keyring_file}.lock"]
+    for path in [*(drive / name for name in beside), *map(Path, paths), *map(Path, locks)]:
+        assert path.parent == drive
+        path.touch()
+        (drive / f".{path.name}.new-x1").touch()
+    check_usable(str(drive), "disk", mount_point(str(drive)))

@@ -260,7 +260,10 @@ def test_a_foreign_folder_is_refused_with_its_content_and_a_remedy(drive):
 def test_files_that_a_node_keeps_beside_its_blocks_do_not_make_a_folder_foreign(drive):
     shutil.rmtree(drive.folder)
     drive.folder.mkdir()
-    for name in ("learnt.json", "default.key", "audit.jsonl", ".learnt.json.new-x1", "lost+found"):
+    for name in (
+        "learnt.json", "default.key", "audit.jsonl", "durable.log", ".durable.log.new-x1",
+        "lost+found",
+    ):  # fmt: skip
         (drive.folder / name).touch()
     drive.look()
     drive.look()

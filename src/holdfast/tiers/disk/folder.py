@@ -17,8 +17,8 @@ from holdfast.tiers.disk.kind import FILE_NAME
 _NAMES_SHOWN = 3
 
 _BESIDE = (
-    "lock", "default.key", "keyring.json", "learnt.json", "drops.json", "gates",
-    "audit.jsonl", "lost+found",
+    "lock", "default.key", "keyring.json", "keyring.json.lock", "learnt.json", "drops.json",
+    "durable.log", "gates", "audit.jsonl", "lost+found",
 )  # fmt: skip
 """What an empty folder may have: small files of a node beside its blocks, and what a new file
 system has in its root."""
