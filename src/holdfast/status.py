@@ -468,7 +468,7 @@ class TargetStatus(StatusFields, frozen=True):
 class DurableStatus(StatusFields, frozen=True):
     """Blocks saved as durable that the durable tier does not hold yet, and the age of the oldest.
 
-    `waiting` counts them, and those that the tier holds but failed to flush.
+    `waiting` counts them, and those that the tier holds but failed to flush, up to 65,536 blocks.
     `marked`: all durable blocks. `syncs`: calls that wait for an acknowledgement; `deadline_s`:
     time until the first of them gives up. `lost`: blocks that were evicted or dropped before the
     tier had them, `evicted`: blocks that it evicted while they were durable, both since start.

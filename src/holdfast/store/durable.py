@@ -237,17 +237,20 @@ def load_marks(store: StoreParts) -> None:
 def await_marked(store: StoreParts) -> None:
     """Have marked blocks that the durable tier lacks, but another tier holds, copied to it.
 
-    After a restart, and after a tier has lost blocks. Takes the lock for a limited number of blocks
-    at a time.
+    After a restart, and each time when the list of waiting blocks, which was full, has room again.
+    Takes the lock for a limited number of blocks at a time.
     """
     table = store.table
     with table.lock:
+        if not store.durable_blocks.has_room_again():
+            return
         names = table.durable_marks.names()
     for at in range(0, len(names), ROWS_AT_ONCE):
         with table.lock:
             rows = (table.index.find(*name) for name in names[at : at + ROWS_AT_ONCE])
             held = [row for row in rows if row >= 0 and table.index.fastest(row) >= 0]
-            store.durable_blocks.wait(held, store.clock.now())
+            if not store.durable_blocks.wait(held, store.clock.now()):
+                return
 
 
 def save_marks(store: StoreParts) -> None:

@@ -120,8 +120,6 @@ class Store(StoreParts):
         self.shared_ring = SharedRing(self, self._promote_public)
         self._public_is_cold = False
         """Whether the public domain's blocks must be promoted to memory."""
-        self._marks_are_new = True
-        """Whether recovery may have found marked blocks that the durable tier lacks."""
         self._probed_tiers = set[int]()
         self._save_estimates_at = self.clock.now() + _SAVE_ESTIMATES_S
         self._prefault = ArenaPrefault(self.table)
@@ -511,8 +509,7 @@ class Store(StoreParts):
             self._public_is_cold = not self._start_in_background(warm)
 
     def _keep_durable(self) -> None:
-        if self._marks_are_new and not self.recovery.is_running:
-            self._marks_are_new = False
+        if not self.recovery.is_running:
             durable.await_marked(self)
 
     def _start_keeping_files(self) -> None:
