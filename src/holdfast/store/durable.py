@@ -9,10 +9,8 @@ loss of power, until the tier evicts it.
 from __future__ import annotations
 
 import logging
-import math
-import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
 from itertools import compress
@@ -22,8 +20,8 @@ from holdfast.blocks.namespace import Namespace
 from holdfast.errors import BlockError, Outcome
 from holdfast.fairness.fair_queue import Priority, WorkItem
 from holdfast.session import SECONDS_MAX, check_seconds
+from holdfast.store.awaited_copies import AwaitedCopies
 from holdfast.store.block_table import ROWS_AT_ONCE
-from holdfast.store.copy_events import CopyEvent
 from holdfast.store.core import StoreParts
 from holdfast.store.durable_marks import MarkedBlocks
 from holdfast.store.inspect import finish_drops
@@ -42,7 +40,8 @@ from holdfast.tiers.base import (
 
 _log = logging.getLogger("holdfast.store")
 
-_LOOK_AGAIN_S = 0.05
+_LOOK_AGAIN_S = 0.25
+"""Longest time in seconds between two looks at the blocks that a `sync` waits for."""
 
 _QUEUE_AGAIN_S = 1.0
 """Interval in seconds at which a block is queued again during a `sync`: its write or flush has
@@ -110,9 +109,10 @@ def _sync(
         ask_in_time(store, namespace, keys, left_s, Priority.PREFETCH)
     while True:
         flushed = _flush_copies(store, namespace, keys, until_s, saving=saving)
+        may_come = saving or store.recovery.is_running
         with table.lock:  # the tier may have evicted some during the flush
             found = _leading(store, namespace, keys)
-            expected = _expected(store, found, len(keys), saving=saving)
+        expected = len(keys) if may_come else len(found.held)
         kept = min(flushed, found.kept)
         left_s = until_s - store.clock.now()
         if kept == expected or left_s <= 0 or store.gone:
@@ -274,36 +274,27 @@ def _await_copies(
 
     Ends sooner if it has all that may come. Blocks that are old there are written again.
     """
-    table, changed, again_s = store.table, threading.Event(), -math.inf
-
-    def note(_: Sequence[CopyEvent]) -> None:
-        changed.set()
-
-    with table.lock:
-        table.copies.events.subscribe(note)
-    aged = _aged(store, namespace, keys)
-    try:
+    again_s = store.clock.now() + _QUEUE_AGAIN_S
+    with AwaitedCopies(store, namespace, keys, _aged(store, namespace, keys)) as copies:
+        if not store.gone:
+            copies.queue_all()
         while True:
             now_s = store.clock.now()
-            with table.lock:
-                found = _leading(store, namespace, keys, aged)
-                if now_s >= again_s and not store.gone:
-                    table.queues.write_through(found.missing, [table.durable_tier])
-                    store.durable_blocks.renew(found.unsafe)
-                    again_s = now_s + _QUEUE_AGAIN_S
-            if found.kept < len(found.held):
+            may_come = saving or store.recovery.is_running
+            if copies.look():
+                may_come = True
                 store.mover.hurry()
-            expected = _expected(store, found, len(keys), saving=saving)
+            if now_s >= again_s and not store.gone:
+                copies.queue_some()
+                again_s = now_s + _QUEUE_AGAIN_S
             left_s = until_s - now_s
-            is_over = bool(store.gone) and not table.unwritten()
-            if found.kept == expected or left_s <= 0 or is_over:
-                return found.kept
-            changed.wait(min(left_s, _LOOK_AGAIN_S))
-            changed.clear()
-            aged = _aged(store, namespace, keys) if aged else aged
-    finally:
-        with table.lock:
-            table.copies.events.unsubscribe(note)
+            is_over = bool(store.gone) and not store.table.unwritten()
+            if copies.kept == len(keys) or not may_come or left_s <= 0 or is_over:
+                return copies.kept
+            has_changed = copies.changed.wait(min(left_s, _LOOK_AGAIN_S))
+            copies.changed.clear()
+            if copies.aged and not has_changed:
+                copies.aged = _aged(store, namespace, keys)
 
 
 def _aged(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> set[bytes]:
@@ -329,42 +320,19 @@ def _forget_lost(
 
 
 class _Leading(NamedTuple):
-    """Leading blocks of a chain that any tier holds, and how many of them the durable tier keeps.
-
-    `missing`: those that are neither there nor on their way there. `unsafe`: those that are there,
-    and must be written again before they are safe.
-    """
+    """Leading blocks of a chain that a tier holds, and how many of them the durable tier keeps."""
 
     held: list[int]
     kept: int
-    missing: list[int]
-    unsafe: list[int]
 
 
-def _expected(store: StoreParts, found: _Leading, blocks: int, *, saving: bool) -> int:
-    """Return how many of `blocks` leading blocks the durable tier may come to keep."""
-    return blocks if saving or store.recovery.is_running else len(found.held)
-
-
-def _leading(
-    store: StoreParts, namespace: Namespace, keys: Sequence[bytes], aged: Collection[bytes] = ()
-) -> _Leading:
-    """Return the state of a chain's leading blocks. Call under the lock.
-
-    `aged`: keys of blocks that the durable tier has and will delete too soon.
-    """
-    table, kept = store.table, 0
-    tier, held, missing, unsafe = table.durable_tier, list[int](), list[int](), list[int]()
-    filling = table.copies.fillings(tier)
-    for row, key in zip(table.index.find_all(namespace, keys), keys, strict=True):
+def _leading(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> _Leading:
+    """Return the state of a chain's leading blocks. Call under the lock."""
+    table, held, kept = store.table, list[int](), 0
+    for row in table.index.find_all(namespace, keys):
         if row < 0 or table.index.fastest(row) < 0:
             break
-        is_aged = key in aged and table.copies.is_on(row, tier)
-        if is_aged or store.durable_blocks.is_unsafe(row):
-            unsafe.append(row)
-        elif table.copies.is_on(row, tier):
-            kept += kept == len(held)
-        elif row not in filling and not table.queues.is_queued_for(row, tier):
-            missing.append(row)
+        if kept == len(held) and table.copies.is_on(row, table.durable_tier):
+            kept += not store.durable_blocks.is_unsafe(row)
         held.append(row)
-    return _Leading(held, kept, missing, unsafe)
+    return _Leading(held, kept)
