@@ -10,8 +10,10 @@ import holdfast
 from holdfast import Retention
 from holdfast.blocks.envelope import header_of_record
 from holdfast.blocks.namespace import Namespace
+from holdfast.clock import ManualClock
 from holdfast.errors import BlockError, ConfigError, Outcome
 from holdfast.fairness.shares import Quota
+from holdfast.store.marks_file import MarksFile
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.embedded import BLOCKS, FINGERPRINT, LAYOUT, blocks_for, tokens_for
@@ -394,10 +396,10 @@ def test_a_durable_context_that_is_written_again_survives_a_loss_of_power(flushe
 
 
 def test_a_durable_context_whose_time_is_over_leaves_like_others():
-    medium, now_s = ShortMedium(), [1e9]
-    with opened([medium], durable_s=DAY_S, wall_s=lambda: now_s[0]) as store:
+    medium, clock = ShortMedium(), ManualClock()
+    with opened([medium], durable_s=DAY_S, clock=clock) as store:
         assert save(store).sync(tokens_for(1)) == TOKENS
-        now_s[0] += 2 * DAY_S
+        clock.advance(2 * DAY_S)
         for seed in range(2, 20):
             save(store, seed, Retention.SESSION).sync(tokens_for(seed))
             until(store, "all is written", lambda: not store.status().waiting_to_write)
@@ -466,6 +468,21 @@ def test_what_a_shared_durable_tier_lost_and_no_tier_holds_is_not_acknowledged()
         leave_all(store)
         records.clear()
         assert session.sync(tokens_for(1)) == 0
+
+
+def test_the_file_of_marks_is_corrected_when_the_wall_clock_is_set(tmp_path):
+    """A process that starts after a crash has the times that the right clock gives them."""
+    marks, wall_s, options = tmp_path / "durable.log", [0.0], {"clock": ManualClock()}
+    options.update(durable_s=DAY_S, wall_s=lambda: wall_s[0])
+
+    def until_s():
+        return [run.until_s for run in MarksFile(marks).load()]
+
+    with opened([FlushableMedium()], marks, **options) as store:
+        assert save(store).sync(tokens_for(1)) == TOKENS
+        assert max(until_s()) == DAY_S
+        wall_s[0] = 1.8e9
+        until(store, "the file is written again", lambda: min(until_s()) > 1.8e9)
 
 
 def test_a_dropped_context_is_durable_no_more(tmp_path):

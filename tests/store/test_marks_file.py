@@ -115,6 +115,16 @@ def test_a_file_that_has_grown_is_rewritten_with_what_counts(path):
     assert path.stat().st_size < 20 * 16 * 4_096
 
 
+def test_a_file_with_wrong_marks_is_written_again_at_the_next_save(path):
+    file = MarksFile(path)
+    file.save([run_of(1)], lambda: [run_of(1)])
+    file.rewrite()
+    assert file.save([], lambda: [run_of(1, 3e9)])
+    assert MarksFile(path).load() == [run_of(1, 3e9)]
+    assert file.save([run_of(2)], nothing_more)
+    assert MarksFile(path).load() == [run_of(1, 3e9), run_of(2)]
+
+
 def test_without_a_path_nothing_is_kept():
     file = MarksFile(None)
     assert file.save([run_of(1)], nothing_more)

@@ -182,7 +182,7 @@ class StoreParts:
             sealing=Sealing(hosts, options.ring or KeyRing(None), self.clock),
             clock=self.clock,
             segment_blocks=options.segment_blocks,
-            durable_marks=DurableMarks(options.wall_s),
+            durable_marks=DurableMarks(options.clock, options.wall_s),
             durable_tier=durable,
         )
 

@@ -263,7 +263,10 @@ def save_marks(store: StoreParts) -> None:
             return marks.all()
 
     with lock:
-        changes = marks.take_unsaved()
+        marks.expire_if_due()
+        is_clock_set, changes = marks.take_clock_change(), marks.take_unsaved()
+    if is_clock_set:
+        store.marks_file.rewrite()
     store.marks_file.save(changes, all_marks)
 
 

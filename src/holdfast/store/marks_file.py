@@ -55,6 +55,8 @@ class MarksFile:
         self._has_failed = False
         self._must_rewrite = False
         """Whether changes were left out that only a rewritten file has."""
+        self._is_wrong = False
+        """Whether the next `save` must write all marks; set without the lock."""
 
     def load(self) -> list[MarkedBlocks]:
         """Return the records of an earlier process, up to the first that is damaged."""
@@ -77,6 +79,13 @@ class MarksFile:
             self._nbytes = 0  # the next change rewrites the file
         return runs
 
+    def rewrite(self) -> None:
+        """Write all marks at the next `save`, because the file has other ones.
+
+        Returns at once, also while a `save` waits for a drive that hangs.
+        """
+        self._is_wrong = True
+
     def save(self, changes: Sequence[MarkedBlocks], rest: Callable[[], list[MarkedBlocks]]) -> bool:
         """Append changes, flushed; return whether the file has all that was given so far.
 
@@ -87,6 +96,8 @@ class MarksFile:
             return True
         with self._mutex:
             self._waiting += changes
+            if self._is_wrong:
+                self._is_wrong, self._must_rewrite = False, True
             if not self._waiting and not self._must_rewrite:
                 return True
             try:
