@@ -5,6 +5,9 @@ import shutil
 import pytest
 
 from holdfast.errors import BlockError, ConfigError
+from holdfast.policy.retention import Retention
+from holdfast.store import media
+from holdfast.store.marks_file import MarksFile
 from holdfast.tiers.disk.file import DiskConfig
 from holdfast.tiers.disk.replaceable import REOPEN_MAX_S, ReplaceableDisk
 
@@ -91,6 +94,21 @@ def test_a_drive_that_comes_back_has_its_blocks_again(one, disk, tmp_path) -> No
     housekeep(one)
     assert one.read(chain) == 3
     assert not disk_status(one).conditions
+
+
+def test_a_new_drive_gets_the_names_of_the_durable_blocks(harness, disk, tmp_path) -> None:
+    one = harness(4 * MIB, disk, marks_file=tmp_path / "drive" / "durable.log")
+    chain = one.chain(1, 3)
+    one.save(chain, retention=Retention.DURABLE)
+    assert one.store.sync(one.namespace, chain.keys, 60.0) == 3
+    lose(one, disk, tmp_path)
+    bring_back(disk)
+    one.store.housekeep()
+    media.restore_files(one.store)
+    one.store.recovery.recover_replaced()
+    assert one.store.sync(one.namespace, chain.keys, 60.0) == 3
+    marks = MarksFile(tmp_path / "drive" / "durable.log").load()
+    assert [run.keys for run in marks] == [b"".join(chain.keys)]
 
 
 def test_blocks_that_were_dropped_while_a_drive_was_away_stay_dropped(one, disk, tmp_path) -> None:

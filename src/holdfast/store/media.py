@@ -65,6 +65,7 @@ def restore_files(store: StoreParts) -> None:
     tiers = (tier for tier in store.table.lower if isinstance(tier, Replaceable))
     if any(tier.has_survivors() for tier in tiers):
         store.options.restore_files()
+        store.marks_file.rewrite()
 
 
 def _replaceable(store: StoreParts, name: str) -> tuple[int, Replaceable]:
