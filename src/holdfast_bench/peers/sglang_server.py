@@ -41,7 +41,6 @@ class SglangServerOptions(msgspec.Struct, frozen=True):
 
     `storage`: its `--hicache-storage-backend`, or empty for a server without one. `extra`: the
     storage's options. `tokens_max`: capacity of its KV cache; its host memory holds twice as much.
-    `adapters`: folders of LoRA adapters, by name.
     """
 
     model: Path
@@ -51,7 +50,6 @@ class SglangServerOptions(msgspec.Struct, frozen=True):
     ranks: int = 1
     tokens_max: int = 16_384
     page_tokens: int = PAGE_TOKENS
-    adapters: dict[str, Path] = {}
     environment: dict[str, str] = {}
 
 
@@ -96,9 +94,6 @@ class SglangServer:
             extra = {"prefetch_threshold": PAGE_TOKENS, **options.extra}
             argv += ["--hicache-storage-backend", options.storage]
             argv += ["--hicache-storage-backend-extra-config", json.dumps(extra)]
-        if options.adapters:
-            named = (f"{adapter}={folder}" for adapter, folder in options.adapters.items())
-            argv += ["--lora-backend", "torch_native", "--lora-paths", *named]
         env = sglang_environment.variables(log.parent) | _threads(options.ranks)
         self.process = ChildProcess(name, argv, log, env | options.environment)
 
@@ -107,9 +102,9 @@ class SglangServer:
         wait_until(self.process, self._ready, READY_S)
 
     def ask(
-        self, prompt: Sequence[int], max_tokens: int, extra_key: str = "", adapter: str = ""
+        self, prompt: Sequence[int], max_tokens: int, extra_key: str = ""
     ) -> MeasuredCompletion:
-        """Request a greedy completion; `adapter`: the name of one, or empty.
+        """Request a greedy completion.
 
         With an `extra_key` SGLang shares the request's context with requests of that key only, and
         Holdfast does not store it as portable blocks.
@@ -123,8 +118,6 @@ class SglangServer:
         }
         if extra_key:
             body["extra_key"] = extra_key
-        if adapter:
-            body["lora_path"] = adapter
         with closing(http.client.HTTPConnection(HOST, self.port, timeout=ANSWER_S)) as connection:
             connection.connect()
             start_s = time.perf_counter()

@@ -220,29 +220,6 @@ def test_latents_are_saved_once_for_all_ranks(started, other):
     assert same(alone, cold)
 
 
-def test_contexts_of_an_adapter_are_found_again_until_it_is_replaced_in_its_folder(
-    started, tmp_path
-):
-    make_node, make_server = started
-    node, adapter = make_node(), tmp_path / "adapter"
-    small_models.write_adapter(model.make("tiny"), adapter, seed=1)
-    server = make_server(node, adapters={"a": adapter})
-    cold = server.ask(PROMPT, TOKENS, adapter="a")
-    plain = server.ask(PROMPT, TOKENS)
-    assert (stored(cold), stored(plain)) == (0, 0)
-    assert not same(plain, cold)
-    server.forget()
-    warm = server.ask(PROMPT, TOKENS, adapter="a")
-    assert stored(warm) == WHOLE
-    assert same(warm, cold)
-    server.process.stop()
-    small_models.write_adapter(model.make("tiny"), adapter, seed=2)
-    server = make_server(node, adapters={"a": adapter})
-    other = server.ask(PROMPT, TOKENS, adapter="a")
-    assert stored(other) == 0
-    assert not same(other, cold)
-
-
 def test_ranks_share_a_node_and_find_their_own_heads(started):
     make_node, make_server = started
     node = make_node()

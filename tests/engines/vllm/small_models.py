@@ -204,25 +204,6 @@ def _add_mtp_module(folder, module, projection, norms, settings, config):
     (folder / "config.json").write_text(json.dumps(written))
 
 
-def write_adapter(model, folder, seed):
-    """Write a LoRA adapter of random weights for the queries and values of a model in a folder."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    generator, tensors = torch.Generator().manual_seed(seed), {}
-    for name, weight in load_file(f"{model}/model.safetensors").items():
-        if "q_proj" in name or "v_proj" in name:
-            stem = f"base_model.model.{name.removesuffix('.weight')}"
-            rows, columns = weight.shape
-            tensors[f"{stem}.lora_A.weight"] = torch.randn(8, columns, generator=generator) * 0.1
-            tensors[f"{stem}.lora_B.weight"] = torch.randn(rows, 8, generator=generator) * 0.1
-    folder.mkdir(exist_ok=True)
-    save_file(tensors, folder / "adapter_model.safetensors")
-    settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "bias": "none"}
-    settings |= {"target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
-    (folder / "adapter_config.json").write_text(json.dumps(settings))
-
-
 def write_draft(folder, method, seed=0):
     """Write a draft model for `llama`: random weights in float32, named as vLLM names them."""
     import torch

@@ -4,6 +4,7 @@ Each answer is that of an engine without a connector. Speculative decoding, para
 preemption have tests of their own.
 """
 
+import json
 import random
 import shutil
 import time
@@ -12,10 +13,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
+import torch
 from audio_model import AUDIO_TOKEN, BEGIN, END, SOUND_TOKENS, make_audio_model
 from image_model import IMAGE_TOKENS, make_image_model
 from safetensors.torch import load_file, save_file
-from small_models import write_adapter
 
 from holdfast.limits import MIB
 from holdfast_bench.harness.model import make
@@ -247,9 +248,22 @@ def test_a_context_of_an_adapter_is_loaded_for_this_adapter_only(scene):
 
 
 def make_adapter(scene, number):
-    """Write a LoRA adapter of random weights for the tiny model; return its folder."""
+    """Write a LoRA adapter of random weights for the tiny model."""
     folder = scene.folder / f"adapter-{number}"
-    write_adapter(scene.model, folder, number)
+    folder.mkdir()
+    model = load_file(f"{scene.model}/model.safetensors")
+    generator = torch.Generator().manual_seed(number)
+    tensors = {}
+    for name, weight in model.items():
+        if "q_proj" in name or "v_proj" in name:
+            stem = f"base_model.model.{name.removesuffix('.weight')}"
+            rows, columns = weight.shape
+            tensors[f"{stem}.lora_A.weight"] = torch.randn(8, columns, generator=generator) * 0.1
+            tensors[f"{stem}.lora_B.weight"] = torch.randn(rows, 8, generator=generator) * 0.1
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "bias": "none"}
+    settings |= {"target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
     return folder
 
 
