@@ -36,7 +36,7 @@ _HISTORY_SLOTS = 64
 """Resolution of the service history: slots per window."""
 
 _MAX_IDLE_POSITIONS = 64
-"""Number of idle flows, beyond the number of waiting ones, at which old positions are dropped."""
+"""Number of idle flows at which old positions are dropped."""
 
 T = TypeVar("T")
 
@@ -134,6 +134,12 @@ class FairQueue(Generic[T]):
         self._waiting: dict[Hashable, _WaitingFlow[T]] = {}
         self._position: dict[Hashable, float] = {}
         self._last_served: dict[Hashable, int] = {}
+        self._positions_max = _MAX_IDLE_POSITIONS
+        """Number of positions at which old ones are dropped.
+
+        Twice as many as were left the last time: so each item pays for a constant number of them,
+        however many flows were served in the window.
+        """
         self._now = 0.0
         self._highest = 0.0
         self._history = _ServiceHistory()
@@ -192,7 +198,7 @@ class FairQueue(Generic[T]):
         if not self._waiting and self._highest > self._now:
             self._now = self._highest
         self._history.note(self._now, cost)
-        if len(self._position) > 2 * len(self._waiting) + _MAX_IDLE_POSITIONS:
+        if len(self._position) > self._positions_max:
             # Drop positions of idle flows that are too old to affect their next start.
             then, _ = self._history.window()
             self._position = {
@@ -203,6 +209,7 @@ class FairQueue(Generic[T]):
             self._last_served = {
                 flow: n for flow, n in self._last_served.items() if flow in self._position
             }
+            self._positions_max = 2 * len(self._position) + _MAX_IDLE_POSITIONS
 
     def head(self, flow: Hashable) -> WorkItem:
         """Return the next work of a waiting flow, without removing it."""

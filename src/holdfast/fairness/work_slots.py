@@ -15,7 +15,8 @@ from holdfast.fairness.fair_queue import FairQueue, Priority, WorkItem
 SEEN_S = 60.0
 """A domain that had work in this last period counts as active."""
 
-_MAX_SEEN_DOMAINS = 1_024
+_SEEN_DOMAINS = 2
+"""Domains whose last work is remembered: of them one is always another one than a given domain."""
 
 T = TypeVar("T")
 
@@ -32,6 +33,10 @@ class WorkSlots(Generic[T]):
         self._queue: FairQueue[T] = FairQueue()
         self._running: Counter[bytes] = Counter()
         self._seen: dict[bytes, float] = {}
+        """When work of the domains that had work last arrived, the latest at the end.
+
+        Few, because a peer may name a new domain with each request; `shared` needs no more.
+        """
 
     def __len__(self) -> int:
         """Return the number of waiting items."""
@@ -114,9 +119,10 @@ class WorkSlots(Generic[T]):
         return waiting
 
     def _note_seen(self, domain: bytes, now: float) -> None:
+        self._seen.pop(domain, None)
         self._seen[domain] = now
-        if len(self._seen) > _MAX_SEEN_DOMAINS:
-            self._seen = {d: at for d, at in self._seen.items() if now - at < SEEN_S}
+        if len(self._seen) > _SEEN_DOMAINS:
+            del self._seen[next(iter(self._seen))]
 
     def _may_use_spare(self, flow: Hashable) -> bool:
         domain: bytes = flow[0]  # type: ignore[index]
