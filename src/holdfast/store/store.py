@@ -42,6 +42,7 @@ from holdfast.store import (
     lookup,
     media,
     page_locks,
+    peer_requests,
     public_domain,
     reported_records,
 )
@@ -264,27 +265,9 @@ class Store(StoreParts):
         """End a lease; False: it had ended before, and what was copied under it is not valid."""
         return self._call(partial(super().release, lease)) or False
 
-    @_while_open
-    def held(self, namespace: Namespace, keys: Sequence[bytes]) -> bytes:
-        """Return one byte per key, in any order: 1 if the block is held, on whatever tier.
-
-        Of shared tiers only those with an index in memory are asked (`note_indexed`).
-        """
-        indexed_blocks.note(self, namespace, keys)
-        with self.table.lock:
-            return self.table.index.held(namespace, keys)
-
+    held = _while_open(peer_requests.held)
     note_indexed = _while_open(indexed_blocks.note)
-
-    @_while_open
-    def use(self, namespace: Namespace, keys: Sequence[bytes]) -> int:
-        """Record a use of each of these blocks that is held; return how many there are."""
-        with self.table.lock:
-            rows = self.table.index.find_all(namespace, keys)
-            held = [row for row in rows if row >= 0 and self.table.index.fastest(row) >= 0]
-            for row in held:  # one by one, because they are of different chains
-                self.table.touch([row])
-        return len(held)
+    use = _while_open(peer_requests.use)
 
     receive_slots = _while_open(receiving.receive_slots)
 
