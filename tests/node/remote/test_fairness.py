@@ -1,6 +1,7 @@
 """A target's domains: one that floods, or reads nothing, holds up itself."""
 
 import contextlib
+import threading
 
 import pytest
 
@@ -10,6 +11,7 @@ from holdfast.limits import MIB
 from holdfast.node.remote.service import TargetLimits
 from holdfast.testing.payloads import is_right, key_of, namespace_of, record_of
 from holdfast.wire.frame import encode
+from holdfast.wire.local.messages import List, Status
 from holdfast.wire.remote import messages as m
 
 FLOOD = namespace_of(MIB - 8192)._replace(domain=b"f" * 16)
@@ -17,6 +19,7 @@ VICTIM = FLOOD._replace(domain=b"v" * 16)
 KEYS = {FLOOD: [key_of(i) for i in range(8)], VICTIM: [key_of(100 + i) for i in range(8)]}
 HOST_BYTES = 128 * MIB
 CONNECTIONS = 40
+PEERS = 5
 
 
 @pytest.fixture
@@ -74,3 +77,29 @@ def test_replies_that_wait_for_send_memory_are_sent_when_peers_read(node, ask):
         while left > 0:
             left -= len(raw.recv(1 << 20))
     node.until(lambda: node.service.counters.sent_bytes == 12 * 8 * FLOOD.slot_bytes)
+
+
+@pytest.mark.parametrize(("made", "request_of"), [("status", Status), ("listing", List)])
+def test_a_report_that_many_peers_ask_for_is_made_once_for_all(node, monkeypatch, made, request_of):
+    make, calls = getattr(node.store, made), []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def counted():
+        calls.append(made)
+        begun.set()
+        assert go_on.wait(60)
+        return make()
+
+    monkeypatch.setattr(node.store, made, counted)
+    service = node.service
+    report = {"status": service.peer_status, "listing": service.peer_listing}[made]
+    with contextlib.ExitStack() as undo:
+        raws = [undo.enter_context(node.connect()) for _ in range(1 + PEERS)]
+        raws[0].sendall(encode(2, request_of()))
+        assert begun.wait(60)
+        for raw in raws[1:]:
+            raw.sendall(encode(2, request_of()))
+        node.until(lambda: report.waiting == PEERS)
+        go_on.set()
+        assert all(b"report" in raw.recv(1 << 16) for raw in raws)
+    assert len(calls) == 2

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,6 +25,7 @@ from holdfast.limits import (
     PACE_BYTES,
     PACE_S,
 )
+from holdfast.node.paced_report import PacedReport
 from holdfast.node.remote.send_budget import SendBudget, SendScheduler
 from holdfast.status import DomainTraffic, NodeStatus, TargetStatus
 from holdfast.store.store import Store
@@ -46,6 +47,11 @@ _DOMAINS_MAX = 1024
 """Domains whose traffic is counted separately; a peer may name any."""
 
 _DOMAINS_SHOWN = 64
+
+_STATUS_REST = 0.25
+_LISTING_REST = 4.0
+"""Rests of `PacedReport`. Short for the status: with it hosts find out whether a target answers."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -123,6 +129,10 @@ class TargetService:
         self.send_budget = SendBudget(int(_SENDING_SHARE * store.host_bytes))
         self.scheduler = SendScheduler()
         self._discard = memoryview(bytearray(_DISCARD_BYTES))
+        self.peer_status = PacedReport(self._status_data, _STATUS_REST)
+        """The node's status, as peers get it."""
+        self.peer_listing = PacedReport(self._listing_data, _LISTING_REST)
+        """The namespaces that the store holds, as peers get them."""
 
     def count_connections(self, change: int) -> None:
         """Add to the number of open connections, which all servers of the service share."""
@@ -239,6 +249,13 @@ class TargetService:
             addresses=[*filter(None, [self.addresses.local]), *self.addresses.remote],
             target=self.status(),
         )
+
+    def _status_data(self) -> dict[str, Any]:
+        data: dict[str, Any] = msgspec.to_builtins(self.node_status())
+        return data
+
+    def _listing_data(self) -> dict[str, Any]:
+        return {"blocks": self.store.listing()}
 
 
 def _counted(domain: bytes, counts: Counter[bytes]) -> bytes:

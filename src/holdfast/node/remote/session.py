@@ -170,9 +170,9 @@ class TargetSession:
                     check_seconds("prestage.in_s", request.in_s, SECONDS_MAX)
                     return m.Counted(store.prestage(*_named(request), request.in_s, 0.0))
                 case Status():
-                    return ReportReply(msgspec.to_builtins(self._service.node_status()))
+                    return ReportReply(self._service.peer_status.read())
                 case List():
-                    return ReportReply({"blocks": store.listing()})
+                    return ReportReply(self._service.peer_listing.read())
                 case _:
                     raise ProtocolError(f"{type(request).__name__} was already sent")
         except Exception as error:  # noqa: BLE001  # one bad request never ends a target
