@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.fairness.shares import Quota, victim_domains
+from holdfast.fairness.shares import Quota, part_left, victim_domains
 
 A, B, C = b"a", b"b", b"c"
 
@@ -58,3 +58,19 @@ def test_no_domain_loses_reserved_memory_or_exceeds_its_quota(used, quotas, nbyt
             assert used[domain] > quotas.get(domain, Quota()).reserved_bytes
     if used.get(A, 0) + nbytes > quotas.get(A, Quota()).most_bytes:
         assert order in ([], [A])
+
+
+def test_domains_that_take_all_they_may_leave_a_part_for_each_further_one() -> None:
+    assert part_left(120, own=0, others=0) == 60
+    assert part_left(120, own=60, others=0) == 0
+    assert part_left(120, own=0, others=60) == 30
+    assert part_left(120, own=40, others=40) == 0, "two with a third each are at rest"
+    assert part_left(120, own=60, others=30) < 0
+
+
+@given(st.integers(0, 10_000), st.lists(st.integers(0, 5_000), max_size=20))
+def test_what_domains_have_of_a_shared_resource_stays_within_it(most, asked) -> None:
+    taken = 0
+    for wanted in asked:
+        taken += min(wanted, part_left(most, 0, taken))
+    assert 0 <= taken <= most

@@ -464,7 +464,7 @@ def test_the_number_of_pending_prestages_is_bounded(laddered) -> None:
     below_only(one, chain)
     for _ in range(WAITING_MAX + 5):
         one.store.prestage(one.namespace, chain.keys, 80_000.0)
-    assert one.store.status().hints.prestaging == WAITING_MAX
+    assert one.store.status().hints.prestaging == WAITING_MAX // 2
 
 
 def test_a_context_pinned_again_at_every_turn_is_counted_once(laddered) -> None:

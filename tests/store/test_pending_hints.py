@@ -1,13 +1,28 @@
 """What is known of sessions is bounded, and the one used longest ago is forgotten first."""
 
+from collections.abc import Callable
+
 from holdfast.blocks.namespace import Namespace
 from holdfast.plan.prestage import BEGUN_S, LATE_S, PrestageTimes
 from holdfast.status import HintStatus
 from holdfast.store import pending_hints
-from holdfast.store.pending_hints import NamedChain, PendingHints, PendingPrestage, PinnedChain
+from holdfast.store.pending_hints import (
+    KeptLimit,
+    NamedChain,
+    PendingHints,
+    PendingPrestage,
+    PinnedChain,
+)
 
 NAMESPACE = Namespace(b"f" * 16, b"d" * 16, 4096, 16)
+OTHER = NAMESPACE._replace(domain=b"o" * 16)
+THIRD = NAMESPACE._replace(domain=b"t" * 16)
 MOST = 1 << 20
+
+
+def limit(nbytes: int = MOST, *, is_shared: bool = False) -> Callable[[bytes], KeptLimit]:
+    """Return what returns this limit for every domain."""
+    return lambda _: KeptLimit(nbytes, is_shared)
 
 
 def test_the_least_recently_used_session_is_forgotten_first(monkeypatch) -> None:
@@ -30,9 +45,9 @@ def test_due_prestages_are_returned_in_order_of_time() -> None:
     ]
     for at_s, chain in zip((3.0, 1.0, 2.0), chains, strict=True):
         assert known.wait(at_s, chain)
-    assert known.due(2.5, MOST) == [chains[1], chains[2]]
-    assert known.due(2.5, MOST) == []
-    assert known.due(3.0, MOST) == [chains[0]]
+    assert known.due(2.5, limit()) == [chains[1], chains[2]]
+    assert known.due(2.5, limit()) == []
+    assert known.due(3.0, limit()) == [chains[0]]
 
 
 def test_pins_count_until_they_end() -> None:
@@ -43,31 +58,31 @@ def test_pins_count_until_they_end() -> None:
 
 
 def test_pending_and_running_prestages_are_bounded(monkeypatch) -> None:
-    monkeypatch.setattr(pending_hints, "KEYS_BYTES_MAX", 160)
+    monkeypatch.setattr(pending_hints, "KEYS_BYTES_MAX", 320)
     monkeypatch.setattr(pending_hints, "BEGUN_MAX", 2)
     known = PendingHints()
     stagings = [staging_of(seed, 2) for seed in range(6)]
     assert [known.wait(1.0, staging) for staging in stagings] == [True] * 5 + [False]
-    assert known.due(2.0, MOST) == stagings[:2]
-    assert known.due(2.0, MOST) == []
+    assert known.due(2.0, limit()) == stagings[:2]
+    assert known.due(2.0, limit()) == []
     assert known.wait(1.0, stagings[5]), "what has begun waits no longer"
     known.done(stagings[0])
-    assert known.due(2.0, MOST) == stagings[2:3]
+    assert known.due(2.0, limit()) == stagings[2:3]
     other = NAMESPACE._replace(domain=b"o" * 16)
     later = PendingPrestage(NamedChain(other, b"k" * 32), PrestageTimes(9.0))
     assert known.wait(1.5, later)
-    assert known.due(2.0, MOST) == [later], "another domain's does not wait for them"
+    assert known.due(2.0, limit()) == [later], "another domain's does not wait for them"
 
 
 def test_claimed_bytes_count_as_pinned_until_the_pin_is_made() -> None:
     known = PendingHints()
-    known.claim(100)
-    known.claim(50)
-    assert known.kept_bytes(0.0) == 150
+    known.claim(NAMESPACE.domain, 100)
+    known.claim(NAMESPACE.domain, 50)
+    assert known.kept_bytes(0.0).total() == 150
     known.pin(NAMESPACE, b"a", pending_hints.PinnedChain(20.0, 30, 1))
-    known.end_claim(100)
-    known.end_claim(50)
-    assert known.kept_bytes(15.0) == 30
+    known.end_claim(NAMESPACE.domain, 100)
+    known.end_claim(NAMESPACE.domain, 50)
+    assert known.kept_bytes(15.0).total() == 30
 
 
 def test_pins_of_a_chains_prefixes_are_found() -> None:
@@ -89,7 +104,7 @@ def test_hints_of_an_erased_domain_are_forgotten() -> None:
         known.wait(1.0, PendingPrestage(chain, PrestageTimes(9.0)))
         known.wait(1.0, staging_of(7, 1, namespace=namespace))
         known.pin(namespace, b"k" * 16, pending_hints.PinnedChain(9.0, 100, 1))
-        assert known.due(1.0, 0) == [], "there is no room"
+        assert known.due(1.0, limit(0)) == [], "there is no room"
         known.wait(5.0, staging_of(8, 1, namespace=namespace))
     known.forget_domain(NAMESPACE.domain)
     assert known.status(0.0) == HintStatus(1, 3, 100)
@@ -112,11 +127,11 @@ def staging_of(
 def test_a_prestage_longer_than_the_limit_is_cut_to_its_leading_blocks() -> None:
     known, long = PendingHints(), staging_of(1, 10)
     assert known.wait(1.0, long)
-    [cut] = known.due(1.0, 4 * NAMESPACE.slot_bytes)
+    [cut] = known.due(1.0, limit(4 * NAMESPACE.slot_bytes))
     assert cut.chain.keys == long.chain.keys[: 4 * 16]
-    assert known.kept_bytes(1.0) == 4 * NAMESPACE.slot_bytes
+    assert known.kept_bytes(1.0).total() == 4 * NAMESPACE.slot_bytes
     known.done(cut)
-    assert known.kept_bytes(1.0) == 0
+    assert known.kept_bytes(1.0).total() == 0
 
 
 def test_a_prestage_without_room_waits_until_an_earlier_one_is_used() -> None:
@@ -124,22 +139,22 @@ def test_a_prestage_without_room_waits_until_an_earlier_one_is_used() -> None:
     first, second, small = staging_of(1, 3), staging_of(2, 2), staging_of(3, 1)
     for staging in (first, second, small):
         assert known.wait(1.0, staging)
-    assert known.due(1.0, most) == [first, small], "a smaller one passes"
+    assert known.due(1.0, limit(most)) == [first, small], "a smaller one passes"
     known.done(first)
     last = first.chain.keys[-16:]
     assert known.stage(NAMESPACE, last, PinnedChain(20.0, first.nbytes, 7)) == 0
-    assert (known.due(2.0, most), known.staged_bytes(2.0)) == ([], first.nbytes)
+    assert (known.due(2.0, limit(most)), known.staged_bytes(2.0)) == ([], first.nbytes)
     assert known.take_staged(NAMESPACE, [b"other" * 3 + b"x", last]) == [7]
-    assert known.due(3.0, most) == [second]
+    assert known.due(3.0, limit(most)) == [second]
 
 
 def test_a_prestage_that_finds_no_room_in_time_is_dropped() -> None:
     known, most = PendingHints(), 4 * NAMESPACE.slot_bytes
-    known.claim(most)
+    known.claim(NAMESPACE.domain, most)
     assert known.wait(1.0, staging_of(1, 2, needed_s=9.0))
-    assert known.due(9.0 + LATE_S - 0.1, most) == []
+    assert known.due(9.0 + LATE_S - 0.1, limit(most)) == []
     assert known.status(0.0).prestaging == 1
-    assert known.due(9.0 + LATE_S, most) == []
+    assert known.due(9.0 + LATE_S, limit(most)) == []
     assert known.status(0.0).prestaging == 0
 
 
@@ -147,15 +162,15 @@ def test_a_slow_tier_begins_one_prestage_after_the_other_and_chooses_as_late_as_
     known = PendingHints()
     first, second = staging_of(1, 1, fetch_s=2.0), staging_of(2, 1, needed_s=8.0, fetch_s=2.0)
     assert known.wait(0.0, first)
-    assert known.due(0.0, MOST) == [first]
+    assert known.due(0.0, limit()) == [first]
     assert known.wait(0.0, second)
-    assert known.due(0.5, MOST) == [], "the tier is busy"
+    assert known.due(0.5, limit()) == [], "the tier is busy"
     sooner, elsewhere = staging_of(3, 1, needed_s=6.0, fetch_s=2.0), staging_of(4, 1, tier=2)
     assert known.wait(0.0, sooner)
     assert known.wait(0.0, elsewhere)
-    assert known.due(1.0, MOST) == [elsewhere], "another tier is not"
+    assert known.due(1.0, limit()) == [elsewhere], "another tier is not"
     known.done(first)
-    assert known.due(2.0, MOST) == [sooner]
+    assert known.due(2.0, limit()) == [sooner]
 
 
 def test_a_fast_tier_begins_several_prestages_together() -> None:
@@ -163,9 +178,9 @@ def test_a_fast_tier_begins_several_prestages_together() -> None:
     stagings = [staging_of(seed, 1, fetch_s=0.4 * BEGUN_S) for seed in range(5)]
     for staging in stagings:
         assert known.wait(0.0, staging)
-    assert known.due(0.0, MOST) == stagings[:3]
+    assert known.due(0.0, limit()) == stagings[:3]
     known.done(stagings[0])
-    assert known.due(0.0, MOST) == stagings[3:4]
+    assert known.due(0.0, limit()) == stagings[3:4]
 
 
 def test_a_chain_that_is_announced_again_waits_once_and_for_its_new_time() -> None:
@@ -173,25 +188,25 @@ def test_a_chain_that_is_announced_again_waits_once_and_for_its_new_time() -> No
     busy, former = staging_of(1, 1, fetch_s=2.0), staging_of(2, 1, needed_s=5.0, fetch_s=2.0)
     for staging in (busy, former):
         assert known.wait(0.0, staging)
-    assert known.due(0.0, MOST) == [former], "it is needed first"
+    assert known.due(0.0, limit()) == [former], "it is needed first"
     again = staging_of(1, 1, needed_s=7.0, fetch_s=2.0)
     assert known.wait(0.0, again)
-    assert (known.due(0.0, MOST), known.status(0.0).prestaging) == ([], 1)
+    assert (known.due(0.0, limit()), known.status(0.0).prestaging) == ([], 1)
     known.done(former)
-    assert known.due(0.0, MOST) == [again]
+    assert known.due(0.0, limit()) == [again]
 
 
 def test_a_chain_that_two_engines_wait_for_begins_in_time_for_the_one_that_needs_it_first() -> None:
     known, busy = PendingHints(), staging_of(9, 1, fetch_s=2.0)
     assert known.wait(0.0, busy)
-    assert known.due(0.0, MOST) == [busy]
+    assert known.due(0.0, limit()) == [busy]
     first, second = (for_engine(staging_of(1, 1, s), f"at {s:g}") for s in (5.0, 50.0))
     between = staging_of(2, 1, needed_s=20.0)
     for staging in (first, second, between):
         assert known.wait(0.0, staging)
-    assert known.due(0.0, MOST) == []
+    assert known.due(0.0, limit()) == []
     known.done(busy)
-    begun = known.due(0.0, MOST)
+    begun = known.due(0.0, limit())
     assert [each.name for each in begun] == [first.name, between.name]
     assert begun[0].needed_s == 50.0, "it is kept for the second one"
     assert known.status(0.0).prestaging == 0
@@ -203,15 +218,15 @@ def test_a_chain_that_one_engine_does_not_need_any_more_is_prestaged_for_the_oth
     keys = [stagings[0].chain.keys]
     for staging in stagings:
         assert known.wait(0.0, staging)
-    known.claim(MOST)
-    assert known.due(0.0, MOST) == [], "there is no room yet"
+    known.claim(NAMESPACE.domain, MOST)
+    assert known.due(0.0, limit()) == [], "there is no room yet"
     known.withdraw(NAMESPACE, keys, "b")
-    known.end_claim(MOST)
-    assert known.due(0.0, MOST) == stagings[:1]
+    known.end_claim(NAMESPACE.domain, MOST)
+    assert known.due(0.0, limit()) == stagings[:1]
     known.done(stagings[0])
     for staging in stagings:
         assert known.wait(1.0, staging)
-    [begun] = known.due(1.0, MOST)
+    [begun] = known.due(1.0, limit())
     assert not any(begun.is_of(NAMESPACE, keys, engine) for engine in ("a", "b"))
 
 
@@ -224,10 +239,59 @@ def test_a_prestage_whose_request_got_its_turn_is_forgotten_unless_it_has_begun(
     begun, waiting = staging_of(1, 2, fetch_s=2.0), staging_of(2, 2, fetch_s=2.0)
     for staging in (begun, waiting):
         assert known.wait(0.0, staging)
-    assert known.due(0.0, MOST) == [begun]
+    assert known.due(0.0, limit()) == [begun]
     for staging in (begun, waiting):
         keys = staging.chain.keys
         known.withdraw(NAMESPACE, [keys[:16], keys[16:]])
     known.done(begun)
-    assert (known.due(0.0, MOST), known.status(0.0).prestaging) == ([], 0)
-    assert known.kept_bytes(0.0) == 0
+    assert (known.due(0.0, limit()), known.status(0.0).prestaging) == ([], 0)
+    assert known.kept_bytes(0.0).total() == 0
+
+
+def test_however_many_prestages_of_a_domain_wait_those_of_others_find_room(monkeypatch) -> None:
+    monkeypatch.setattr(pending_hints, "WAITING_MAX", 12)
+    known, counts = PendingHints(), []
+    for namespace in (NAMESPACE, OTHER, THIRD):
+        stagings = [staging_of(seed, 1, namespace=namespace) for seed in range(12)]
+        counts.append(sum(known.wait(5.0, staging) for staging in stagings))
+    assert counts == [6, 3, 1]
+    known.forget_domain(NAMESPACE.domain)
+    assert known.wait(5.0, staging_of(20, 1, namespace=THIRD))
+
+
+def test_however_long_the_chains_of_a_domain_are_those_of_others_find_room(monkeypatch) -> None:
+    monkeypatch.setattr(pending_hints, "KEYS_BYTES_MAX", 12 * 16)
+    known = PendingHints()
+    assert known.wait(5.0, staging_of(1, 6))
+    assert not known.wait(5.0, staging_of(2, 1))
+    assert not known.wait(5.0, staging_of(3, 4, namespace=OTHER))
+    assert known.wait(5.0, staging_of(3, 3, namespace=OTHER))
+
+
+def test_a_prestage_far_ahead_makes_room_for_one_of_its_domain_that_begins_sooner(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(pending_hints, "WAITING_MAX", 6)
+    known = PendingHints()
+    for seed in range(3):
+        assert known.wait(80_000.0 + seed, staging_of(seed, 1, 90_000.0))
+    assert not known.wait(90_000.0, staging_of(4, 1, 90_000.0)), "it would be the last"
+    assert not known.wait(80_002.0, staging_of(4, 1, 90_000.0))
+    soon = staging_of(5, 1)
+    assert known.wait(1.0, soon)
+    assert known.status(0.0).prestaging == 3
+    assert known.due(1.0, limit()) == [soon]
+    assert known.due(80_001.0, limit()) == [staging_of(seed, 1, 90_000.0) for seed in range(2)]
+
+
+def test_a_domain_keeps_at_most_as_much_memory_as_it_leaves_free() -> None:
+    known, most = PendingHints(), limit(12 * NAMESPACE.slot_bytes, is_shared=True)
+    assert known.wait(1.0, staging_of(1, 4))
+    assert known.wait(1.0, staging_of(2, 4))
+    assert known.wait(1.0, staging_of(3, 4, namespace=OTHER))
+    begun = known.due(1.0, most)
+    assert [staging.chain.namespace for staging in begun] == [NAMESPACE, OTHER]
+    assert known.kept_bytes(1.0)[OTHER.domain] == 4 * NAMESPACE.slot_bytes
+    known.pin(THIRD, b"t" * 16, PinnedChain(9.0, 2 * NAMESPACE.slot_bytes, 1))
+    assert known.kept_bytes(1.0).total() == 10 * NAMESPACE.slot_bytes
+    assert known.due(2.0, most) == [], "the first domain has its part"

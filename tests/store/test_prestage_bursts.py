@@ -11,7 +11,12 @@ import pytest
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.plan.prestage import PrestageTimes
-from holdfast.store.pending_hints import NamedChain, PendingHints, PendingPrestage
+from holdfast.store.pending_hints import (
+    KeptLimit,
+    NamedChain,
+    PendingHints,
+    PendingPrestage,
+)
 
 NAMESPACE = Namespace(b"f" * 16, b"d" * 16, 4096, 16)
 MOST = 1 << 30
@@ -59,7 +64,7 @@ class Burst:
         return found
 
     def begin(self, now_s: float) -> None:
-        for staging in self.hints.due(now_s, MOST):
+        for staging in self.hints.due(now_s, lambda _: KeptLimit(MOST)):
             start_s = max([now_s, *(end_s for end_s, _ in self.reading)])
             self.reading.append((start_s + self.fetch_s, staging))
 

@@ -10,7 +10,7 @@ from holdfast.errors import Outcome
 from holdfast.plan.cost import PrefillCost, QueuedPrefill
 from holdfast.store import core, promote
 from holdfast.store.estimates import EngineId, EngineStep
-from holdfast.store.hints import EngineTurn
+from holdfast.store.hints import STAGED_S, TURN_S_MAX, EngineTurn
 from holdfast.store.lookup import PromptTokens
 from holdfast.testing.memory import MemoryTier
 
@@ -245,3 +245,13 @@ def test_a_store_that_closes_begins_no_further_prestage(paced) -> None:
     one.tier.gate.set()
     closing.join()
     assert order_of(one, [busy, waiting]) == [0]
+
+
+@pytest.mark.parametrize(("in_s", "tokens"), [(0.0, 1 << 40), (80_000.0, 0)])
+def test_a_context_waits_in_memory_for_at_most_a_minute_for_its_turn(paced, in_s, tokens):
+    [chain] = below(paced, 1)
+    turn = EngineTurn(ENGINE, QueuedPrefill(tokens, 0.0))
+    assert paced.store.prestage(paced.namespace, chain.keys, in_s, turn=turn) == 4
+    paced.view.wait_until(lambda: paced.store.status().hints.staged_bytes, "it is prestaged")
+    paced.clock.advance(TURN_S_MAX + STAGED_S)
+    assert paced.store.status().hints.staged_bytes == 0

@@ -1,5 +1,7 @@
 """Weighted max-min fair shares of memory: choose the domains to evict from if it is full.
 
+`part_left` limits what cannot be evicted. The rest of the module is about memory that can.
+
 A domain's reserved bytes are never evicted for another domain. Memory above all reservations is
 divided by weight; a domain may exceed its share while no other domain needs it. The rule is
 weighted max-min fairness as in Ghodsi et al., "Dominant Resource Fairness" (NSDI 2011), for one
@@ -48,3 +50,14 @@ def victim_domains(
     order = sorted(above, key=lambda domain: (-above[domain], domain))
     others = [domain for domain in order if domain != requester and above[domain] > mine]
     return [*others, requester] if held else others or [d for d in order if d != requester]
+
+
+def part_left(most: int, own: int, others: int) -> int:
+    """Return how much more a domain may take of a resource that domains share.
+
+    `own` and `others`: what it and all other domains have. A domain has at most as much as it
+    leaves free, so a further one always finds some: half if it is alone, a third each if there are
+    two. Negative if it has more, because others came later. These are the dynamic thresholds of
+    Choudhury and Hahne (IEEE/ACM ToN 1998), with factor 1.
+    """
+    return (most - others) // 2 - own

@@ -26,19 +26,25 @@ from holdfast.store.estimates import EngineId, EngineProcess
 from holdfast.store.evict import slots
 from holdfast.store.fetch import FetchKind, fetch_unverified
 from holdfast.store.lookup import ask_first, ask_in_time
-from holdfast.store.pending_hints import NamedChain, PendingPrestage, PinnedChain
+from holdfast.store.pending_hints import KeptLimit, NamedChain, PendingPrestage, PinnedChain
 from holdfast.tiers.base import Announceable
 
 PIN_S_MAX = 3_600.0
 KEPT_SHARE = 0.5
 """Maximum share of the host tier for pins and prestages together.
 
-For pins, reservations of other domains are left out.
+For a domain, what other domains have reserved is left out.
 """
 
 STAGED_S = 10.0
 """Time for which a prestaged context stays in memory beyond the time when it is needed, unless a
 request uses it before."""
+
+TURN_S_MAX = 60.0
+"""Longest time for which a context waits in memory for a request that waits for its turn.
+
+The wait is what an engine says. An engine whose request waits for longer announces it again.
+"""
 
 ANNOUNCED_S_MIN = 0.5
 """Shortest time before the read of a prestage at which shared tiers are told of it."""
@@ -109,7 +115,7 @@ def prestage(
     limit of pins and prestages are left out; a prestage waits while others take all of it.
 
     `turn`: a request for the chain waits for it, so the read begins as soon as the tier is free,
-    in the order of `plan.prestage`; `in_s` is then the shortest wait.
+    in the order of `plan.prestage`; `in_s` is then the shortest wait, and `TURN_S_MAX` the longest.
     """
     check_seconds("prestage.in_s", in_s, SECONDS_MAX)
     check_seconds("prestage: deadline_s", deadline_s, SECONDS_MAX)
@@ -136,13 +142,15 @@ def pin(
     check_seconds("pin: deadline_s", deadline_s, SECONDS_MAX)
     left_s = ask_first(store, namespace, keys, deadline_s, Priority.PREFETCH)[1]
     size, table, pending_hints = namespace.slot_bytes, store.table, store.pending_hints
+    domain = namespace.domain
     with table.lock:
-        open_bytes = store.host_bytes - table.usage.reserved_by_others(namespace.domain)
-        taken = pending_hints.kept_bytes(store.clock.now())
-        taken -= sum(pin.nbytes for pin in pending_hints.pins_within(namespace, keys).values())
-        keys = keys[: max(0, int(KEPT_SHARE * open_bytes) - taken) // size]
+        kept = pending_hints.kept_bytes(store.clock.now())
+        own, others = kept[domain], kept.total() - kept[domain]
+        own -= sum(pin.nbytes for pin in pending_hints.pins_within(namespace, keys).values())
+        open_bytes = _kept_limit(store, domain).open_bytes(own, others)
+        keys = keys[: max(0, open_bytes) // size]
         claimed_bytes = len(keys) * size
-        pending_hints.claim(claimed_bytes)  # so that two pins cannot get these bytes
+        pending_hints.claim(domain, claimed_bytes)  # so that two pins cannot get these bytes
     try:
         leased = fetch_unverified(store, namespace, keys, left_s, FetchKind(Priority.PREFETCH))
         try:
@@ -167,7 +175,7 @@ def pin(
             store.release(leased.lease)
     finally:
         with table.lock:
-            pending_hints.end_claim(claimed_bytes)
+            pending_hints.end_claim(domain, claimed_bytes)
 
 
 def start_prestages(store: StoreParts) -> None:
@@ -175,7 +183,7 @@ def start_prestages(store: StoreParts) -> None:
     if store.gone:
         return
     with store.table.lock:
-        due = store.pending_hints.due(store.clock.now(), int(KEPT_SHARE * store.host_bytes))
+        due = store.pending_hints.due(store.clock.now(), partial(_kept_limit, store))
     for staging in due:
         domain = staging.chain.namespace.domain
         item = WorkItem(domain, staging.nbytes, store.share(domain), Priority.PREFETCH)
@@ -184,6 +192,20 @@ def start_prestages(store: StoreParts) -> None:
         except RuntimeError:  # no thread can be started, because the process ends for example
             with store.table.lock:
                 store.pending_hints.done(staging)
+
+
+def _kept_limit(store: StoreParts, domain: bytes) -> KeptLimit:
+    """Return the limit of pins and prestages for a domain. Call under the store's lock.
+
+    Other domains that are configured or that have blocks here may keep contexts, too. The public
+    domain is left out: only a publisher could.
+    """
+    table = store.table
+    open_bytes = store.host_bytes - table.usage.reserved_by_others(domain)
+    configured = table.hosts if domain in table.hosts else ()
+    domains = (configured, *table.usage.used)
+    is_shared = any(other not in (domain, table.public) for some in domains for other in some)
+    return KeptLimit(int(KEPT_SHARE * open_bytes), is_shared)
 
 
 def _expect(store: StoreParts, domain: bytes, session: str, at_s: float) -> int:
@@ -210,7 +232,7 @@ def _stage(
     table, namespace = store.table, chain.namespace
     with table.lock:
         tiers = table.index.cover(namespace, unpack_keys(chain.keys)).tiers
-        most = int(KEPT_SHARE * store.host_bytes) // namespace.slot_bytes
+        most = _kept_limit(store, namespace.domain).open_bytes() // namespace.slot_bytes
         tiers = tiers[: min(most, slots(table, namespace))]
         names = table.tier_names()
         if not tiers or len(names) == 1:
@@ -247,13 +269,14 @@ def _times(
     read_s = fetch_s(question._replace(estimates=idle), len(tiers))
     if turn is None:
         return PrestageTimes(at_s, read_s, max(tiers))
-    waits_in = EngineProcess(turn.engine, turn.process)
+    now_s, waits_in = store.clock.now(), EngineProcess(turn.engine, turn.process)
     cost = store.estimates.cost(turn.engine)[0]
-    if cost is None:
-        return PrestageTimes(at_s, read_s, max(tiers), waits_in)
-    turn_s = store.clock.now() + cost.queue_s(turn.queued)
-    saved_s = cost.seconds(len(tiers) * question.block_tokens)
-    return PrestageTimes(max(at_s, turn_s), read_s, max(tiers), waits_in, saved_s)
+    turn_s, saved_s = now_s, 0.0
+    if cost is not None:
+        turn_s += cost.queue_s(turn.queued)
+        saved_s = cost.seconds(len(tiers) * question.block_tokens)
+    needed_s = min(max(at_s, turn_s), now_s + TURN_S_MAX)
+    return PrestageTimes(needed_s, read_s, max(tiers), waits_in, saved_s)
 
 
 def _announce(store: StoreParts, chain: NamedChain, tiers: Sequence[int], in_s: float) -> None:

@@ -5,6 +5,7 @@ State only: call under the store's lock. All of it is bounded; a forgotten entry
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Hashable, Sequence
@@ -12,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from holdfast.blocks.key import KEY_BYTES
 from holdfast.blocks.namespace import Namespace
+from holdfast.fairness.shares import part_left
 from holdfast.limits import MIB
 from holdfast.plan.prestage import BEGUN_S, PrestageTimes, advance_turns, in_order
 from holdfast.status import HintStatus
@@ -21,7 +23,10 @@ KEYS_BYTES_MAX = 64 * MIB
 """Limit of the keys of all followed sessions; beyond it the least recently used is forgotten."""
 
 WAITING_MAX = 4_096
-"""Limit of queued prestages; `KEYS_BYTES_MAX` also limits their keys."""
+"""Limit of queued prestages; `KEYS_BYTES_MAX` also limits their keys.
+
+A domain has at most as much of both as it leaves free.
+"""
 
 BEGUN_MAX = 16
 """Limit of prestages of one domain in progress; further ones that are due wait. Few run at once."""
@@ -86,6 +91,23 @@ class PinnedChain(NamedTuple):
     lease: int
 
 
+class KeptLimit(NamedTuple):
+    """Limit of the bytes that are pinned and prestaged, as it is for one domain.
+
+    `most_bytes`: with those of other domains. `is_shared`: other domains may keep contexts, too, so
+    this one has at most as much as it leaves free.
+    """
+
+    most_bytes: int
+    is_shared: bool = False
+
+    def open_bytes(self, own: int = 0, others: int = 0) -> int:
+        """Return how many more bytes fit, if the domain and others have these; may be negative."""
+        if self.is_shared:
+            return part_left(self.most_bytes, own, others)
+        return self.most_bytes - others - own
+
+
 class PendingHints:
     """Followed sessions by domain and name, prestages (queued by due time; kept), and pins."""
 
@@ -96,9 +118,9 @@ class PendingHints:
         """Prestages that are not due yet, by the time at which they are."""
         self._due: dict[ChainName, dict[Hashable, PendingPrestage]] = {}
         """Prestages that have not begun, by the engine in whose queue a request waits, or None."""
-        self._due_count = 0
-        self._waiting_bytes = 0
-        """Bytes of the keys of both."""
+        self._queued = Counter[bytes]()
+        self._queued_bytes = Counter[bytes]()
+        """Number of both, and bytes of their keys, by domain."""
         self._begun = Counter[bytes]()
         """Number of prestages in progress, by domain."""
         self._begun_s: dict[tuple[bytes, int], list[float]] = {}
@@ -107,7 +129,8 @@ class PendingHints:
         self._pins: dict[ChainName, PinnedChain] = {}
         self._staged: dict[ChainName, PinnedChain] = {}
         """Prestages in memory that no request has used yet, by the key of the last block."""
-        self._claimed_bytes = 0
+        self._claimed = Counter[bytes]()
+        """Bytes that are about to be pinned or prestaged, by domain."""
 
     def follow(self, namespace: Namespace, session: str, keys: Sequence[bytes]) -> None:
         """Note the chain that a session used last; a shorter beginning of it changes nothing."""
@@ -133,42 +156,51 @@ class PendingHints:
         return known
 
     def wait(self, at_s: float, staging: PendingPrestage) -> bool:
-        """Queue a prestage for `at_s` of the store's clock; False if the queue is full."""
-        nbytes = self._waiting_bytes + len(staging.chain.keys)
-        if len(self._waiting) + self._due_count >= WAITING_MAX or nbytes > KEYS_BYTES_MAX:
+        """Queue a prestage for `at_s` of the store's clock; False if its domain's part is full.
+
+        If it is full, the domain's prestage that begins last makes room for one that begins sooner.
+        """
+        if not self._fits(staging) and not self._make_room(at_s, staging):
             return False
-        self._waiting_bytes = nbytes
+        self._count_queued(staging, 1)
         self._numbers += 1
         heapq.heappush(self._waiting, (at_s, self._numbers, staging))
         return True
 
-    def due(self, now_s: float, most_bytes: int) -> list[PendingPrestage]:
+    def due(self, now_s: float, limit_of: Callable[[bytes], KeptLimit]) -> list[PendingPrestage]:
         """Take the prestages that begin now, and claim their memory; call `done` once for each.
 
         They begin in the order of `plan.prestage`, of a domain and a tier only as many as that
-        module says. Pins, prestages and claims take at most `most_bytes` together. A context longer
-        than that is cut to its leading blocks. One that has no room now waits, until it is too
-        late. Of several prestages of one chain for one engine the latest counts. Those for several
-        engines begin together, when the first of them does.
+        module says. `limit_of` returns the limit of pins, prestages and claims for a domain. A
+        context longer than a domain without any can keep is cut to its leading blocks. One that has
+        no room now waits, until it is too late. Of several prestages of one chain for one engine
+        the latest counts. Those for several engines begin together, when the first of them does.
         """
         while self._waiting and self._waiting[0][0] <= now_s:
             staging = heapq.heappop(self._waiting)[2]
+            self._count_queued(staging, -1)
             self._withdraw(staging.name, staging.times.engine)
             self._due.setdefault(staging.name, {})[staging.times.engine] = staging
-            self._due_count += 1
+            self._count_queued(staging, 1)
         ready: list[PendingPrestage] = []
         times = self._due_times()
         order = in_order(times, now_s)
         for name, engine in times.keys() - set(order):  # too late
             self._withdraw(name, engine)
-        open_bytes = most_bytes - self.kept_bytes(now_s)
+        limit_of = functools.cache(limit_of)
+        kept = self.kept_bytes(now_s)
+        sum_bytes = kept.total()
         for name, engine in order:
             if name not in self._due:  # it begins with that of another engine
                 continue
-            staging = self._due[name][engine].cut(most_bytes)
+            domain = name[0].domain
+            limit, own = limit_of(domain), kept[domain]
+            staging = self._due[name][engine].cut(limit.open_bytes())
+            open_bytes = limit.open_bytes(own, sum_bytes - own)
             if staging.nbytes <= open_bytes and self._may_begin(staging):
                 ready.append(self._take(name, staging))
-                open_bytes -= staging.nbytes
+                kept[domain] += staging.nbytes
+                sum_bytes += staging.nbytes
         return ready
 
     def done(self, staging: PendingPrestage) -> None:
@@ -179,7 +211,7 @@ class PendingHints:
         begun_s.remove(times.fetch_s)
         if not begun_s:
             del self._begun_s[domain, times.tier]
-        self.end_claim(staging.nbytes)
+        self.end_claim(domain, staging.nbytes)
 
     def withdraw(
         self, namespace: Namespace, keys: Sequence[bytes], engine: Hashable = None
@@ -210,13 +242,15 @@ class PendingHints:
         names = ((namespace, key) for key in keys)
         return [staged.lease for name in names if (staged := self._staged.pop(name, None))]
 
-    def claim(self, nbytes: int) -> None:
-        """Count bytes that are about to be pinned, until `end_claim`."""
-        self._claimed_bytes += nbytes
+    def claim(self, domain: bytes, nbytes: int) -> None:
+        """Count bytes that are about to be pinned for a domain, until `end_claim`."""
+        self._claimed[domain] += nbytes
 
-    def end_claim(self, nbytes: int) -> None:
+    def end_claim(self, domain: bytes, nbytes: int) -> None:
         """Stop counting bytes that were about to be pinned."""
-        self._claimed_bytes -= nbytes
+        self._claimed[domain] -= nbytes
+        if not self._claimed[domain]:
+            del self._claimed[domain]
 
     def pin(self, namespace: Namespace, last: bytes, pin: PinnedChain) -> None:
         """Note that the chain up to a block is pinned."""
@@ -232,17 +266,22 @@ class PendingHints:
 
     def pinned_bytes(self, now_s: float) -> int:
         """Return how many bytes are pinned."""
-        self._pins = {chain: pin for chain, pin in self._pins.items() if pin.until_s > now_s}
+        self._drop_ended(now_s)
         return sum(pin.nbytes for pin in self._pins.values())
 
     def staged_bytes(self, now_s: float) -> int:
         """Return how many bytes are kept for the requests that they were prestaged for."""
-        self._staged = {chain: kept for chain, kept in self._staged.items() if kept.until_s > now_s}
+        self._drop_ended(now_s)
         return sum(kept.nbytes for kept in self._staged.values())
 
-    def kept_bytes(self, now_s: float) -> int:
-        """Return how many bytes are pinned or prestaged, or about to be."""
-        return self._claimed_bytes + self.pinned_bytes(now_s) + self.staged_bytes(now_s)
+    def kept_bytes(self, now_s: float) -> Counter[bytes]:
+        """Return by domain how many bytes are pinned or prestaged, or about to be."""
+        self._drop_ended(now_s)
+        kept = self._claimed.copy()
+        for chains in (self._pins, self._staged):
+            for (namespace, _), chain in chains.items():
+                kept[namespace.domain] += chain.nbytes
+        return kept
 
     def unpin_all(self, wanted: Callable[[Namespace], bool]) -> list[int]:
         """Remove pins and kept prestages in the namespaces that are wanted; return their leases."""
@@ -262,7 +301,8 @@ class PendingHints:
             for engine in list(self._due[chain]):
                 self._withdraw(chain, engine)
         gone = [each for each in self._waiting if each[2].chain.namespace.domain == domain]
-        self._waiting_bytes -= sum(len(staging.chain.keys) for _, _, staging in gone)
+        for _, _, staging in gone:
+            self._count_queued(staging, -1)
         self._waiting = [each for each in self._waiting if each[2].chain.namespace.domain != domain]
         heapq.heapify(self._waiting)
         self.unpin_all(lambda namespace: namespace.domain == domain)
@@ -271,10 +311,45 @@ class PendingHints:
         """Return how many sessions are followed, contexts wait, and bytes are kept."""
         return HintStatus(
             len(self._sessions),
-            len(self._waiting) + self._due_count,
+            self._queued.total(),
             self.pinned_bytes(now_s),
             self.staged_bytes(now_s),
         )
+
+    def _fits(self, staging: PendingPrestage, without: PendingPrestage | None = None) -> bool:
+        """Return whether a prestage fits its domain's part of the queue, `without` one of it."""
+        domain = staging.chain.namespace.domain
+        own, own_bytes = self._queued[domain], self._queued_bytes[domain]
+        others, others_bytes = self._queued.total() - own, self._queued_bytes.total() - own_bytes
+        if without is not None:
+            own, own_bytes = own - 1, own_bytes - len(without.chain.keys)
+        left_bytes = part_left(KEYS_BYTES_MAX, own_bytes, others_bytes)
+        return part_left(WAITING_MAX, own, others) >= 1 and left_bytes >= len(staging.chain.keys)
+
+    def _make_room(self, at_s: float, staging: PendingPrestage) -> bool:
+        """Drop the prestage of a domain that begins last, if that makes room for a sooner one."""
+        domain = staging.chain.namespace.domain
+        own = (each for each in self._waiting if each[2].chain.namespace.domain == domain)
+        last = max(own, default=None)
+        if last is None or last[0] <= at_s or not self._fits(staging, last[2]):
+            return False
+        self._waiting.remove(last)
+        heapq.heapify(self._waiting)
+        self._count_queued(last[2], -1)
+        return True
+
+    def _drop_ended(self, now_s: float) -> None:
+        """Forget pins and kept prestages whose time is over."""
+        self._pins = {chain: pin for chain, pin in self._pins.items() if pin.until_s > now_s}
+        self._staged = {chain: kept for chain, kept in self._staged.items() if kept.until_s > now_s}
+
+    def _count_queued(self, staging: PendingPrestage, change: int) -> None:
+        """Count a prestage that is queued (1), or that is no more (-1)."""
+        domain = staging.chain.namespace.domain
+        self._queued[domain] += change
+        self._queued_bytes[domain] += change * len(staging.chain.keys)
+        if not self._queued[domain]:
+            del self._queued[domain], self._queued_bytes[domain]
 
     def _may_begin(self, staging: PendingPrestage) -> bool:
         """Return whether a prestage may begin beside those of its domain in progress."""
@@ -287,7 +362,7 @@ class PendingHints:
         domain, times = staging.chain.namespace.domain, staging.times
         self._begun[domain] += 1
         self._begun_s.setdefault((domain, times.tier), []).append(times.fetch_s)
-        self.claim(staging.nbytes)
+        self.claim(domain, staging.nbytes)
         for taken in (times, *staging.others):
             for (name, engine), sooner in advance_turns(self._due_times(), taken).items():
                 self._due[name][engine] = self._due[name][engine]._replace(times=sooner)
@@ -313,7 +388,6 @@ class PendingHints:
         of_chain = self._due.get(name, {})
         staging = of_chain.pop(engine, None)
         if staging is not None:
-            self._due_count -= 1
-            self._waiting_bytes -= len(staging.chain.keys)
+            self._count_queued(staging, -1)
             if not of_chain:
                 del self._due[name]
