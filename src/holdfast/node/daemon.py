@@ -28,7 +28,7 @@ from holdfast.node.http.pages import NodePages
 from holdfast.node.http.server import HttpServer
 from holdfast.node.local.recorder import RequestRecorder
 from holdfast.node.local.server import NodeServer
-from holdfast.node.local.sessions import NodeContext, NodeSession
+from holdfast.node.local.sessions import NodeContext, open_session
 from holdfast.node.local.socket_setup import socket_setup
 from holdfast.node.local.threads import NodeThreads
 from holdfast.node.local.users import group_of, users_of
@@ -250,7 +250,7 @@ async def _run(
         ready()
         await until(over)
         return
-    server = NodeServer(listener, partial(NodeSession, context))
+    server = NodeServer(listener, partial(open_session, context))
     listener.listen(ENGINE_BACKLOG)
     serving = loop.create_task(server.serve())
     ready()

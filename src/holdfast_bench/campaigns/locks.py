@@ -14,13 +14,14 @@ import random
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from holdfast.errors import NodeGoneError
 from holdfast.fairness.shares import Quota
 from holdfast.limits import MIB
 from holdfast.node.local.server import NodeServer
-from holdfast.node.local.sessions import NodeContext, NodeSession
+from holdfast.node.local.sessions import NodeContext, open_session
 from holdfast.node.local.threads import NodeThreads
 from holdfast.node.local.users import PermittedUsers
 from holdfast.store.options import StoreOptions
@@ -84,7 +85,7 @@ class LocalNode:
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         threads = NodeThreads()
         context = NodeContext(self.store, threads, PermittedUsers(os.geteuid(), {}))
-        server = NodeServer(listener, lambda hello, peer: NodeSession(context, hello, peer))
+        server = NodeServer(listener, partial(open_session, context))
         serving = asyncio.ensure_future(server.serve())
         self._up.set()
         await self._over.wait()

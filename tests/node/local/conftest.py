@@ -6,12 +6,13 @@ import os
 import socket
 import threading
 import time
+from functools import partial
 
 import pytest
 
 from holdfast.fairness.shares import Quota
 from holdfast.node.local.server import NodeServer
-from holdfast.node.local.sessions import NodeContext, NodeSession
+from holdfast.node.local.sessions import NodeContext, open_session
 from holdfast.node.local.threads import NodeThreads
 from holdfast.node.local.users import PermittedUsers
 from holdfast.store.options import StoreOptions
@@ -62,7 +63,7 @@ class NodeHere:
         threads = NodeThreads()
         context = NodeContext(self.store, threads, PermittedUsers(os.geteuid(), {}))
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
-        server = NodeServer(listener, lambda hello, peer: NodeSession(context, hello, peer))
+        server = NodeServer(listener, partial(open_session, context))
         task = asyncio.create_task(server.serve())
         self._up.set()
         await self._over.wait()
@@ -83,13 +84,21 @@ class NodeHere:
 
 @pytest.fixture
 def node_here(tmp_path):
-    """Call with reserved bytes by domain to serve a node in this process."""
+    """Call with reserved bytes by domain to serve a node in this process.
+
+    With a folder of gate records, the domain `default` quantises.
+    """
     with contextlib.ExitStack() as stack:
 
-        def start(host_bytes=4 * MIB, lock_bytes=None, **reserved):
+        def start(host_bytes=4 * MIB, lock_bytes=None, gates=None, **reserved):
             domains = {"default": b"d" * 32, **{name: name.encode() * 8 for name in reserved}}
             quotas = {name: {0: Quota(reserved_bytes=kept)} for name, kept in reserved.items()}
-            options = StoreOptions(lock_bytes=lock_bytes, quotas=quotas if reserved else None)
+            options = StoreOptions(
+                lock_bytes=lock_bytes,
+                quotas=quotas if reserved else None,
+                quantise=["default"] if gates else [],
+                gates=gates,
+            )
             made = NodeHere(tmp_path, domains, host_bytes, options)
             stack.callback(made.close)
             return made

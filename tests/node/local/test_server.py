@@ -92,7 +92,7 @@ class Running:
         self.server.close()
         await asyncio.sleep(0.05)  # connections learn that they are closed
 
-    def _welcome(self, hello, peer):
+    async def _welcome(self, hello, peer):
         session = Echo(hello, peer)
         self.sessions.append(session)
         return session
@@ -293,7 +293,7 @@ def test_connections_of_another_user_have_a_lower_limit(running, monkeypatch):
 
 
 def test_a_session_that_fails_to_open_is_refused_and_takes_no_connection(running):
-    def fail(_hello, _peer):
+    async def fail(_hello, _peer):
         raise MemoryError("no arena")
 
     server = running(connections_max=1)

@@ -6,6 +6,8 @@ again with the quantised fingerprint. Nothing changes for the session until it d
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -14,8 +16,15 @@ from holdfast.blocks.fingerprint import Fingerprint
 from holdfast.blocks.layout import QuantisedLayout
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import BlockError, RefusedError
+from holdfast.fairness.fair_queue import WorkItem
+from holdfast.fairness.fair_threads import FairThreads
+from holdfast.node.local.threads import run_fair
+from holdfast.store.quantise import QuantiseChoice
 from holdfast.store.store import Store
 from holdfast.wire.local.messages import Hello
+
+RECORD_S = 2.0
+"""Longest time that the answer to a hello waits for a gate record."""
 
 _decoder = msgspec.json.Decoder(Fingerprint)
 
@@ -33,8 +42,10 @@ class CodecOffer(NamedTuple):
     why: str = ""
 
 
-def offer_codec(store: Store, hello: Hello, namespace: Namespace) -> CodecOffer:
-    """Return the offer for a session with a valid domain.
+async def offer_codec(
+    store: Store, threads: FairThreads, hello: Hello, namespace: Namespace
+) -> CodecOffer:
+    """Return the offer for a session with a valid domain; its gate record is read on `threads`.
 
     If the session names quantised blocks, its commits are quantised from now on. Raises
     RefusedError if they are not permitted.
@@ -43,7 +54,7 @@ def offer_codec(store: Store, hello: Hello, namespace: Namespace) -> CodecOffer:
     if fingerprint is None:
         asked = hello.domain in store.options.quantise
         return CodecOffer(why=NOT_DESCRIBED if asked and hello.description else "")
-    choice = store.quantise.choose(hello.domain, fingerprint)
+    choice = await _choose(store, threads, hello.domain, fingerprint)
     layout = fingerprint.representation
     if isinstance(layout, QuantisedLayout):
         if choice.why:
@@ -61,6 +72,30 @@ def offer_codec(store: Store, hello: Hello, namespace: Namespace) -> CodecOffer:
     if isinstance(chosen, QuantisedLayout):
         return CodecOffer(chosen.codec, chosen.codec_version)
     return CodecOffer(why=choice.why)
+
+
+async def _choose(
+    store: Store, threads: FairThreads, domain: str, fingerprint: Fingerprint
+) -> QuantiseChoice:
+    """Return the fingerprint that the node has for a session; that of exact blocks if it is late.
+
+    The record is a file, and its drive may hang: the event loop does not wait for it. A read that
+    has not begun when its time is over is cancelled.
+    """
+    choose = partial(store.quantise.choose, domain, fingerprint)
+    if domain not in store.options.quantise:
+        return choose()  # reads no file
+    domain_id = store.domain_ids[domain]
+    reading = run_fair(threads, WorkItem(domain_id, share=store.share(domain_id)), choose)
+    try:
+        return await asyncio.wait_for(reading, RECORD_S)
+    except TimeoutError:
+        why = (
+            f"domains.{domain}.quantise: the gate record was not read from "
+            f"{str(store.options.gates)!r} within {RECORD_S:g} s; blocks stay exact; see that the "
+            "folder's drive answers"
+        )
+        return QuantiseChoice(fingerprint, why)
 
 
 def _described(hello: Hello) -> Fingerprint | None:

@@ -52,7 +52,7 @@ class NodeServer:
     def __init__(
         self,
         listener: socket.socket,
-        welcoming: Callable[[Hello, ConnectedPeer], NodeSession],
+        welcoming: Callable[[Hello, ConnectedPeer], Awaitable[NodeSession]],
         *,
         connections_max: int = CONNECTIONS_MAX,
         handshake_s: float = HANDSHAKE_S,
@@ -128,7 +128,7 @@ class NodeServer:
                     f"protocol version {hello.protocol} is not supported, only {PROTOCOL}; install "
                     "the same version of holdfast on both sides"
                 )
-            session = self._welcoming(hello, peer)
+            session = await self._welcoming(hello, peer)
         except Exception as error:  # noqa: BLE001  # the connection must be uncounted whatever fails
             refused = _refusal(error)
             with contextlib.suppress(OSError, ProtocolError):

@@ -181,9 +181,6 @@ class NodeSession:
         for group in groups:
             check_slots(store, hello.domain, group)
         namespace, arena = groups[0].namespace, store.arena(domain)
-        offer = offer_codec(store, hello, namespace)
-        if offer.why:
-            self._context.exact.report(f"domain {hello.domain}", offer.why, offer.why)
         self._groups, self._named = groups, hello.named
         for group in groups:
             store.note_element_bytes(group.namespace, group.element_bytes)
@@ -196,12 +193,27 @@ class NodeSession:
             arena_bytes=arena.nbytes,
             common_key=common_key,
             segment_blocks=store.options.segment_blocks,
-            codec=offer.codec,
-            codec_version=offer.version,
-            exact_because=offer.why,
             chunk_bytes=page_locks.chunk_bytes(store),
             lockable_bytes=page_locks.lockable_bytes(store, namespace),
             lock_requested=page_locks.is_requested(store),
+        )
+
+    async def offer_codec(self, hello: m.Hello) -> None:
+        """Add to the welcome what the node says about the lossy codec of the session's domain.
+
+        Raises RefusedError if the peer named quantised blocks and they are not permitted.
+        """
+        if self._groups is None:
+            return
+        opening, namespace = self._context.threads.opening, self._groups[0].namespace
+        offer = await offer_codec(self._store, opening, hello, namespace)
+        if offer.why:
+            self._context.exact.report(f"domain {hello.domain}", offer.why, offer.why)
+        self.welcome = msgspec.structs.replace(
+            self.welcome,
+            codec=offer.codec,
+            codec_version=offer.version,
+            exact_because=offer.why,
         )
 
     def answer(self, request: m.Request) -> m.Reply | Awaitable[m.Reply]:
@@ -564,3 +576,17 @@ class NodeSession:
         context = self._context
         make = partial(report, context.store, request, context.recent, context.status)
         return m.ReportReply(await run_fair(pool, WorkItem(OPERATOR), make))
+
+
+async def open_session(context: NodeContext, hello: m.Hello, peer: ConnectedPeer) -> NodeSession:
+    """Return the session of a peer, with its whole welcome. Raises HoldfastError if it gets none.
+
+    Waits for at most `quantised.RECORD_S`.
+    """
+    session = NodeSession(context, hello, peer)
+    try:
+        await session.offer_codec(hello)
+    except BaseException:
+        session.ended()
+        raise
+    return session

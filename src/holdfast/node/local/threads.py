@@ -21,6 +21,9 @@ HINT_THREADS = 2
 SYNC_THREADS = 8
 """Regular threads for syncs. Each waits until a context is durable, so prestages must not."""
 
+OPENING_THREADS = 2
+"""Regular threads that read a file to open a session; there are as many spare ones."""
+
 OPERATOR = b""
 """The domain of an operator's work, which names none."""
 
@@ -30,8 +33,8 @@ T = TypeVar("T")
 class NodeThreads:
     """One pool per kind of work, so that slow fetches or a long `verify` never delay saves.
 
-    Fetches, saves, lookups, hints and syncs are scheduled fairly between domains, with spare
-    threads for a domain that arrives while others flood.
+    All but reports are scheduled fairly between domains, with spare threads for a domain that
+    arrives while others flood.
     """
 
     def __init__(self) -> None:
@@ -41,12 +44,15 @@ class NodeThreads:
         self.hinting = FairThreads(HINT_THREADS, HINT_THREADS, "holdfast-hint")
         self.syncing = FairThreads(SYNC_THREADS, SPARE_THREADS, "holdfast-sync")
         self.reporting = FairThreads(1, 0, "holdfast-report")
+        self.opening = FairThreads(OPENING_THREADS, OPENING_THREADS, "holdfast-hello")
 
     def close(self) -> None:
-        """Wait for running work; work that has not begun is cancelled."""
+        """Wait for running work, but not for files; work that has not begun is cancelled."""
         pools = self.fetching, self.saving, self.lookup, self.hinting, self.syncing, self.reporting
         for threads in pools:
             threads.shutdown(cancel_futures=True)
+        self.opening.give_up_running()
+        self.opening.shutdown(cancel_futures=True)
 
 
 async def run_fair(threads: FairThreads, work_item: WorkItem, work: Callable[[], T]) -> T:
