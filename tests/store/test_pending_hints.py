@@ -37,6 +37,28 @@ def test_the_least_recently_used_session_is_forgotten_first(monkeypatch) -> None
     assert known.status(0.0) == HintStatus(sessions=1)
 
 
+def test_a_domain_with_many_sessions_does_not_push_out_those_of_another(monkeypatch) -> None:
+    monkeypatch.setattr(pending_hints, "SESSIONS_MAX", 4)
+    known = PendingHints()
+    known.follow(OTHER, "other", [b"k" * 16])
+    for number in range(9):
+        known.follow(NAMESPACE, f"flood {number}", [b"k" * 16])
+    assert known.chain(OTHER.domain, "other") is not None
+    kept = [known.chain(NAMESPACE.domain, f"flood {number}") is not None for number in range(9)]
+    assert kept == [False] * 6 + [True] * 3
+
+
+def test_a_domain_with_long_sessions_does_not_push_out_those_of_another(monkeypatch) -> None:
+    monkeypatch.setattr(pending_hints, "KEYS_BYTES_MAX", 160)
+    known = PendingHints()
+    known.follow(OTHER, "other", [b"k" * 16])
+    for name in ("a", "b", "c"):
+        known.follow(NAMESPACE, name, [b"k" * 16] * 4)
+    assert known.chain(OTHER.domain, "other") is not None
+    kept = [known.chain(NAMESPACE.domain, name) is not None for name in ("a", "b", "c")]
+    assert kept == [False, True, True]
+
+
 def test_due_prestages_are_returned_in_order_of_time() -> None:
     known = PendingHints()
     chains = [

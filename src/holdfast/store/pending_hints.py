@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import heapq
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from holdfast.blocks.key import KEY_BYTES
@@ -20,7 +20,11 @@ from holdfast.status import HintStatus
 
 SESSIONS_MAX = 65_536
 KEYS_BYTES_MAX = 64 * MIB
-"""Limit of the keys of all followed sessions; beyond it the least recently used is forgotten."""
+"""Limit of the keys of all followed sessions.
+
+Beyond it, and beyond `SESSIONS_MAX`, the session used longest ago of the domain with most of them
+is forgotten.
+"""
 
 WAITING_MAX = 4_096
 """Limit of queued prestages; `KEYS_BYTES_MAX` also limits their keys.
@@ -112,8 +116,11 @@ class PendingHints:
     """Followed sessions by domain and name, prestages (queued by due time; kept), and pins."""
 
     def __init__(self) -> None:
-        self._sessions: OrderedDict[tuple[bytes, str], NamedChain] = OrderedDict()
-        self._keys_bytes = 0
+        self._sessions: dict[bytes, OrderedDict[str, NamedChain]] = {}
+        """By domain and name; those of a domain in the order of their use."""
+        self._session_count = 0
+        self._session_bytes = Counter[bytes]()
+        """Bytes of the keys of the sessions, by domain."""
         self._waiting: list[tuple[float, int, PendingPrestage]] = []
         """Prestages that are not due yet, by the time at which they are."""
         self._due: dict[ChainName, dict[Hashable, PendingPrestage]] = {}
@@ -134,25 +141,32 @@ class PendingHints:
 
     def follow(self, namespace: Namespace, session: str, keys: Sequence[bytes]) -> None:
         """Note the chain that a session used last; a shorter beginning of it changes nothing."""
-        name, packed = (namespace.domain, session), b"".join(keys)
-        known = self.forget(*name)
+        domain, packed = namespace.domain, b"".join(keys)
+        known = self.forget(domain, session)
         if known and known.namespace == namespace and known.keys.startswith(packed):
             packed = known.keys
-        self._sessions[name] = NamedChain(namespace, packed)
-        self._keys_bytes += len(packed)
-        while len(self._sessions) > SESSIONS_MAX or self._keys_bytes > KEYS_BYTES_MAX:
-            _, oldest = self._sessions.popitem(last=False)
-            self._keys_bytes -= len(oldest.keys)
+        self._sessions.setdefault(domain, OrderedDict())[session] = NamedChain(namespace, packed)
+        self._session_count += 1
+        self._session_bytes[domain] += len(packed)
+        while self._session_count > SESSIONS_MAX:
+            self._forget_oldest({domain: len(each) for domain, each in self._sessions.items()})
+        while self._session_bytes.total() > KEYS_BYTES_MAX:
+            self._forget_oldest(self._session_bytes)
 
     def chain(self, domain: bytes, session: str) -> NamedChain | None:
         """Return what a session used last; None for one that is not known."""
-        return self._sessions.get((domain, session))
+        sessions = self._sessions.get(domain)
+        return sessions.get(session) if sessions else None
 
     def forget(self, domain: bytes, session: str) -> NamedChain | None:
         """Stop following a session; return what it used last."""
-        known = self._sessions.pop((domain, session), None)
-        if known is not None:
-            self._keys_bytes -= len(known.keys)
+        sessions = self._sessions.get(domain)
+        if sessions is None or (known := sessions.pop(session, None)) is None:
+            return None
+        self._session_count -= 1
+        self._session_bytes[domain] -= len(known.keys)
+        if not sessions:
+            del self._sessions[domain], self._session_bytes[domain]
         return known
 
     def wait(self, at_s: float, staging: PendingPrestage) -> bool:
@@ -295,8 +309,8 @@ class PendingHints:
 
     def forget_domain(self, domain: bytes) -> None:
         """Forget the sessions, queued prestages and pins of a domain; its leases end with it."""
-        for name in [name for name in self._sessions if name[0] == domain]:
-            self.forget(*name)
+        for session in list(self._sessions.get(domain, ())):
+            self.forget(domain, session)
         for chain in [name for name in self._due if name[0].domain == domain]:
             for engine in list(self._due[chain]):
                 self._withdraw(chain, engine)
@@ -310,11 +324,16 @@ class PendingHints:
     def status(self, now_s: float) -> HintStatus:
         """Return how many sessions are followed, contexts wait, and bytes are kept."""
         return HintStatus(
-            len(self._sessions),
+            self._session_count,
             self._queued.total(),
             self.pinned_bytes(now_s),
             self.staged_bytes(now_s),
         )
+
+    def _forget_oldest(self, by_domain: Mapping[bytes, int]) -> None:
+        """Forget the session used longest ago, of the domain that has the most."""
+        domain = max(by_domain, key=by_domain.__getitem__)
+        self.forget(domain, next(iter(self._sessions[domain])))
 
     def _fits(self, staging: PendingPrestage, without: PendingPrestage | None = None) -> bool:
         """Return whether a prestage fits its domain's part of the queue, `without` one of it."""
