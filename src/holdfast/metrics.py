@@ -196,7 +196,7 @@ METRICS: Mapping[str, Metric] = {
         ("tier",), "Durable blocks that were evicted or dropped before the tier had them."
     ),
     "durable_evicted_blocks_total": Metric(
-        ("tier",), "Durable blocks that the tier evicted within their time."
+        ("tier",), "Durable blocks that the tier evicted or lost within their time."
     ),
     "scrubbed_copies_total": Metric((), "Copies that the scrub has checked."),
     "member_breaker_open": Metric(

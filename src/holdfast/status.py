@@ -471,7 +471,8 @@ class DurableStatus(StatusFields, frozen=True):
     `waiting` counts them, and those that the tier holds but failed to flush, up to 65,536 blocks.
     `marked`: all durable blocks. `syncs`: calls that wait for an acknowledgement; `deadline_s`:
     time until the first of them gives up. `lost`: blocks that were evicted or dropped before the
-    tier had them, `evicted`: blocks that it evicted while they were durable, both since start.
+    tier had them, `evicted`: blocks that it evicted or lost while they were durable, both since
+    start.
     """
 
     tier: str

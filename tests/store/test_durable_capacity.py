@@ -24,7 +24,7 @@ from holdfast.tiers.segments.writer import SegmentWriter
 DAY_S = 86_400.0
 TOKENS = BLOCKS * LAYOUT.block_tokens
 WALL_S = 1.8e9
-EXAMPLES = 10
+EXAMPLES = 6
 
 
 def context_bytes():

@@ -66,6 +66,19 @@ def test_a_lost_drive_takes_its_blocks_and_no_others(one, disk, tmp_path) -> Non
     assert one.nothing_is_left_over()
 
 
+def test_durable_blocks_that_are_lost_with_a_drive_are_counted(one, disk, tmp_path) -> None:
+    below, both, plain = one.chain(1, 3), one.chain(2, 2), one.chain(3, 2)
+    one.save(below, retention=Retention.DURABLE)
+    one.save(both, retention=Retention.DURABLE)
+    one.save(plain)
+    one.leave_memory(below)
+    one.leave_memory(plain)
+    one.flush()
+    lose(one, disk, tmp_path)
+    housekeep(one)
+    assert one.store.status().durable.evicted == 3
+
+
 def test_blocks_in_memory_are_written_to_the_new_drive(one, disk, tmp_path) -> None:
     chain = one.chain(1, 3)
     one.save(chain)

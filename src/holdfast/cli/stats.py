@@ -137,7 +137,7 @@ def durable_lines(status: NodeStatus) -> list[str]:
     if durable.lost:
         parts.append(f"{durable.lost:,} lost before they were written")
     if durable.evicted:
-        parts.append(f"{durable.evicted:,} evicted by it within their time")
+        parts.append(f"{durable.evicted:,} evicted or lost by it within their time")
     return ["; ".join(parts)]
 
 

@@ -202,8 +202,9 @@ class DurableBlocks:
         """Return how many blocks wait, their bytes and the age of the oldest; None: no such tier.
 
         `lost`: blocks that were evicted or dropped before the durable tier had them. `evicted`:
-        blocks that it evicted while they were marked. If more than `ROWS_AT_ONCE` blocks wait,
-        some of them may have ended since the last round of `queue_again`.
+        blocks that it evicted while they were marked, or that it alone had when it lost its drive.
+        If more than `ROWS_AT_ONCE` blocks wait, some of them may have ended since the last round of
+        `queue_again`.
         """
         if not self._tier:
             return None

@@ -101,8 +101,9 @@ class Recovery:
 
     def start(self) -> None:
         """Begin; the store serves during recovery."""
-        self._began_s, self._is_started = self._table.clock.now(), True
+        self._began_s = self._table.clock.now()
         self._pass.start()
+        self._is_started = True
 
     @property
     def is_complete(self) -> bool:

@@ -89,6 +89,8 @@ def _forget_lost(table: BlockTable, number: int, lost: Callable[[Place], bool]) 
 
     def forget(row: int) -> None:
         if column[row] in gone:
+            is_alone = number == table.durable_tier and table.index.tiers(row) == [number]
+            table.durable_evicted += is_alone and table.is_durable(row)
             _unsave(table, row, number)
 
     if gone:
