@@ -9,7 +9,6 @@ from holdfast.blocks.envelope import read_header
 from holdfast.blocks.namespace import Namespace, namespace_of
 from holdfast.errors import Outcome
 from holdfast.membership.members import Member
-from holdfast.status import NodeStatus
 from holdfast.testing.memory import SharedMemoryTier
 from holdfast.testing.shared_tier_contract import SharedTierContract
 from holdfast.tiers.base import HeldAnswer
@@ -138,8 +137,8 @@ class Target(TargetClient):
     def may(self):
         return ("read", "write", "delete")
 
-    def stats(self, deadline_s):
-        return NodeStatus(), self._trouble(deadline_s) or Outcome.OK
+    def probe(self, deadline_s):
+        return self._trouble(deadline_s) or Outcome.OK
 
     def close(self):
         pass

@@ -23,7 +23,6 @@ from holdfast.errors import HoldfastError, Outcome
 from holdfast.limits import BLOCK_TOKENS, MIB
 from holdfast.membership.members import Member
 from holdfast.report import Row, at_least, at_most, not_measured, share
-from holdfast.status import NodeStatus
 from holdfast.testing.chained import ChainedBlocks
 from holdfast.tiers.pool.tier import PoolTier, PoolTierOptions
 from holdfast.wire.remote.client import BlockCount, HeldFlags, ReceivedRecords, TargetClient
@@ -105,8 +104,8 @@ class KeepingTarget(TargetClient):
     def use(self, namespace: Namespace, keys: Sequence[bytes], deadline_s: float) -> BlockCount:  # noqa: ARG002
         return BlockCount(0, Outcome.OK)
 
-    def stats(self, deadline_s: float) -> tuple[NodeStatus, Outcome]:  # noqa: ARG002
-        return NodeStatus(), Outcome.GONE if self.dead else Outcome.OK
+    def probe(self, deadline_s: float) -> Outcome:  # noqa: ARG002
+        return Outcome.GONE if self.dead else Outcome.OK
 
 
 def stripe_rows(folder: Path) -> list[Row]:

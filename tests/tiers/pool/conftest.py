@@ -14,7 +14,6 @@ from holdfast.codec.pack import check_without_key, pack, payload, verify
 from holdfast.errors import Outcome, RefusedError
 from holdfast.membership.members import Member, MemberState
 from holdfast.membership.membership import MembershipOptions
-from holdfast.status import NodeStatus
 from holdfast.testing.payloads import header_of, namespace_of, payload_of
 from holdfast.tiers.base import TierGet, TierPut, segment_place
 from holdfast.tiers.breaker import BreakerOptions
@@ -87,8 +86,8 @@ class FakeTarget(TargetClient):
     def may(self):
         return ("read", "write", "delete")
 
-    def stats(self, deadline_s):
-        return NodeStatus(), Outcome.OK if self._answers() else Outcome.GONE
+    def probe(self, deadline_s):
+        return Outcome.OK if self._answers() else Outcome.GONE
 
     def close(self) -> None:
         pass

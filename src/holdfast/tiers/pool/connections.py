@@ -10,7 +10,6 @@ from typing import TypeAlias, TypeVar
 
 from holdfast.errors import HoldfastError, Outcome
 from holdfast.membership.members import Member
-from holdfast.status import NodeStatus
 from holdfast.tiers.breaker import CallEnding
 from holdfast.tiers.pool.health import PoolHealth
 from holdfast.tiers.pool.target_statistics import CallKind
@@ -19,9 +18,7 @@ from holdfast.wire.remote.client import BlockCount, HeldFlags, ReceivedRecords, 
 from holdfast.wire.remote.stream import OnProgress
 from holdfast.wire.remote.token import VERBS, Verb
 
-Answer: TypeAlias = (
-    ReceivedRecords | HeldFlags | BlockCount | list[Outcome] | tuple[NodeStatus, Outcome]
-)
+Answer: TypeAlias = ReceivedRecords | HeldFlags | BlockCount | list[Outcome] | Outcome
 A = TypeVar("A", bound=Answer)
 _log = logging.getLogger(__name__)
 
@@ -145,7 +142,10 @@ class TargetConnections:
 
 
 def _ending(answer: Answer) -> CallEnding:
-    outcomes = set(answer) if isinstance(answer, list) else {answer[1]}
+    if isinstance(answer, Outcome):
+        outcomes = {answer}
+    else:
+        outcomes = set(answer) if isinstance(answer, list) else {answer.outcome}
     if Outcome.GONE in outcomes or Outcome.LATE in outcomes:
         return CallEnding.ERROR
     if Outcome.UNSENT in outcomes:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from holdfast.blocks.key import KEY_BYTES
 from holdfast.blocks.namespace import Namespace
+from holdfast.errors import Outcome
 from holdfast.membership.poller import Poller
 from holdfast.tiers.pool.connections import TargetConnections
 from holdfast.tiers.pool.health import PoolHealth
@@ -43,12 +44,13 @@ class HealthProbes(Poller):
         self._keep = keep
 
     def _one_round(self) -> None:
-        """Probe every member that is due until it is up or fails again; then probe idle ones."""
+        """Probe each member that is due until it is up or gives no answer; then probe idle ones."""
         self._keep()
         due = set(self._health.due_for_probe())
         for member in self._lookup.members() if due else ():
             while member.id in due and not self.closing.is_set():
-                if self._connections.call(member, lambda t, _: t.stats(self._ask_s)) is None:
+                answer = self._connections.call(member, lambda t, _: t.probe(self._ask_s))
+                if answer is not Outcome.OK:
                     break
                 due = set(self._health.due_for_probe())
         idle = set(self._health.idle(IDLE_S))

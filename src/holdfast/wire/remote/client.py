@@ -238,6 +238,18 @@ class TargetClient:
         except ProtocolError:
             return NodeStatus(), outcome
 
+    def probe(self, deadline_s: float) -> Outcome:
+        """Ask for the target's status only to learn whether it answers; return OK if it does.
+
+        It does too if it refuses because the token lacks `read`: no request that costs nothing is
+        permitted to every token. UNSENT if no connection became free in time.
+        """
+        answer, outcome = self._exchange(Status(), Deadline.within(deadline_s))
+        if answer is not None:
+            _, outcome = self._read(answer, ReportReply, "read")
+            return Outcome.OK if outcome is Outcome.UNSENT else outcome
+        return outcome
+
     def may(self) -> Sequence[Verb]:
         """Return what the token permits; reads its file and asks no target."""
         return self._credentials.may()
@@ -308,8 +320,19 @@ class TargetClient:
         if verb != "read" and verb not in self.may():
             self._note_missing(verb)
             return None, Outcome.UNSENT
+        answer, outcome = self._exchange(request, deadline, payload, into)
+        return (None, outcome) if answer is None else self._read(answer, kind, verb)
+
+    def _exchange(
+        self,
+        request: msgspec.Struct,
+        deadline: Deadline,
+        payload: Sequence[memoryview] = (),
+        into: Sequence[memoryview] = (),
+    ) -> tuple[TargetAnswer | None, Outcome]:
+        """Return the answer, which may be a refusal, and OK; without one None and the outcome."""
         try:
-            answer = self._call(request, payload, into, deadline)
+            return self._call(request, payload, into, deadline), Outcome.OK
         except _NoneFreeError:
             return None, Outcome.UNSENT
         except TimeoutError as error:
@@ -320,6 +343,9 @@ class TargetClient:
             self.trouble = printable(str(error) or type(error).__name__)
             _log.debug("gone target=%s request=%s: %s", self.address, type(request).__name__, error)
             return None, Outcome.GONE
+
+    def _read(self, answer: TargetAnswer, kind: type[T], verb: Verb) -> tuple[T | None, Outcome]:
+        """Return the reply and OK; of a refusal None, and UNSENT if the token lacks `verb`."""
         if isinstance(answer.message, kind):
             self.trouble = self.refusal = ""
             return answer.message, Outcome.OK
