@@ -247,7 +247,7 @@ def test_a_row_with_another_record_of_a_block_rebuilds_nothing_wrong(striped) ->
     assert {at // 8 for at in missing} == {0}
 
 
-@pytest.mark.parametrize("damage", ["flipped", "truncated", "another row's"])
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "a block twice", "another row's"])
 def test_a_damaged_parity_record_rebuilds_nothing(striped, damage) -> None:
     one = striped(16)
     chain = one.chain(11, 16)
@@ -258,6 +258,14 @@ def test_a_damaged_parity_record_rebuilds_nothing(striped, damage) -> None:
         record[5_000] ^= 1
     elif damage == "truncated":
         record[4_096:] = bytes(len(record) - 4_096)
+    elif damage == "a block twice":
+        header, _ = read_header(record)
+        forged = aligned_buffer(len(record))
+        forged[:] = record
+        body = payload(forged, header.payload_bytes)
+        body[176:204] = body[148:176]  # entries of 28 bytes follow a head of 8: the fifth, twice
+        pack(forged, header)
+        record = forged
     else:
         other = one.targets[row_of(one, chain, 8)]
         record = other.records[parity_key(chain.keys[8], 8)]

@@ -195,6 +195,8 @@ def read_parity(
         RowMember(*_ENTRY.unpack_from(body, _HEAD.size + number * _ENTRY.size))
         for number in range(count)
     )
+    if len({member.key for member in members}) < count:
+        return None
     xor_bytes = max(member.nbytes for member in members)
     if members[0].key != first or len(body) < _HEAD.size + count * _ENTRY.size + xor_bytes:
         return None

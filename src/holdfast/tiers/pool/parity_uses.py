@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from holdfast.blocks.namespace import Namespace
 from holdfast.clock import Clock
 from holdfast.errors import Outcome
+from holdfast.limits import CHAIN_BLOCKS_MAX
 from holdfast.membership.members import Member
 from holdfast.tiers.base import TierGet
 from holdfast.tiers.pool.chain_links import ChainLinks
@@ -67,7 +68,10 @@ class ParityUses:
                 self._due.append((get.namespace, segment_of(get.place), get.key))
 
     def tell(self, within_s: float) -> None:
-        """Tell the members about the rows that begin with the noted blocks."""
+        """Tell the members about the rows that begin with the noted blocks.
+
+        No message names more than `CHAIN_BLOCKS_MAX` rows: a member refuses a longer one.
+        """
         with self._lock:
             due, self._due = self._due, []
         of_member: dict[tuple[Member, Namespace], list[bytes]] = {}
@@ -82,6 +86,9 @@ class ParityUses:
 
         def use(one: tuple[tuple[Member, Namespace], list[bytes]]) -> None:
             (member, namespace), keys = one
-            self._calls.use(member, SegmentBatch(b"", [], until), namespace, keys)
+            part = SegmentBatch(b"", [], until)
+            for first in range(0, len(keys), CHAIN_BLOCKS_MAX):
+                if part.left_s:
+                    self._calls.use(member, part, namespace, keys[first : first + CHAIN_BLOCKS_MAX])
 
         self._calls.each(list(of_member.items()), use)
