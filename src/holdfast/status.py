@@ -36,6 +36,7 @@ class TierStatus(StatusFields, frozen=True):
     if it was not. `losses`: how often it lost its medium. `trouble`: why the tier's own report
     could not be used; empty if it could. `rebuilt`: records computed from parity of others.
     `requests`: paid requests to its medium, by verb, at a list price of `request_dollars`.
+    `unlisted_records`, `unlisted_bytes`: what it keeps although it cannot be opened or read here.
     """
 
     tier: str
@@ -53,6 +54,8 @@ class TierStatus(StatusFields, frozen=True):
     losses: int = 0
     requests: dict[str, int] = {}
     request_dollars: float = 0.0
+    unlisted_records: int = 0
+    unlisted_bytes: int = 0
     trouble: str = ""
 
     @property

@@ -32,6 +32,8 @@ def tier_totals(tiers: Iterable[TierStatus]) -> dict[str, TierStatus]:
             losses=before.losses + one.losses,
             requests=dict(Counter(before.requests) + Counter(one.requests)),
             request_dollars=before.request_dollars + one.request_dollars,
+            unlisted_records=before.unlisted_records + one.unlisted_records,
+            unlisted_bytes=before.unlisted_bytes + one.unlisted_bytes,
             trouble=before.trouble or one.trouble,
         )
     return totals

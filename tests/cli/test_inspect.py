@@ -145,7 +145,12 @@ def test_a_tier_without_a_capacity_of_its_own_is_not_called_empty():
     tiers = [
         TierStatus("host", capacity_bytes=4096, records=1),
         TierStatus("pool", failures=1),
-        TierStatus("disk", capacity_bytes=4096, writes_stopped="9 s ago: No space"),
+        TierStatus(
+            *("disk", 4096),
+            writes_stopped="9 s ago: No space",
+            unlisted_records=2,
+            unlisted_bytes=2048,
+        ),
         TierStatus("object", used_bytes=4096, records=2, requests={"get": 1_200, "put": 3}),
         TierStatus("odd", trouble="usage() is of type str, not TierUsage"),
     ]
@@ -157,6 +162,7 @@ def test_a_tier_without_a_capacity_of_its_own_is_not_called_empty():
     assert "  object   4 KiB used, 2 records, 0 failures" in lines
     assert "  calls   object: 1,200 GET, 3 PUT; $0.0000 at list price" in lines
     assert "  disk     writes stopped 9 s ago: No space" in lines
+    assert "  disk     cannot be opened or read, and kept: 2 records, 2 KiB" in lines
     assert "  odd      reports no usage: usage() is of type str, not TierUsage" in lines
 
 

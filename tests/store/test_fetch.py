@@ -191,7 +191,7 @@ def test_an_exception_of_a_tier_is_a_miss_and_reaches_no_caller(harness) -> None
     assert one.store.release(fetched.lease)
     assert one.nothing_is_left_over()
     one.tier.broken = False
-    assert one.save(chain) == 20, "what could not be read is written again"
+    assert one.save(chain) == 20, "what could not be read can be saved to memory"
     one.leave_memory(chain)
     assert one.read(chain) == 20
 

@@ -227,6 +227,9 @@ def _status_lines(status: NodeStatus) -> list[str]:
                 f"{many(used.records, 'record')}, {failures}"
             )
             lines += [f"  {tier:<8} {name} {why}" for name, why in used.conditions.items()]
+            if used.unlisted_records:
+                found = f"{many(used.unlisted_records, 'record')}, {Size(used.unlisted_bytes)}"
+                lines.append(f"  {tier:<8} cannot be opened or read, and kept: {found}")
         else:
             lines.append(
                 f"  {tier:<8} shared: `holdfast inspect pool` shows its members; {failures}"

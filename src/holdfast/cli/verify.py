@@ -1,4 +1,4 @@
-"""`holdfast verify`: read and verify all stored blocks; drop and report those that fail."""
+"""`holdfast verify`: read and verify all stored blocks; report bad ones, drop corrupt ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.cli.options import (
 )
 from holdfast.cli.progress import work_progress
 from holdfast.config import Config, DiskOptions, Size
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, Outcome
 from holdfast.store.scrub import ScrubRequest
 from holdfast.tiers.disk.kind import FILE_NAME
 from holdfast.wire.local.messages import Verify
@@ -79,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
                 time.sleep(found["owes_s"] if request.start >= 0 else 0.0)
                 show_progress(checked, 0, f"{Size(nbytes)}, {len(bad)} bad")
     seconds = time.monotonic() - begun
-    words = f"{len(bad)} failed and were dropped:" if bad else "all are intact"
+    dropped = sum(fault["outcome"] == Outcome.CORRUPT for fault in bad)
+    words = f"{len(bad)} failed, {dropped} corrupt ones were dropped:" if bad else "all are intact"
     lines = [
         f"verified {many(checked, 'stored copy')}, {Size(nbytes)} in {seconds:.1f} s; {words}",
         *(f"  {fault['tier']}: {fault['outcome']}" for fault in bad),
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         "checked": checked,
         "bytes": nbytes,
         "bad": bad,
-        "dropped": len(bad),
+        "dropped": dropped,
         "seconds": seconds,
     }
     show("\n".join(lines), answer, args.json)

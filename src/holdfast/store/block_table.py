@@ -13,7 +13,6 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
 from holdfast.clock import Clock
@@ -22,7 +21,7 @@ from holdfast.index.residency import NOT_HERE, Residency
 from holdfast.policy.base import EvictionPolicy
 from holdfast.policy.movement import Intake
 from holdfast.store.admission_rules import AdmissionRules
-from holdfast.store.copies import CopyTable
+from holdfast.store.copies import BlockState, CopyFault, CopyTable
 from holdfast.store.drops import Drops
 from holdfast.store.durable_marks import DurableMarks
 from holdfast.store.leases import Generation, LeaseTable
@@ -38,6 +37,7 @@ from holdfast.store.remote_lookups import (
 )
 from holdfast.store.sealing import UNKNOWN_EPOCH, CopyEpochs, Sealing
 from holdfast.store.tier_codec import TierCodec
+from holdfast.store.unlisted_records import FailedReads, UnlistedRecord, UnlistedRecords
 from holdfast.store.usage import DomainUsage
 from holdfast.tiers.base import NOWHERE, DroppedBlock, LocalTier, Place, SharedTier, Tier, Volatile
 from holdfast.tiers.host import NAMELESS, NOBODY, HostTier
@@ -62,30 +62,6 @@ _PUBLIC_SHARE_BELOW = 0.5
 
 Without a limit, each rewrite could make the tier drop other public blocks, without end.
 """
-
-
-class CopyFault(NamedTuple):
-    """A note for `inspect` about a block that failed verification or could not be read."""
-
-    namespace: Namespace
-    key: bytes
-    tier: str
-    outcome: Outcome
-
-
-class BlockState(NamedTuple):
-    """The state of one block.
-
-    `tiers`: the tiers that hold a copy, fastest first; 0 is the host. `is_in_use`: it is leased, or
-    being read into memory. `is_saved`: a tier whose contents outlive the process holds it, or a
-    volatile lower tier does and no write is queued. `is_admitted`: it must be saved on a lower tier
-    before it is evicted.
-    """
-
-    tiers: tuple[int, ...]
-    is_in_use: bool
-    is_saved: bool
-    is_admitted: bool
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -158,6 +134,8 @@ class BlockTable:
         self.unverified_records = UnverifiedRecords()
         self.failed_remote = RecentOutcomes(FAILED_S, FAILED_MAX)
         """Blocks whose copy on a shared tier was CORRUPT or UNREADABLE here."""
+        self.failed_reads = FailedReads()
+        self.unlisted = UnlistedRecords()
         self.evictions = Counter[int]()
         """Copies that left each tier for others, since the start."""
         self.durable_evicted = 0
@@ -313,9 +291,14 @@ class BlockTable:
             self.usage.note_write(tier, namespace.domain, row)
 
     def free_place(self, tier: int, place: Place) -> None:
-        """Free a place on a lower tier; a shared tier keeps its records for other nodes."""
-        if (local := self._local.get(tier)) is not None:
+        """Free a place on a local tier, unless its record is kept; a shared tier has no places."""
+        if (local := self._local.get(tier)) is not None and (tier, place) not in self.unlisted:
             local.free([place])
+
+    def free_unlisted(self, wanted: Callable[[Namespace, bytes], bool]) -> None:
+        """Free the unlisted records whose namespace and key are wanted."""
+        for tier, place in self.unlisted.take(wanted):
+            self.free_place(tier, place)
 
     def enter_host(self, rows: list[int]) -> None:
         """Add rows to the eviction policy after they reach the host tier, in chain order."""
@@ -411,6 +394,7 @@ class BlockTable:
 
         `capacity_bytes`: the tier's capacity, which the caller asks for without the lock.
         """
+        self.unlisted.remove(tier, dropped.place)
         row = self.index.find(dropped.namespace, dropped.key)
         if row >= 0 and self.copies.place(row, tier) == dropped.place:
             namespace = dropped.namespace
@@ -443,26 +427,32 @@ class BlockTable:
         self.durable_evicted += not self.is_on(row, tier) and self.is_durable(row)
 
     def quarantine(self, row: int, tier: int, outcome: Outcome) -> None:
-        """Remove a bad copy from the index at once, so that the next save rewrites the block.
+        """Take a bad copy out of the index, so that the next save writes the block again.
 
-        The slot of a leased host copy is freed when the last reader ends. Copies on lower tiers
-        are removed with a host copy, because they may have been written from it.
+        The slot of a leased host copy is freed when the last reader ends. Copies on other tiers
+        stay: each is judged by its own check. A local tier's record is freed only if it is proven
+        bad, CORRUPT or MISS. Any other one keeps its place, see `UnlistedRecords`; one that could
+        not be read stays in the index until its failure is confirmed.
         """
-        key = self.index.keys[row]
+        key, place = self.index.keys[row], self.copies.place(row, tier)
+        if key is None:
+            return
         if outcome is Outcome.MISS:
             self.note_evicted(row, tier)
-        if key is not None:
-            self.failed_checks[tier, outcome] += 1
-            self.faults.append(
-                CopyFault(self.index.namespace(row), key, self.tier_name(tier), outcome)
-            )
-        below = range(1, self.copies.tiers) if tier == HOST else ()
-        for number in (*below, tier):
-            self.remove_copy(row, number)
+        namespace = self.index.namespace(row)
+        self.failed_checks[tier, outcome] += 1
+        self.faults.append(CopyFault(namespace, key, self.tier_name(tier), outcome))
+        if tier in self._local and outcome not in (Outcome.CORRUPT, Outcome.MISS):
+            is_read, now_s = outcome is Outcome.UNREADABLE, self.clock.now()
+            if not is_read and not self.failed_reads.is_confirmed(tier, place, now_s):
+                return
+            nbytes = self.index.stored_bytes(row, tier)
+            self.unlisted.add(tier, place, UnlistedRecord(namespace, key, nbytes))
+        self.remove_copy(row, tier)
         self.restore_durable(row, tier)
 
     def read_failed(self, row: int, tier: int, outcome: Outcome) -> None:
-        """Quarantine a copy whose read failed, unless its local tier only was not asked in time."""
+        """Quarantine a copy whose read failed, unless a local tier only did not answer in time."""
         namespace, key = self.index.namespace(row), self.index.keys[row] or b""
         if outcome is not Outcome.LATE or tier in self.shared:
             self.quarantine(row, tier, outcome)

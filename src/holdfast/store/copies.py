@@ -15,10 +15,37 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from holdfast.blocks.namespace import Namespace
+from holdfast.errors import Outcome
 from holdfast.index.residency import Residency
 from holdfast.store.copy_events import CopyEvents, CopyState
 from holdfast.tiers.base import NOWHERE, Place
+
+
+class CopyFault(NamedTuple):
+    """A note for `inspect` about a block that failed verification or could not be read."""
+
+    namespace: Namespace
+    key: bytes
+    tier: str
+    outcome: Outcome
+
+
+class BlockState(NamedTuple):
+    """The state of one block.
+
+    `tiers`: the tiers that hold a copy, fastest first; 0 is the host. `is_in_use`: it is leased, or
+    being read into memory. `is_saved`: a tier whose contents outlive the process holds it, or a
+    volatile lower tier does and no write is queued. `is_admitted`: it must be saved on a lower tier
+    before it is evicted.
+    """
+
+    tiers: tuple[int, ...]
+    is_in_use: bool
+    is_saved: bool
+    is_admitted: bool
 
 
 class Filling:

@@ -146,6 +146,7 @@ def forget_domain(store: StoreParts, domain: bytes) -> UnreadableCount:
 
     with table.lock:
         _end(store, domain)
+        table.free_unlisted(lambda namespace, _: namespace.domain == domain)
     visit_domain(store, domain, forget)
     if domain in table.hosts:
         table.hosts[domain].erase()  # memory that engines have locked does not go to the kernel

@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from holdfast.blocks.namespace import Namespace
 from holdfast.errors import BlockError
 from holdfast.limits import LIST_ROWS_MAX
@@ -17,6 +19,7 @@ from holdfast.status import (
     FaultStatus,
     MoveStatus,
     NodeStatus,
+    TierStatus,
 )
 from holdfast.store import indexed_blocks
 from holdfast.store.block_table import HOST, ROWS_AT_ONCE, BlockTable
@@ -33,7 +36,7 @@ def status(store: StoreParts) -> NodeStatus:
     lower = [tier_status(tier) for tier in table.lower]  # a tier of another package may be slow
     shared_tiers = {tier.name: shared_status(tier) for tier in table.shared.values()}
     with table.lock:
-        tiers = [*map(tier_status, table.all_hosts()), *lower]
+        tiers = [*map(tier_status, table.all_hosts()), *_with_unlisted(table, lower)]
         usage, names = table.usage, {domain: name for name, domain in store.domain_ids.items()}
         seen = [domain for used in usage.used for domain in used]
         domains = [
@@ -105,6 +108,15 @@ def status(store: StoreParts) -> NodeStatus:
                 for fault in table.faults
             ],
         )
+
+
+def _with_unlisted(table: BlockTable, lower: Sequence[TierStatus]) -> list[TierStatus]:
+    """Return the status of the lower tiers with the records that the index does not list."""
+    records, nbytes = table.unlisted.count()
+    return [
+        msgspec.structs.replace(tier, unlisted_records=records[n], unlisted_bytes=nbytes[n])
+        for n, tier in enumerate(lower, start=1)
+    ]
 
 
 def _moves(table: BlockTable) -> list[MoveStatus]:
@@ -222,6 +234,8 @@ def drop(store: StoreParts, fingerprint: str) -> dict[str, Any]:
     try:
         store.drops_file.add(fingerprint)
         table.for_each_row(wanted, forget_row)
+        with table.lock:
+            table.free_unlisted(lambda namespace, _: wanted(namespace))
     finally:
         with table.lock:
             table.drops.end(fingerprint)
@@ -295,5 +309,7 @@ def forget(store: StoreParts, namespace: Namespace, keys: Sequence[bytes]) -> in
             if row >= 0 and table.index.fastest(row) >= 0:
                 forgotten += 1
                 table.remove_copies(row)
+        named = frozenset(keys)
+        table.free_unlisted(lambda of, key: of == namespace and key in named)
     indexed_blocks.delete(store, namespace, keys)
     return forgotten

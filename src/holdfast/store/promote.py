@@ -349,13 +349,15 @@ class BlockMover:
         table, promoted = self._table, False
         with table.lock:
             landed, away = dict[int, Place](), table.sealing.is_away(namespace.domain)
-            sources = dict[int, int]()
+            sources, read = dict[int, int](), list[Place]()
             erase_generation = table.erase_generation(namespace.domain)
             for promotion, record in zip(read_batch, records, strict=True):
                 outcome = record.outcome
                 there = table.copies.place(promotion.row, promotion.tier)
                 is_dropped = table.copies.fillings(HOST)[promotion.row].is_dropped
                 stale = is_dropped or promotion.erase_generation != erase_generation
+                if outcome is Outcome.OK:
+                    read.append(promotion.source)
                 if outcome is Outcome.OK and not away and not stale:
                     landed[promotion.row] = promotion.slot
                     if record.is_encoded:
@@ -367,6 +369,8 @@ class BlockMover:
                     table.give_back(namespace, [promotion.slot])
                     if outcome is not Outcome.OK and there == promotion.source and not away:
                         table.read_failed(promotion.row, promotion.tier, outcome)
+            if read:
+                table.failed_reads.note_read(read_batch[0].tier, read, table.clock.now())
             try:
                 table.publish_here(namespace, landed)
                 table.enter_host(list(landed))

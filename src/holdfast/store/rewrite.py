@@ -85,6 +85,11 @@ def _forget_lost(table: BlockTable, number: int, lost: Callable[[Place], bool]) 
     """Forget the copies at lost places. The tier's test runs without the lock: it may be slow."""
     column, places = table.copies.places(number), set[int]()
     table.for_each_row(lambda _: True, lambda row: places.add(column[row]))
+    with table.lock:
+        unlisted = table.unlisted.places(number)
+    for place in filter(lost, unlisted):
+        with table.lock:
+            table.unlisted.remove(number, place)
     gone = {place for place in places if place != NOWHERE and lost(Place(place))}
 
     def forget(row: int) -> None:

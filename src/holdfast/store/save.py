@@ -21,7 +21,7 @@ from holdfast.errors import Outcome
 from holdfast.failpoints import reach
 from holdfast.policy.base import NEVER
 from holdfast.policy.retention import Retention
-from holdfast.store.block_table import HOST
+from holdfast.store.block_table import HOST, BlockTable
 from holdfast.store.core import StoreParts
 from holdfast.store.evict import reserve_slots
 from holdfast.store.leases import Reservation
@@ -78,7 +78,7 @@ def reserve(
     keys = run.keys
     with table.lock:
         rows = table.index.find_all(namespace, keys)
-        there = [row >= 0 and table.index.fastest(row) >= 0 for row in rows]
+        there = [row >= 0 and _is_readable(table, row) for row in rows]
         held = list(itertools.compress(rows, there))
         table.pin(held)  # they must not be evicted for the blocks that follow them
         generation = table.generation(namespace)
@@ -111,6 +111,14 @@ def reserve(
         store.mover.wake()
     store.activity.call("reserve", outcome, store.clock.now() - began_s, len(keys))
     return SaveSlots(number, [int(place) for place in places], outcome)
+
+
+def _is_readable(table: BlockTable, row: int) -> bool:
+    """Return whether a tier holds a copy of a row that it did not fail to read a moment ago."""
+    failed, place = table.failed_reads, table.copies.place
+    if not failed:
+        return table.index.fastest(row) >= 0
+    return any((tier, place(row, tier)) not in failed for tier in table.index.tiers(row))
 
 
 def _new(there: Sequence[bool], joined: Sequence[JoinedBlock]) -> list[bool]:

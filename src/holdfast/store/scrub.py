@@ -1,7 +1,8 @@
-"""Scrub: read and verify stored copies at a limited rate, and forget those that fail.
+"""Scrub: read and verify stored copies at a limited rate, and forget those that are bad.
 
 Without it, corruption is found only when a block is needed. It runs on demand (`holdfast verify`)
-and in the background, slowly and at the lowest priority.
+and in the background, slowly and at the lowest priority. A copy on a local tier that could not be
+read is not bad: see `BlockTable.quarantine`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ EVERY_COPY = ScrubRequest()
 def scrub(
     store: StoreParts, request: ScrubRequest = EVERY_COPY, stop: threading.Event | None = None
 ) -> dict[str, Any]:
-    """Read and verify stored copies; remove failing ones from the index. Serving continues.
+    """Read and verify stored copies; forget bad ones. Serving continues.
 
     `next` is where to continue, -1 at the end; `owes_s`: how long to wait first, to keep to the
     rate.
@@ -161,7 +162,7 @@ class Scrubber:
             self.checked_bytes += found["bytes"]
             self.corrupt += sum(bad["outcome"] == Outcome.CORRUPT for bad in found["bad"])
             if found["bad"]:
-                _log.warning("scrub found and dropped copies=%d", len(found["bad"]))
+                _log.warning("scrub found bad copies=%d", len(found["bad"]))
             if self._next >= 0:
                 stop.wait(found["owes_s"])
         if self._next < 0:
@@ -234,6 +235,8 @@ def _verify_copy(store: StoreParts, row: int, tier: int) -> tuple[Outcome, int]:
         with table.lock:
             there = table.copies.place(row, tier) == place
             if there and outcome is not Outcome.OK and not table.sealing.is_away(namespace.domain):
-                table.quarantine(row, tier, outcome)
+                table.read_failed(row, tier, outcome)
+            elif outcome is Outcome.OK:
+                table.failed_reads.note_read(tier, [place], table.clock.now())
             table.unpin([row])
     return outcome, nbytes

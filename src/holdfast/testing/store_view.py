@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from holdfast.blocks.namespace import Namespace
-from holdfast.store.block_table import HOST, CopyFault
+from holdfast.store.block_table import HOST
+from holdfast.store.copies import CopyFault
 from holdfast.store.store import Store
 from holdfast.tiers.base import NOWHERE, Tier
 
