@@ -138,6 +138,54 @@ def test_blocks_that_were_dropped_while_a_drive_was_away_stay_dropped(one, disk,
     assert disk_status(one).records == 0
 
 
+def test_a_drop_that_a_drive_has_recorded_leaves_what_was_saved_after_it(
+    one, disk, tmp_path
+) -> None:
+    old, chain = one.chain(1, 2), one.chain(2, 3)
+    one.save(old)
+    one.flush()
+    one.store.drop("*")
+    one.save(chain, retention=Retention.DURABLE)
+    assert one.store.sync(one.namespace, chain.keys, 60.0) == 3
+    one.leave_memory(chain)
+    for _ in range(2):
+        lose(one, disk, tmp_path)
+        housekeep(one)
+        shutil.move(tmp_path / "pulled", tmp_path / "drive")
+        bring_back(disk)
+        housekeep(one)
+        assert disk_status(one).records == 3
+    assert one.read(chain) == 3
+    assert one.store.cover(one.namespace, old.keys).blocks == 0
+
+
+def test_a_drop_applies_to_a_drive_that_was_away_though_another_one_recorded_it(
+    one, disk, tmp_path
+) -> None:
+    gone, chain = one.chain(1, 3), one.chain(2, 2)
+    one.save(gone)
+    one.leave_memory(gone)
+    lose(one, disk, tmp_path)
+    bring_back(disk)  # another drive: the folder was moved away
+    housekeep(one)
+    one.store.drop("*")
+    one.save(chain)
+    one.leave_memory(chain)
+    shutil.move(tmp_path / "drive", tmp_path / "second")
+    shutil.move(tmp_path / "pulled", tmp_path / "drive")
+    disk.look()
+    bring_back(disk)
+    housekeep(one)
+    assert one.read(gone) == 0
+    assert disk_status(one).records == 0
+    shutil.move(tmp_path / "drive", tmp_path / "pulled")
+    shutil.move(tmp_path / "second", tmp_path / "drive")
+    disk.look()
+    bring_back(disk)
+    housekeep(one)
+    assert one.read(chain) == 2, "the second drive had recorded the drop"
+
+
 def test_an_operator_learns_what_a_replacement_forgets(one, tmp_path) -> None:
     below, both = one.chain(1, 2), one.chain(2, 3)
     one.save(below)

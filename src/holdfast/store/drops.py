@@ -4,6 +4,9 @@ A drop visits the rows of the index in short critical sections. A read, a save o
 runs beside it may hold blocks that the drop does not see. So each drop changes a number, the drop
 generation of what it names, and older work is not published. The drops file names the drops that
 the tiers may not have recorded yet; the next process applies them to what it recovers.
+
+A drive may be away during a drop, and come back. So drops are numbered, and each medium has the
+number of the last one that it has recorded: only later ones apply to what it still holds.
 """
 
 from __future__ import annotations
@@ -38,15 +41,20 @@ class Drops:
     def __init__(self) -> None:
         self._generations = Counter[str]()
         self._running = Counter[str]()
+        self.last = 0
+        """Number of the last drop that has begun or ended."""
+        self._last_of: dict[str, int] = {}
+        self._recorded: dict[bytes, int] = {}
+        """By medium, the number of the last drop that it has recorded."""
 
     def begin(self, fingerprint: str) -> None:
         """Note that blocks are being dropped; until `end`, none of them is published."""
-        self._generations[fingerprint] += 1
+        self._number(fingerprint)
         self._running[fingerprint] += 1
 
     def end(self, fingerprint: str) -> None:
         """Note that a drop has visited every row. What began during it is not published either."""
-        self._generations[fingerprint] += 1
+        self._number(fingerprint)
         self._running[fingerprint] -= 1
 
     def generation(self, namespace: Namespace) -> int:
@@ -62,6 +70,26 @@ class Drops:
             return self._running.total() > 0
         running = self._running
         return running[EVERYTHING] + running[namespace.fingerprint.hex()] > 0
+
+    def note_recorded(self, medium: bytes, number: int) -> None:
+        """Note that a medium has recorded which places the drops up to this number freed."""
+        self._recorded[medium] = max(number, self._recorded.get(medium, 0))
+
+    def applies(self, namespace: Namespace, medium: bytes) -> bool:
+        """Return whether a record of a namespace that a medium still holds was dropped.
+
+        Empty: a medium without a name, on which every drop of this process applies.
+        """
+        if not self._last_of:
+            return False
+        names = (EVERYTHING, namespace.fingerprint.hex())
+        last = max(self._last_of.get(name, 0) for name in names)
+        return last > self._recorded.get(medium, 0)
+
+    def _number(self, fingerprint: str) -> None:
+        self._generations[fingerprint] += 1
+        self.last += 1
+        self._last_of[fingerprint] = self.last
 
 
 class DropsFile:

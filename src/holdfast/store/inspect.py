@@ -26,7 +26,7 @@ from holdfast.store.block_table import HOST, ROWS_AT_ONCE, BlockTable
 from holdfast.store.core import StoreParts
 from holdfast.store.drops import EVERYTHING
 from holdfast.store.usage import DomainUsage
-from holdfast.tiers.base import RecordsFrees
+from holdfast.tiers.base import RecordsFrees, medium_of
 from holdfast.tiers.reported import description, shared_status, tier_status
 
 
@@ -260,9 +260,25 @@ def finish_drops(store: StoreParts) -> None:
     with store.table.lock:
         if store.table.drops.is_running():
             return
+        last = store.table.drops.last
     tiers = [tier for tier in store.table.lower if isinstance(tier, RecordsFrees)]
     ended = store.mover.batches()[1]
-    store.drops_file.finish(ended, lambda: all(tier.record_frees() for tier in tiers))
+
+    def record() -> bool:
+        recorded = [_record_frees(store, tier, last) for tier in tiers]
+        return all(recorded)
+
+    store.drops_file.finish(ended, record)
+
+
+def _record_frees(store: StoreParts, tier: RecordsFrees, last: int) -> bool:
+    """Have a tier record the places freed by the drops up to number `last`; False if it fails."""
+    before = medium_of(tier)
+    is_recorded = tier.record_frees()
+    if is_recorded and before and before == medium_of(tier):
+        with store.table.lock:
+            store.table.drops.note_recorded(before, last)
+    return is_recorded
 
 
 def list_keys(store: StoreParts, namespace: Namespace, start: int, limit: int) -> KeyPage:

@@ -5,8 +5,9 @@ A tier whose medium was replaced may hold blocks, too: they are recovered in a p
 A surviving record is not trusted: it is verified when it is read. Until recovery reaches a block it
 is a miss and may be written again; then the new copy stays, and the old one is freed. Records that
 their domain cannot open any more are freed too. Plain records from before their domain was sealed
-are overwritten, if the tier can, because no key protects them. Records of a fingerprint that was
-dropped since the process started, or just before it ended, are freed.
+are overwritten, if the tier can, because no key protects them. Records of a fingerprint are freed
+if it was dropped since the process started, or just before it ended, and their medium has not
+recorded that drop.
 
 A block that was being written again when the power failed has two records. The later one may be
 damaged, and the earlier one acknowledged as durable. So the later one is verified before the
@@ -32,6 +33,7 @@ from holdfast.tiers.base import (
     Replaceable,
     SurvivingRecord,
     TierGet,
+    medium_of,
 )
 
 _log = logging.getLogger("holdfast.store")
@@ -41,14 +43,16 @@ class RecoveryPass:
     """One pass over the survivors of some tiers, on a thread of its own.
 
     `numbers`: the tiers. `at`: the one that is being read, 0 before the first. `indexed`: by row, a
-    hash of the key and place of its survivor on this tier; 0: none. `stop`: whether the pass is to
-    end early. `given_up`: whether another pass goes on in its place; set under the store's lock.
+    hash of the key and place of its survivor on this tier; 0: none. `medium`: identity of the
+    medium of this tier, see `Replaceable.medium`. `stop`: whether the pass is to end early.
+    `given_up`: whether another pass goes on in its place; set under the store's lock.
     """
 
     def __init__(self, run: Callable[[RecoveryPass], None], numbers: Sequence[int]) -> None:
         self.numbers = numbers
         self.at = 0
         self.indexed = array("q")
+        self.medium = b""
         self.stop = threading.Event()
         self.given_up = threading.Event()
         self.is_over = False
@@ -175,6 +179,7 @@ class Recovery:
             tier = self._table.lower[number - 1]
             if not isinstance(tier, LocalTier):
                 continue
+            this.medium = medium_of(tier)
             try:  # one by one: a tier keeps only the last one that it yielded from reuse
                 for survivor in tier.survivors():
                     if this.stop.is_set():
@@ -252,7 +257,7 @@ class Recovery:
                 table.free_place(number, place)
                 return True
             namespace = namespace_of(header)
-            if table.drops.generation(namespace):
+            if table.drops.applies(namespace, this.medium):
                 row = table.index.find(namespace, header.key)
                 if row < 0 or table.copies.place(row, number) != place:  # not written since
                     table.free_place(number, place)

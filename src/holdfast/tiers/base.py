@@ -279,6 +279,10 @@ class Replaceable(LocalTier, LosesRecords, Protocol):
         """
         ...
 
+    def medium(self) -> bytes:
+        """Return the identity of the medium, the same whenever it is in use; empty while away."""
+        ...
+
     def has_survivors(self) -> bool:
         """Return whether the medium was opened again, and `survivors` not called since.
 
@@ -539,6 +543,11 @@ class HealthReporting(Protocol):
 def is_away(tier: Tier) -> bool:
     """Return whether a tier reports that its remote side is unreachable."""
     return isinstance(tier, Reachable) and not tier.reachable()
+
+
+def medium_of(tier: Tier) -> bytes:
+    """Return the identity of a tier's medium; empty if it is away, or cannot be replaced."""
+    return tier.medium() if isinstance(tier, Replaceable) else b""
 
 
 def takes_writes(tier: Tier) -> bool:

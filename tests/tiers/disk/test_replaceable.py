@@ -169,6 +169,19 @@ def test_a_loss_is_told_once_and_names_the_places_of_former_media_only(drive):
     assert drive.tier.lost() is None
 
 
+def test_a_medium_has_one_identity_whenever_it_is_in_use(drive):
+    first = drive.tier.medium()
+    assert first
+    drive.tier.detach()
+    assert drive.tier.medium() == b""
+    drive.tier.replace()
+    assert drive.tier.medium() == first
+    drive.folder.rename(drive.folder.with_name("pulled"))
+    drive.look()
+    drive.tier.replace()
+    assert drive.tier.medium() not in (b"", first)
+
+
 def test_a_flush_makes_no_record_of_a_former_medium_safe(drive):
     old = BLOCKS.save(drive.tier, range(2))
     assert drive.tier.flush(old) == [True] * 2

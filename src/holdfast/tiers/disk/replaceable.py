@@ -226,6 +226,10 @@ class ReplaceableDisk:
             number = self._number if self._medium is not None else None
         return lambda place: place >> MEDIUM_SHIFT != number
 
+    def medium(self) -> bytes:
+        disk = self._disk()
+        return disk.uuid if disk else b""
+
     def has_survivors(self) -> bool:
         with self._mutex:
             return self._survivors_due and not self._loss_untold
