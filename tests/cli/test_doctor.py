@@ -333,6 +333,16 @@ def test_troubles_that_a_running_node_reports_are_problems(monkeypatch):
     assert problems["tier odd"].why.startswith("usage() is of type str, not TierUsage; update")
 
 
+def test_doctor_warns_of_records_that_cannot_be_opened_and_says_what_to_restore(monkeypatch):
+    tier = TierStatus("disk", unlisted_records=2, unlisted_bytes=2048)
+    monkeypatch.setattr(doctor, "connected", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(doctor, "ask_status", lambda _: NodeStatus(tiers=[tier]))
+    found = {each.what: each for each in doctor._node(Config(listen="unix:///n", tiers=[]))}
+    assert found["tier disk"].found == "cannot open or read 2 records, 2 KiB"
+    assert "restore the `keyring` file" in found["tier disk"].why
+    assert found["tier disk"].warning
+
+
 def test_doctor_says_which_engine_cannot_lock_memory_and_what_to_set(monkeypatch):
     locks = PageLockStatus([EngineLockStatus("vllm", failure="ENOMEM; raise memlock")])
     monkeypatch.setattr(doctor, "connected", lambda *_: contextlib.nullcontext())

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import holdfast
-from holdfast.assemble import ESTIMATES_FILE
+from holdfast.assemble.node_files import ESTIMATES_FILE
 from holdfast.clock import ManualClock
 from holdfast.errors import ConfigError, FormatError, RefusedError
 from holdfast.keys import keyring_file

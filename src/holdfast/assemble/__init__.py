@@ -14,6 +14,12 @@ from holdfast.assemble.domains import (
     restore_default_key,
 )
 from holdfast.assemble.keys import read_key
+from holdfast.assemble.node_files import (
+    DROPS_FILE,
+    ESTIMATES_FILE,
+    MARKS_FILE,
+    check_first_disk,
+)
 from holdfast.assemble.rules import quotas, tier_rules
 from holdfast.config import Config, HostOptions, tier_kind
 from holdfast.keys.audit import AuditLog
@@ -27,11 +33,6 @@ from holdfast.tiers.base import Tier
 from holdfast.tiers.kind import TierContext, TierKind
 from holdfast.wire.remote.credentials import Credentials
 
-ESTIMATES_FILE = "learnt.json"
-DROPS_FILE = "drops.json"
-MARKS_FILE = "durable.log"
-"""Files in the folder of the first disk tier: estimates, drops, names of durable blocks."""
-
 
 def open_store(config: Config, calls: DirectCalls | None = None) -> Store:
     """Open every tier and start the store; the caller closes it.
@@ -44,6 +45,7 @@ def open_store(config: Config, calls: DirectCalls | None = None) -> Store:
     with contextlib.ExitStack() as undo:
         undo.callback(calls.close, 0.0)
         keys = configured_keys(config)
+        check_first_disk(config)
         lower: list[Tier] = []
         for number, section in enumerate(config.tiers):
             if not isinstance(section, HostOptions):

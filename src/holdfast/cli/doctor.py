@@ -27,6 +27,7 @@ from holdfast.assemble.domains import (
     sealed_domains,
 )
 from holdfast.assemble.keys import check_descriptors, read_key
+from holdfast.assemble.node_files import check_first_disk
 from holdfast.buffers import HUGE_PAGE, SharedMapping, populate, prefer_huge_pages
 from holdfast.cli import FAILED, OK
 from holdfast.cli.model_caching import examine_model
@@ -276,6 +277,8 @@ def _startup(config: Config) -> Iterator[Finding]:
     ring = config.keyring_file
     if ring:  # the node creates a file that is missing
         yield _tried("key ring", ring, lambda: Path(ring).exists() and read_ring(config))
+    if config.disk_folder:
+        yield _tried("node files", config.disk_folder, partial(check_first_disk, config))
     if config.tokens.key_file:
         file = config.tokens.key_file
         yield _tried("tokens", file, partial(read_key, Path(file), "tokens.key_file"))
@@ -401,6 +404,12 @@ def _node(config: Config) -> Iterator[Finding]:
         if tier.writes_stopped:
             why = f"since {tier.writes_stopped}; check the device and the space of its volume"
             yield problem(f"tier {tier.tier}", "writes stopped", why)
+        if tier.unlisted_records:
+            found = f"{many(tier.unlisted_records, 'record')}, {Size(tier.unlisted_bytes)}"
+            why = "kept until the tier needs the space; if they are sealed, restore the `keyring` "
+            why += "file and the `seal` that they were written with, and restart the node"
+            found = f"cannot open or read {found}"
+            yield Finding(f"tier {tier.tier}", found, why, ok=True, warning=True)
     for name, shared in status.shared.items():
         if shared.trouble:
             why = f"{shared.trouble}; update the package that offers this kind of tier"

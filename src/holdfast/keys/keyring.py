@@ -161,6 +161,15 @@ class KeyRing:
         """Return whether the data key of an epoch is on the ring."""
         return epoch in self._keys.get(domain, {}) or self._ahead(domain, epoch) is not None
 
+    def has_destroyed(self, domain: bytes, epoch: int) -> bool:
+        """Return whether the ring once had a data key of an epoch, and has it no more.
+
+        False for an epoch that it never had: another ring may have sealed with it.
+        """
+        known = self._domains.get(domain.hex())
+        kept = [each.epoch for each in known.epochs] if known else []
+        return known is not None and 0 < epoch <= known.last and epoch not in kept
+
     def is_away(self, domain: bytes) -> bool:
         """Return whether a domain's keys are unavailable: suspended, or being erased."""
         return self.suspended or domain in self.erasures

@@ -3,11 +3,12 @@
 A tier whose medium was replaced may hold blocks, too: they are recovered in a pass of their own.
 
 A surviving record is not trusted: it is verified when it is read. Until recovery reaches a block it
-is a miss and may be written again; then the new copy stays, and the old one is freed. Records that
-their domain cannot open any more are freed too. Plain records from before their domain was sealed
-are overwritten, if the tier can, because no key protects them. Records of a fingerprint are freed
-if it was dropped since the process started, or just before it ended, and their medium has not
-recorded that drop.
+is a miss and may be written again; then the new copy stays, and the old one is freed. Records whose
+data key was destroyed are freed too. Those that were sealed with a key which this ring never had
+are not indexed, and keep their places: another configuration may open them. Plain records from
+before their domain was sealed are overwritten, if the tier can, because no key protects them.
+Records of a fingerprint are freed if it was dropped since the process started, or just before it
+ended, and their medium has not recorded that drop.
 
 A block that was being written again when the power failed has two records. The later one may be
 damaged, and the earlier one acknowledged as durable. So the later one is verified before the
@@ -25,6 +26,8 @@ from holdfast.blocks.namespace import namespace_of
 from holdfast.buffers import aligned_buffer
 from holdfast.errors import Outcome
 from holdfast.store.block_table import BlockTable
+from holdfast.store.sealing import Openable
+from holdfast.store.unlisted_records import UnlistedRecord
 from holdfast.store.verify import verify_record
 from holdfast.tiers.base import (
     NOWHERE,
@@ -99,6 +102,8 @@ class Recovery:
         self.blocks = 0
         self.dropped = 0
         """Survivors that were freed because their fingerprint was dropped."""
+        self.unopened = 0
+        """Survivors that keep their places, because another key ring may open them."""
         self._ended_early = False
         """Whether a pass was stopped or failed."""
         self.seconds: float | None = None
@@ -180,6 +185,7 @@ class Recovery:
             if not isinstance(tier, LocalTier):
                 continue
             this.medium = medium_of(tier)
+            unopened = self.unopened
             try:  # one by one: a tier keeps only the last one that it yielded from reuse
                 for survivor in tier.survivors():
                     if this.stop.is_set():
@@ -199,6 +205,13 @@ class Recovery:
                     "recovery of tier=%s ended early: blocks that it did not reach are misses "
                     "until the store is opened again",
                     tier.name,
+                )
+            if self.unopened > unopened:
+                _log.warning(
+                    "tier %s: records sealed with data keys that the key ring never had "
+                    "records=%d; they are misses, and kept until the tier needs their space; "
+                    "restore the `keyring` file and the `seal` that they were written with",
+                    *(tier.name, self.unopened - unopened),
                 )
 
     def _run_first(self, this: RecoveryPass) -> None:
@@ -221,47 +234,61 @@ class Recovery:
         """Index one survivor; of two records of a block the later one that is intact."""
         if self._index_unless_second(this, survivor):
             return
-        if self._is_intact(this.at, survivor):
+        outcome = self._check(this.at, survivor)
+        # A sealed record whose domain has no keys at the moment passes: it is the later one.
+        if outcome in (Outcome.OK, Outcome.UNREADABLE):
             self._index_unless_second(this, survivor, replaces=True)
             return
         with self._table.lock:
-            self._table.free_place(this.at, survivor.place)
+            dropped = self._table.drops.applies(namespace_of(survivor.header), this.medium)
+            if dropped or outcome in (Outcome.CORRUPT, Outcome.MISS):
+                self._table.free_place(this.at, survivor.place)
+            elif not this.given_up.is_set():
+                self._keep_unlisted(this.at, survivor)
 
-    def _is_intact(self, number: int, survivor: SurvivingRecord) -> bool:
-        """Read a survivor and return whether it verifies, as far as the keys at hand can tell.
-
-        A sealed record whose domain has no keys at the moment passes: it is the later one.
-        """
+    def _check(self, number: int, survivor: SurvivingRecord) -> Outcome:
+        """Read a survivor and verify it, as far as the keys at hand can tell."""
         table, (header, place) = self._table, survivor
         namespace = namespace_of(header)
         record = aligned_buffer(namespace.slot_bytes)
         get = TierGet(place, header.key, record, namespace, is_use=False)
-        if table.lower[number - 1].read([get]) != [Outcome.OK]:
-            return False
-        found = verify_record(table, record, header.key, namespace, number)
-        return found in (Outcome.OK, Outcome.UNREADABLE)
+        (outcome,) = table.lower[number - 1].read([get])
+        if outcome is not Outcome.OK:
+            return outcome
+        return verify_record(table, record, header.key, namespace, number)
+
+    def _keep_unlisted(self, number: int, survivor: SurvivingRecord) -> None:
+        """Let a survivor keep its place without listing its block; call under the lock."""
+        header, place = survivor
+        record = UnlistedRecord(namespace_of(header), header.key, header.stored_bytes)
+        self._table.unlisted.add(number, place, record)
 
     def _index_unless_second(
         self, this: RecoveryPass, survivor: SurvivingRecord, *, replaces: bool = False
     ) -> bool:
         """Index one survivor; False if another one of its block is indexed, unless it replaces it.
 
-        Otherwise returns True, also for a survivor that is freed, or lost with its drive.
+        Otherwise returns True, also for a survivor that is freed, kept without being indexed, or
+        lost with its drive.
         """
         table, (header, place) = self._table, survivor
         number, indexed = this.at, this.indexed
         with table.lock:
             if this.given_up.is_set():
                 return True
-            if not table.sealing.may_open(header):
+            openable, namespace = table.sealing.openable(header), namespace_of(header)
+            if openable is Openable.NEVER:
                 table.free_place(number, place)
                 return True
-            namespace = namespace_of(header)
             if table.drops.applies(namespace, this.medium):
                 row = table.index.find(namespace, header.key)
                 if row < 0 or table.copies.place(row, number) != place:  # not written since
                     table.free_place(number, place)
                     self.dropped += 1
+                return True
+            if openable is Openable.WITH_ANOTHER_RING:
+                self._keep_unlisted(number, survivor)
+                self.unopened += 1
                 return True
             row = table.index.add(namespace, header.key, header.parent, header.depth)
             known = table.copies.place(row, number)

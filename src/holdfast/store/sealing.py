@@ -7,6 +7,7 @@ one. A record of a foreign domain is kept as received; its reader verifies it.
 
 from __future__ import annotations
 
+import enum
 import logging
 import math
 import secrets
@@ -40,6 +41,18 @@ UNKNOWN_EPOCH = 0
 """The copy is not sealed, or another node sealed it: epochs count from 1."""
 
 _log = logging.getLogger("holdfast.store")
+
+
+class Openable(enum.Enum):
+    """Whether a record can be opened.
+
+    NEVER: its data key was destroyed, or it is plain although its domain is sealed.
+    WITH_ANOTHER_RING: it is sealed with a key that this ring never had.
+    """
+
+    NOW = "now"
+    WITH_ANOTHER_RING = "with another ring"
+    NEVER = "never"
 
 
 class Sealing:
@@ -177,9 +190,9 @@ class Sealing:
             self._logged_s[domain] = now_s
             name = self.ring.name(domain) if self.seals(domain) else ""
             _log.warning(
-                "records of domain %s are misses here, %d so far: %s; shared tiers keep them, the "
-                "places of a disk are reused. Give all hosts that share a tier the same `keyring` "
-                "file and the same `seal` for the domain",
+                "records of domain %s are misses here, %d so far: %s; tiers keep them until they "
+                "need the space. Give all hosts that share a tier the same `keyring` file and the "
+                "same `seal` for the domain",
                 repr(name) if name else domain.hex(), self.unreadable[domain], why,
             )  # fmt: skip
         return Outcome.UNREADABLE
@@ -207,13 +220,16 @@ class Sealing:
         """Return whether a record is plain, from before its domain was sealed."""
         return header.seal == SEAL_NONE and self.seals(header.domain)
 
-    def may_open(self, header: Header) -> bool:
-        """Return whether a record could be opened here, judging by its header alone."""
+    def openable(self, header: Header) -> Openable:
+        """Return whether a record can be opened here, judging by its header alone."""
         if header.domain not in self._ours or self.is_away(header.domain):
-            return True
+            return Openable.NOW
         if header.seal == SEAL_NONE:
-            return not self.seals(header.domain)
-        return self.ring.find(header.domain, header.epoch, header.key_id) is not None
+            return Openable.NEVER if self.seals(header.domain) else Openable.NOW
+        if self.ring.find(header.domain, header.epoch, header.key_id) is not None:
+            return Openable.NOW
+        destroyed = self.ring.has_destroyed(header.domain, header.epoch)
+        return Openable.NEVER if destroyed else Openable.WITH_ANOTHER_RING
 
 
 class CopyEpochs:
