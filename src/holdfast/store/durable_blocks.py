@@ -89,6 +89,7 @@ class DurableBlocks:
         self._since: dict[_Name, float] = {}
         """The list of blocks that wait, the oldest first."""
         self._waiting = BlockRounds(self._since)
+        self._waiting_bytes = 0
         self._is_short = True
         """Whether marked blocks may wait that are not in the list: it was full, or the marks are of
         an earlier process."""
@@ -214,7 +215,7 @@ class DurableBlocks:
             tier=self._table.tier_name(self._tier),
             marked=len(self._table.durable_marks),
             waiting=len(self._since),
-            waiting_bytes=sum(namespace.slot_bytes for namespace, _ in self._since),
+            waiting_bytes=self._waiting_bytes,
             oldest_s=now_s - next(iter(self._since.values()), now_s),
             syncs=len(self._deadlines_s),
             deadline_s=max(0.0, min(self._deadlines_s, default=now_s) - now_s),
@@ -229,6 +230,7 @@ class DurableBlocks:
                 self._is_short = True
                 return False
             self._since[name] = now_s
+            self._waiting_bytes += name[0].slot_bytes
         return True
 
     def _forget_safe(self, names: Iterable[_Name]) -> None:
@@ -246,4 +248,5 @@ class DurableBlocks:
             is_lost = row < 0 or index.fastest(row) < 0
             if is_lost or (copies.is_on(row, self._tier) and not self.is_unsafe(row)):
                 self._waiting.remove(name)
+                self._waiting_bytes -= name[0].slot_bytes
                 self._lost += is_lost
