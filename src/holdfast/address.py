@@ -102,7 +102,7 @@ def tcp_endpoint(address: str, port_min: int = 0) -> HostPort:
     port = int(found[3]) if found else -1
     if found is None or not port_min <= port <= PORT_MAX:
         raise ConfigError(
-            f"target address {address!r:.300} is not tcp://host:port, such as "
+            f"address {address!r:.300} is not tcp://host:port, such as "
             "tcp://10.0.0.7:7441 or tcp://[fd00::7]:7441"
         )
     return HostPort(found[1] or found[2], port)
@@ -134,6 +134,12 @@ def exposed_addresses(addresses: Sequence[str]) -> list[str]:
 
     Raises ConfigError for an invalid address, an empty list, or more than one Unix socket.
     """
+    for address in addresses:
+        if not address.startswith((UNIX, TCP, "/")):
+            raise ConfigError(
+                f"address {address!r:.300} is neither unix:///path nor tcp://host:port; write one "
+                "of them"
+            )
     local = [socket_path(address) for address in addresses if not is_tcp(address)]
     if not addresses or len(local) > 1:
         raise ConfigError(

@@ -161,6 +161,13 @@ def test_doctor_reports_which_domains_are_sealed_and_with_which_key_ring(holdfas
     assert f"acme (key ring {tmp_path}/disk/keyring.json)" in done.stdout
 
 
+def test_doctor_names_a_key_ring_only_if_a_domain_is_sealed(examined_here, config, tmp_path):
+    file = config()
+    assert "key ring" not in examined_here("--config", file)[1]
+    sealed = f"domains.acme.key_file={key(tmp_path)}"
+    assert examined_here("--config", file, "--set", sealed)[1]["key ring"]["ok"]
+
+
 @pytest.mark.parametrize(
     ("lower_tier", "ok", "found"),
     [(False, None, "no domain"), (True, False, "not possible")],
@@ -216,6 +223,8 @@ def test_doctor_examines_cxl_memory_without_allocating_it(holdfast, tmp_path, wh
         ("record={0}/no/x", "record", "record: '{0}/no/x' cannot be written: there is no folder"),
         ("audit={0}", "audit", "'{0}' cannot be written: it is a folder; name a file in it"),
         ("keyring={0}/0.key", "key ring", "is damaged or not a key ring"),
+        ("keyring={0}/no/ring", "key ring", "there is no folder '{0}/no'; create it"),
+        ("tiers.1.path={0}/0.key", "tiers.1", "0.key is a file, not a folder; name a folder in"),
         ("domains.b.users.0=no-such-user", "users", "domains.b.users.0: there is no user 'no-su"),
         ("http.token_file={0}/nope", "http.token_file", "http.token_file: '{0}/nope' cannot be"),
         ("tiers.1.capacity=20 MiB", "tiers.1", "regions of 2097152; set tiers.1.capacity to "),
@@ -318,7 +327,11 @@ def test_doctor_reports_how_long_a_token_is_valid(examined_here, config, tmp_pat
 def test_troubles_that_a_running_node_reports_are_problems(monkeypatch):
     status = NodeStatus(
         audit_lost=3,
-        tiers=[TierStatus("odd", trouble="usage() is of type str, not TierUsage")],
+        tiers=[
+            TierStatus("odd", trouble="usage() is of type str, not TierUsage"),
+            TierStatus("disk", away="21 s ago: it was detached"),
+            TierStatus("full", writes_stopped="9 s ago: No space left on device"),
+        ],
         shared={"far": SharedTierStatus(trouble="OSError: no answer")},
     )
     monkeypatch.setattr(doctor, "connected", lambda *_: contextlib.nullcontext())
@@ -331,6 +344,8 @@ def test_troubles_that_a_running_node_reports_are_problems(monkeypatch):
     assert problems["audit log"].found == "3 lines could not be written"
     assert problems["tier far"].why.startswith("OSError: no answer; update the package")
     assert problems["tier odd"].why.startswith("usage() is of type str, not TierUsage; update")
+    assert problems["tier disk"].why == "21 s ago: it was detached; the node serves without it"
+    assert problems["tier full"].why.startswith("9 s ago: No space left on device; check")
 
 
 def test_doctor_warns_of_records_that_cannot_be_opened_and_says_what_to_restore(monkeypatch):

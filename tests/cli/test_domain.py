@@ -209,7 +209,10 @@ def test_reports_of_domain_actions_state_correct_numbers():
     assert _text("erase", erased) == told
     entry = {"domain": "a", "id": "00", "sealed": True, "derived": False, "erasures": 1}
     answer = {"keyring": "", "domains": [{**entry, "configured": True, "epochs": []}]}
+    assert _text("list", answer).startswith("key ring: in memory\n")
     assert _text("list", answer).endswith(", erased 1 time")
+    plain = {"keyring": "", "domains": [{**answer["domains"][0], "sealed": False}]}
+    assert _text("list", plain).startswith("key ring: none, because no domain is sealed\n")
 
 
 def test_a_domain_with_derived_keys_is_not_erased_or_retired_without_a_key_ring(

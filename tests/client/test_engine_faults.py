@@ -128,6 +128,6 @@ def test_a_group_whose_block_does_not_fit_the_memory_is_refused(request, kind):
 def test_without_a_node_there_is_no_client(node):
     with holdfast.open(node.address, domain="default") as store:
         node.process.kill()
-        with pytest.raises(NodeGoneError, match="no session"):
+        with pytest.raises(NodeGoneError, match="cannot connect"):
             open_engine(store, [EngineGroup(FINGERPRINT)])
         node.start()

@@ -14,9 +14,9 @@ def read(**http):
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("127.0.0.1:9464", r"node address '127\.0\.0\.1:9464' is not unix:// and an absolute path"),
+        ("127.0.0.1:9464", r"address '127\.0\.0\.1:9464' is neither unix:///path nor tcp://host:p"),
         (f"unix:///{'d' * 107}", r"node address .* the path has 108 bytes"),
-        ("tcp://127.0.0.1", r"target address 'tcp://127\.0\.0\.1' is not tcp://host:port"),
+        ("tcp://127.0.0.1", r"address 'tcp://127\.0\.0\.1' is not tcp://host:port"),
     ],
 )
 def test_an_address_that_cannot_be_parsed_is_named_with_its_key(address, words):

@@ -256,11 +256,11 @@ def _sealing(config: Config) -> Finding:
     except ConfigError as error:
         return problem("sealing", "not possible", str(error))
     if not sealed:
-        why = "no domain has a key of its own, `seal`, and blocks that leave memory"
+        why = "blocks are sealed if they leave memory, and their domain has a key and no seal: false"
         return Finding("sealing", "no domain", why)
-    derives = config.shares and not config.keyring
-    why = "data keys are derived, because nodes share no keyring;" if derives else "key ring"
-    why = f"{why} {config.keyring_file or 'in memory'}"
+    why = f"key ring {config.keyring_file or 'in memory'}"
+    if config.shares and not config.keyring:
+        why += "; data keys are derived from the domain's key, because keyring names no shared file"
     return Finding("sealing", ", ".join(sealed), why, ok=True)
 
 
@@ -275,8 +275,9 @@ def _startup(config: Config) -> Iterator[Finding]:
     domains = ", ".join([f"{DEFAULT_DOMAIN}: {own}", *others])
     yield _tried("keys", domains, lambda: _try_keys(config))
     ring = config.keyring_file
-    if ring:  # the node creates a file that is missing
-        yield _tried("key ring", ring, lambda: Path(ring).exists() and read_ring(config))
+    is_used = any(domain.seal is not False for domain in config.domains.values())
+    if ring and (is_used or Path(ring).exists()):
+        yield _tried("key ring", ring, partial(_try_ring, config, ring))
     if config.disk_folder:
         yield _tried("node files", config.disk_folder, partial(check_first_disk, config))
     if config.tokens.key_file:
@@ -293,7 +294,8 @@ def _startup(config: Config) -> Iterator[Finding]:
         yield _as_peers_see_it(config, config.tls) if valid else usable
     yield from map(credential_finding, states)
     if config.socket_group or any(domain.users for domain in config.domains.values()):
-        yield _tried("users", "known to this machine", lambda: (users_of(config), group_of(config)))
+        named = "those of domains, and socket_group"
+        yield _tried("users", named, lambda: (users_of(config), group_of(config)))
     if config.http.token_file:
         yield _tried("http.token_file", config.http.token_file, lambda: http_token(config))
     if config.traces.endpoint:
@@ -348,6 +350,14 @@ def _try_keys(config: Config) -> None:
         read_key(kept, f"domains.{DEFAULT_DOMAIN}")
 
 
+def _try_ring(config: Config, ring: str) -> None:
+    """Read the key ring; without one, check that the node can create it."""
+    if Path(ring).exists():
+        read_ring(config)
+    elif config.keyring:  # otherwise it is in the folder of the first disk tier
+        _appends("keyring", ring)
+
+
 def _other_kind(file: Path) -> str:
     """Return the kind of what is not a regular file; nothing for a regular one."""
     try:
@@ -396,13 +406,13 @@ def _node(config: Config) -> Iterator[Finding]:
             why = f"{tier.trouble}; update the package that offers this kind of tier"
             yield problem(f"tier {tier.tier}", "reports no usage", why)
         if tier.away:
-            why = f"since {tier.away}; the node serves without it"
+            why = f"{tier.away}; the node serves without it"
             yield problem(f"tier {tier.tier}", "away", why)
         if tier.replaced:
             what = f"{many(tier.losses, 'time')} away since the node's start"
             yield Finding(f"tier {tier.tier}", f"replaced {tier.replaced}", what, ok=True)
         if tier.writes_stopped:
-            why = f"since {tier.writes_stopped}; check the device and the space of its volume"
+            why = f"{tier.writes_stopped}; check the device and the space of its volume"
             yield problem(f"tier {tier.tier}", "writes stopped", why)
         if tier.unlisted_records:
             found = f"{many(tier.unlisted_records, 'record')}, {Size(tier.unlisted_bytes)}"

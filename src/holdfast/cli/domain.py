@@ -109,7 +109,9 @@ def _text(action: str, answer: Mapping[str, Any]) -> str:
                 f"{name}: {keys} dropped; on this node {blocks}. Data keys follow from its "
                 "key: destroy that key too, on every node, to make all copies unreadable"
             )
-    lines = [f"key ring: {answer['keyring'] or 'in memory'}"]
+    is_sealed = any(entry["sealed"] for entry in answer["domains"])
+    no_file = "in memory" if is_sealed else "none, because no domain is sealed"
+    lines = [f"key ring: {answer['keyring'] or no_file}"]
     for entry in answer["domains"]:
         marks = ["sealed below the host" if entry["sealed"] else "not sealed"]
         marks += ["data keys derived"] if entry["derived"] else []

@@ -201,8 +201,8 @@ def curve_lines(curve: CurveStatus) -> list[str]:
     lines.append(f"{'unlimited':<22}{100 * curve.unlimited:>30.1f} %")
     if any(tier.capacity_bytes > curve.unique_blocks * curve.block_bytes for tier in curve.tiers):
         lines.append(
-            "a capacity above that of the distinct blocks hits no more of these requests; of later "
-            "ones it may: record: and holdfast sim look further back"
+            "a capacity larger than the distinct blocks cannot hit more of these requests; it may "
+            "of longer traffic: record it with `record`, and give it to `holdfast sim`"
         )
     if curve.left_out:
         lines.append(f"{many(curve.left_out, 'request')} with another block size are left out")

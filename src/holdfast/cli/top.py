@@ -43,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
     """Show views until Ctrl-C; in a pipe they follow each other."""
     if not EVERY_S_MIN <= args.every <= EVERY_S_MAX:
         raise ConfigError(
-            f"--every {args.every:g}: is not from {EVERY_S_MIN:g} to {EVERY_S_MAX:,.0f} seconds"
+            f"--every {args.every:g}: is not from {EVERY_S_MIN:g} to {EVERY_S_MAX:,.0f} seconds; "
+            "choose another time"
         )
     if args.views < 0:
         raise ConfigError(f"--views {args.views}: is below 0; give 1 or more, or 0 for no end")

@@ -136,7 +136,8 @@ def _check_domains(config: Config) -> None:
     public = [name for name, domain in config.domains.items() if domain.public]
     if len(public) > 1:
         raise ConfigError(
-            f"domains.{public[1]}.public: {public[0]!r} is already public; a node has at most one"
+            f"domains.{public[1]}.public: {public[0]!r} is already public, and a node has at most "
+            "one public domain; remove public from one of them"
         )
     for name, domain in config.domains.items():
         at = f"domains.{name}"
@@ -193,12 +194,13 @@ def _check_domains(config: Config) -> None:
 
 def _check_durable(config: Config) -> None:
     """Check that the durable tier exists; whether it can flush is known when it is open."""
-    check_above_zero("durable_days", config.durable_days, DURABLE_DAYS_MAX)
+    check_above_zero("durable_days", config.durable_days, DURABLE_DAYS_MAX, "days")
     names = config.tier_names[1:]
     if config.durable and config.durable not in names:
+        remedy = f"name one of {', '.join(names)}" if names else "add a disk tier"
         raise ConfigError(
-            f"durable: there is no tier {config.durable!r} below the host; name one of "
-            f"{', '.join(names) or 'none: add a disk'}, or remove it"
+            f"durable: there is no tier {config.durable!r} below the host; {remedy}, or remove "
+            "durable"
         )
 
 

@@ -27,12 +27,12 @@ def check_at_least(size: Size, least: int, at: str) -> None:
         raise ConfigError(f"{at}: {size} is less than {Size(least)}; raise it")
 
 
-def check_above_zero(at: str, value: float, limit: float) -> None:
-    """Check that a time in seconds is above 0 and at most `limit`."""
+def check_above_zero(at: str, value: float, limit: float, unit: str = "s") -> None:
+    """Check that a time is above 0 and at most `limit`, both in `unit`."""
     if not 0 < value <= limit:
         remedy = "lower it" if value > limit else "raise it"
         raise ConfigError(
-            f"{at}: {value:,.10g} s is not above 0 and at most {limit:,.0f} s; {remedy}"
+            f"{at}: {value:,.10g} {unit} is not above 0 and at most {limit:,.0f} {unit}; {remedy}"
         )
 
 

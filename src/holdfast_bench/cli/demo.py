@@ -132,7 +132,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pool",
         type=int,
         metavar="N",
-        help="two engine hosts over a pool of so many targets, one killed, one joining; each host "
+        help="two engine hosts over a pool of N targets, one killed, one joining; each host "
         "a network namespace as root, else a loopback port",
     )
     parser.add_argument(

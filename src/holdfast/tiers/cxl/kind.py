@@ -37,7 +37,7 @@ def check_cxl(options: CxlOptions, at: str) -> None:
     check_at_least(options.capacity, CXL_BYTES_MIN, f"{at}.capacity")
     if (options.node is None) == (not options.device):
         both = f"node {options.node} and device {options.device!r}"
-        given = both if options.device else "neither"
+        given = both if options.device else "neither node nor device"
         raise ConfigError(
             f"{at}: {given} given; name a node without processors or a DAX device, or node: any "
             "for ordinary memory"

@@ -85,6 +85,9 @@ def examine_disk(options: DiskOptions, context: TierContext) -> Iterator[Finding
     free, file = stat.f_bavail * stat.f_frsize, Path(options.path, FILE_NAME)
     held = file.stat().st_size if file.exists() else 0
     found = f"disk, {options.capacity} in {options.path}"
+    if not Path(there).is_dir():
+        yield problem(at, found, f"{there} is a file, not a folder; name a folder in {at}.path")
+        return
     if not os.access(there, os.W_OK):
         yield problem(at, found, f"{there} is not writable for user {os.geteuid()}; chown it")
     elif wrong := _refusal(options, context):

@@ -54,7 +54,8 @@ def check_object(options: ObjectOptions, at: str) -> None:
     parts = urlsplit(options.url)
     if parts.scheme not in SCHEMES or not parts.netloc or parts.query or parts.fragment:
         raise ConfigError(
-            f"{at}.url: it is not s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX"
+            f"{at}.url: it is not s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX; "
+            "write one of them"
         )
     for name, url in (("url", parts), ("endpoint", urlsplit(options.endpoint))):
         if "@" in url.netloc or url.query:

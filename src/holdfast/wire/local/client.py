@@ -113,7 +113,7 @@ class Client:
             self.welcome = self._shake_hands(hello)
         except (FileNotFoundError, ConnectionRefusedError) as error:
             with self._lock:
-                self._end(f"no session: {error.strerror}; `holdfast serve` starts a node")
+                self._end(f"cannot connect: {error.strerror}; `holdfast serve` starts a node")
         except OSError as error:
             with self._lock:
                 self._end(f"no session: {error.strerror or error}")
