@@ -4,6 +4,7 @@ import contextlib
 import datetime as dt
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -445,6 +446,8 @@ def test_the_log_names_engines_and_hosts_but_no_operator_that_connects(
     target.close()
     assert node.stop() == 0
     assert node.said().count("session peer='test engine'") == 1
+    named = r"session peer='test engine' pid=\d+ domain=default fingerprint=[0-9a-f]+\n"
+    assert re.search(named, node.said())
     assert node.said().count("session peer=") == 2
 
 

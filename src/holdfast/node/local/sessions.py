@@ -155,10 +155,13 @@ class NodeSession:
         self._peer = peer
         self.end: Callable[[str], None] = lambda _: None
         """Ends the connection, and tells the peer why; the server sets it."""
-        # Operators' commands (`inspect`, `top`) connect often, and would fill the log.
-        level = logging.INFO if has_namespace else logging.DEBUG
-        described = hello.peer[:80], peer.pid, hello.description[:200]
-        _log.log(level, "session peer=%r pid=%d %r", *described)
+        who, fingerprint = (hello.peer[:80], peer.pid), hello.fingerprint.hex()
+        if has_namespace:
+            named = *who, hello.domain, fingerprint
+            _log.info("session peer=%r pid=%d domain=%s fingerprint=%s", *named)
+            _log.debug("fingerprint %s is %r", fingerprint, hello.description[:2_000])
+        else:  # operators' commands (`inspect`, `top`) connect often, and would fill the log
+            _log.debug("session peer=%r pid=%d", *who)
 
     def _enter(self, hello: m.Hello) -> None:
         """Check the namespace that a peer names, and share its domain's arena with the peer."""
