@@ -142,7 +142,7 @@ class Estimates:
             return self._meters[tier].fit.count
 
     def saved_s(self, tier: int, nbytes: int) -> float:
-        """Return how much sooner so many bytes come from a tier than from the next lower one.
+        """Return the seconds saved by reading `nbytes` from a tier and not from the next lower one.
 
         From measurements, without queues; until both tiers were read, the same for every byte.
         """

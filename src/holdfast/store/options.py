@@ -24,7 +24,7 @@ from holdfast.store.call_threads import DirectCalls
 from holdfast.wire.remote.credentials import Credentials
 
 SavedSeconds: TypeAlias = Callable[[int], float]
-"""Returns how many seconds sooner so many bytes come from a tier than from the next slower one."""
+"""Returns the seconds saved by reading bytes from a tier and not from the next lower one."""
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def check_page(
 
 
 def _numbers(dtype: torch.dtype, state: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return different finite numbers, as far as the type has so many."""
+    """Return different finite numbers; they repeat if the type has fewer."""
     kind, first, count = _BITS[dtype.itemsize]
     numbers = (np.arange(np.prod(shape)) * _STEPS[state]) % count + first
     return torch.from_numpy(numbers).to(kind).view(dtype).reshape(shape)

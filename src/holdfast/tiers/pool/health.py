@@ -77,7 +77,7 @@ class BegunCall(msgspec.Struct):
 
 
 def ejected_max(targets: int) -> int:
-    """Return how many of so many targets may be ejected at once: 30 %, but one of three."""
+    """Return how many of a number of targets may be ejected at once: 30 %, but one of three."""
     return max(1, int(EJECTED_SHARE_MAX * targets)) if targets >= COMPARED_MIN else 0
 
 
@@ -158,7 +158,7 @@ class PoolHealth:
     def begin(
         self, target: str, nbytes: int, kind: CallKind = CallKind.QUESTION
     ) -> BegunCall | None:
-        """Permit a request of so many bytes (request and answer), or return None."""
+        """Permit a request of `nbytes` (request and answer), or return None."""
         with self._lock:
             self._review()
             known = self._know(target)

@@ -24,8 +24,8 @@ from holdfast.membership.membership import Membership, PoolViews, WeightedView
 from holdfast.membership.placement import Placement
 
 UNSEEN_COPIES = 2
-"""Further members that a freshly started process asks on a miss: so many members may have joined
-shortly before it started, without a block being missed."""
+"""Further members that a freshly started process asks on a miss: no block is missed if at most this
+number of members joined shortly before it started."""
 
 
 class Route(NamedTuple):

@@ -25,7 +25,7 @@ from holdfast.tiers.pool.pool_calls import PoolCalls
 from holdfast.tiers.pool.segment_batch import SegmentBatch, segment_of
 
 SURE_MISSES = 64
-"""If none of so many blocks is on its lane, the chain is not in the pool: no member is asked more.
+"""If none of this number of blocks is on its lane, the chain is not in the pool: the lookup ends.
 
 After a change of the number of members at least every ninth block is where it was.
 """

@@ -64,7 +64,7 @@ class Lateness(NamedTuple):
     hedging: HedgeBudget
 
     def limit_s(self, nbytes: int) -> float:
-        """Return the longest time of a read of so many bytes; infinite if no hedge is allowed."""
+        """Return the longest time of a read of `nbytes`; infinite if no hedge is allowed."""
         self.hedging.request()
         usual_s = self.health.hedge_after_s()
         if usual_s is None or not self.hedging.is_ready():
