@@ -15,7 +15,7 @@ from holdfast.errors import RefusedError
 def add_yes_argument(parser: argparse.ArgumentParser) -> None:
     """Declare `--yes`."""
     parser.add_argument(
-        "--yes", action="store_true", help="do it without asking, even if blocks become unreadable"
+        "--yes", action="store_true", help="do it without asking, even if blocks are lost"
     )
 
 

@@ -256,7 +256,7 @@ def _sealing(config: Config) -> Finding:
     except ConfigError as error:
         return problem("sealing", "not possible", str(error))
     if not sealed:
-        why = "blocks are sealed if they leave memory, and their domain has a key and no seal: false"
+        why = "blocks that leave memory are sealed if their domain has a key, and no seal: false"
         return Finding("sealing", "no domain", why)
     why = f"key ring {config.keyring_file or 'in memory'}"
     if config.shares and not config.keyring:

@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"{_ABOUT}\n\n{parser.epilog}" if parser.epilog else _ABOUT
     actions = ("list", "rotate", "retire", "erase")
     parser.add_argument("action", nargs="?", default="list", choices=actions, help="default list")
-    parser.add_argument("name", nargs="?", default="", help="a domain, as listed by `list`")
+    name = "a domain, as listed by `list`"
+    parser.add_argument("name", nargs="?", default="", metavar="NAME", help=name)
     add_yes_argument(parser)
     add_node_arguments(parser)
     add_json_argument(parser)

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=tuple(_STATES),
         help="drain: the member gets no new blocks and serves those that it has; serve: undo it",
     )
-    parser.add_argument("member", metavar="NODE", help="the member's id")
+    parser.add_argument("member", metavar="ID", help="the member's id, as in the members file")
     parser.add_argument(
         "--members", metavar="FILE", help="the members file (default: the configuration's pool)"
     )

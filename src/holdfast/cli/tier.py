@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"{_ABOUT}\n\n{parser.epilog}" if parser.epilog else _ABOUT
     parser.add_argument("action", choices=("replace", "detach"), help="what to do")
-    parser.add_argument("name", help="a tier with a drive, such as disk; `inspect` lists them")
+    name = "a tier with a drive, such as disk; `inspect` lists them"
+    parser.add_argument("name", metavar="NAME", help=name)
     parser.add_argument("--path", metavar="FOLDER", default="", help="the new folder")
     add_yes_argument(parser)
     add_node_arguments(parser)

@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "fingerprint",
         nargs="?",
         default="",
+        metavar="FINGERPRINT",
         help="verify only this one, as listed by `holdfast inspect`",
     )
     add_node_arguments(parser)

@@ -125,7 +125,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write the record to this file (default: to the node's folder of gate records)",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON (-: to stdout)")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the figures as JSON; - for standard output"
+    )
     add_config_arguments(parser)
 
 
