@@ -42,6 +42,8 @@ LOOKUP_SHARE = 0.5
 """Maximum share of a fetch's deadline for lookups on shared tiers."""
 PIN_S = 60.0
 """Default deadline of a pin, which reads from lower tiers, in seconds."""
+PIN_TTL_S_MAX = 3_600.0
+"""Maximum time for which a pin keeps blocks in memory, in seconds: an hour."""
 ROWS_MAX = 1 << 48
 """Maximum start of a page of keys."""
 SYNC_S = 60.0
@@ -255,10 +257,10 @@ class Session:
     def pin(self, tokens: Tokens, ttl_s: float, deadline_s: float = PIN_S) -> int:
         """Keep the held blocks of a context in memory for `ttl_s`; return their tokens.
 
-        Waits up to `deadline_s` until the blocks are read, also from shared tiers. A node waits at
-        most `PIN_S`.
+        `ttl_s` is at most 3,600. Waits up to `deadline_s` until the blocks are read, also from
+        shared tiers. A node waits at most `PIN_S`.
         """
-        _check_seconds_argument("pin: ttl_s", ttl_s)
+        _check_seconds_argument("pin: ttl_s", ttl_s, PIN_TTL_S_MAX)
         _check_seconds_argument("pin: deadline_s", deadline_s)
         return self._tokens(self._backend.pin(self.chain(tokens).keys, ttl_s, deadline_s))
 
@@ -340,14 +342,14 @@ def check_session(fingerprint: Any, domain: Any, layout_slice: Any) -> None:  # 
         )
 
 
-def _check_seconds_argument(what: str, seconds: Any) -> None:  # noqa: ANN401  # what a caller passes
-    """Raise BlockError unless the argument is a number of seconds from 0 to `SECONDS_MAX`."""
+def _check_seconds_argument(what: str, seconds: Any, most: float = SECONDS_MAX) -> None:  # noqa: ANN401  # what a caller passes
+    """Raise BlockError unless the argument is a number of seconds from 0 to `most`."""
     if isinstance(seconds, bool) or not isinstance(seconds, Real):
         raise BlockError(
             f"{what} is of type {type(seconds).__name__}; pass a number of seconds from 0 to "
-            f"{SECONDS_MAX:g}"
+            f"{most:g}"
         )
-    check_seconds(what, float(seconds), SECONDS_MAX)
+    check_seconds(what, float(seconds), most)
 
 
 def _check_number_argument(what: str, value: Any, least: int, most: int) -> None:  # noqa: ANN401  # what a caller passes

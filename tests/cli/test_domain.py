@@ -231,7 +231,7 @@ def test_a_domain_with_derived_keys_is_not_erased_or_retired_without_a_key_ring(
         ("erase", 4, "without a keyring file this node would not remember that it was erased"),
         ("retire", 0, "default: nothing destroyed, the newest data key is the only one"),
         ("rotate", 0, "epoch 2 seals from now on"),
-        ("retire", 4, "keys are derived from the domain's key in epochs 1, so they cannot be"),
+        ("retire", 4, "keys are derived from the domain's key in epoch 1, so they cannot be"),
     ):
         done = holdfast("domain", action, "default", "--config", config)
         assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done.stderr

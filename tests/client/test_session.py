@@ -218,6 +218,8 @@ def test_hints_return_the_number_of_tokens_or_blocks_they_apply_to(store):
     session.save(tokens_for(1), blocks_for(1), Retention.DURABLE)
     assert session.prestage(tokens_for(1)) == TOKENS
     assert session.pin(tokens_for(1), ttl_s=5) == TOKENS
+    with pytest.raises(BlockError, match="ttl_s: 80000 is not from 0 to 3600 seconds"):
+        session.pin(tokens_for(1), ttl_s=80_000)
     assert session.returns("chat", 1) == 0
     session.follow(tokens_for(1), "chat")
     assert session.returns("chat", 1) == BLOCKS

@@ -163,7 +163,7 @@ def test_a_dropped_derived_epoch_stays_dropped(path):
 def test_derived_keys_are_not_reported_as_destroyed(path):
     made = ring(path, derives=True)
     made.rotate("acme")
-    with pytest.raises(RefusedError, match=r"'acme': .* in epochs 1, .*nothing was changed"):
+    with pytest.raises(RefusedError, match=r"'acme': .* in epoch 1, .*nothing was changed"):
         made.retire("acme")
     assert [epoch for epoch, _ in names(made)] == [1, 2]
     shared = ring(path)  # the same file, and now it is the pool's

@@ -171,7 +171,7 @@ def test_an_erasure_reports_that_a_derived_key_still_exists_elsewhere(harness, t
     ring.enrol("default", b"s" * 32)
     one = harness(tier=MemoryTier(32 * MIB), ring=ring)
     one.store.rotate("default")
-    with pytest.raises(RefusedError, match="derived from the domain's key in epochs 1,"):
+    with pytest.raises(RefusedError, match="derived from the domain's key in epoch 1,"):
         one.store.retire("default")
     assert one.store.erase("default")["everywhere"] is False
     assert one.store.erase("default")["everywhere"] is True

@@ -55,7 +55,7 @@ def not_counted(found: Mapping[str, Any], *, stays: bool = False) -> list[str]:
         lines.append(
             f"copies on {names} are not deleted, and can be fetched again"
             if stays
-            else f"copies on {names} cannot be counted from this node"
+            else f"there may be more copies on {names}, which this node cannot count"
         )
     if not found.get("complete", True):
         lines.append(

@@ -381,8 +381,9 @@ def _check_random(name: str, epochs: Sequence[DataKeyEpoch]) -> None:
     """Raise RefusedError if a key is derived, because only random keys can be destroyed."""
     derived = [str(each.epoch) for each in epochs if not each.wrapped]
     if derived:
+        word = "epoch" if len(derived) == 1 else "epochs"
         raise RefusedError(
-            f"domain {name!r}: the data keys are derived from the domain's key in epochs "
+            f"domain {name!r}: the data keys are derived from the domain's key in {word} "
             f"{', '.join(derived)}, so they cannot be destroyed; nothing was changed; "
             "erase the domain, and destroy that key on every node"
         )

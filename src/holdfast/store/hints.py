@@ -19,7 +19,14 @@ from holdfast.plan.cost import QueuedPrefill
 from holdfast.plan.planner import PlanQuestion, fetch_s
 from holdfast.plan.prestage import PrestageTimes, begin_in_s
 from holdfast.policy.base import NEVER
-from holdfast.session import LOOK_S, PIN_S, SECONDS_MAX, check_name, check_seconds
+from holdfast.session import (
+    LOOK_S,
+    PIN_S,
+    PIN_TTL_S_MAX,
+    SECONDS_MAX,
+    check_name,
+    check_seconds,
+)
 from holdfast.store.block_table import HOST
 from holdfast.store.core import StoreParts
 from holdfast.store.estimates import EngineId, EngineProcess
@@ -29,7 +36,6 @@ from holdfast.store.lookup import ask_first, ask_in_time
 from holdfast.store.pending_hints import KeptLimit, NamedChain, PendingPrestage, PinnedChain
 from holdfast.tiers.base import Announceable
 
-PIN_S_MAX = 3_600.0
 KEPT_SHARE = 0.5
 """Maximum share of the host tier for pins and prestages together.
 
@@ -138,7 +144,7 @@ def pin(
     are left out. An earlier pin of the chain, or of its beginning, becomes part of this one, which
     ends no sooner.
     """
-    check_seconds("pin.ttl_s", ttl_s, PIN_S_MAX)
+    check_seconds("pin.ttl_s", ttl_s, PIN_TTL_S_MAX)
     check_seconds("pin: deadline_s", deadline_s, SECONDS_MAX)
     left_s = ask_first(store, namespace, keys, deadline_s, Priority.PREFETCH)[1]
     size, table, pending_hints = namespace.slot_bytes, store.table, store.pending_hints
