@@ -246,7 +246,7 @@ def _status_lines(status: NodeStatus) -> list[str]:
     ]
     lines += [f"  calls   {line}" for line in request_lines(status)]
     lines += [f"  codec   {codec_line(codec)}" for codec in status.codecs if codec.used]
-    lines += [f"  moves   {line}" for line in move_lines(status)]
+    lines += [f"  moves   {line.removeprefix('moved: ')}" for line in move_lines(status)]
     for rule in status.admission:
         figures = [f"{name} {_figure(name, value)}" for name, value in rule.figures.items()]
         lines.append(f"  admit   {rule.tier}: {', '.join(figures)}")
