@@ -223,7 +223,7 @@ class Recovery:
             self.seconds = self._table.clock.now() - self._began_s
             if any(isinstance(tier, LocalTier) for tier in self._table.lower):
                 _log.info(
-                    "recovered: %d blocks in %.3f s, freed dropped_blocks=%d",
+                    "recovered: %d blocks in %.3f s; freed %d that were dropped",
                     *(self.blocks, self.seconds, self.dropped),
                 )
         finally:
