@@ -227,7 +227,7 @@ def test_doctor_examines_cxl_memory_without_allocating_it(holdfast, tmp_path, wh
         ("tiers.1.path={0}/0.key", "tiers.1", "0.key is a file, not a folder; name a folder in"),
         ("domains.b.users.0=no-such-user", "users", "domains.b.users.0: there is no user 'no-su"),
         ("http.token_file={0}/nope", "http.token_file", "http.token_file: '{0}/nope' cannot be"),
-        ("tiers.1.capacity=20 MiB", "tiers.1", "regions of 2097152; set tiers.1.capacity to "),
+        ("tiers.1.capacity=20 MiB", "tiers.1", "; 20971520 bytes are 9 regions of 2097152; set"),
     ],
 )
 def test_a_setting_that_a_node_refuses_is_a_problem_and_no_file_is_changed(

@@ -117,8 +117,8 @@ def _config(options: DiskOptions, context: TierContext) -> DiskConfig:
 
     return DiskConfig(
         path=options.path,
-        capacity_bytes=options.capacity,
-        region_bytes=options.region,
+        capacity_bytes=int(options.capacity),
+        region_bytes=None if options.region is None else int(options.region),
         read_bytes_per_s=options.read_limit or math.inf,
         setting=context.at,
         name=context.name,
