@@ -26,7 +26,7 @@ def test_cxl_memory_is_named_by_node_or_by_device():
 @pytest.mark.parametrize(
     ("tiers", "words"),
     [
-        ([HOST, {**CXL, "node": None}], r"tiers\.1: neither node nor device given; name a node without proc"),
+        ([HOST, {**CXL, "node": None}], r"tiers\.1: neither node nor device given; name a node"),
         (
             [HOST, {**CXL, "device": "/dev/dax0.0"}],
             r"tiers\.1: node any and device '/dev/dax0\.0' given; name",
