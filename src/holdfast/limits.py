@@ -61,7 +61,11 @@ FRAME_PAYLOAD_BYTES_MAX = PAYLOAD_BYTES_MAX + MIB
 """Largest raw payload behind one message: one largest record, or several smaller ones."""
 
 CONNECTIONS_MAX = 1_024
-"""Maximum connections that a node serves at once."""
+"""Maximum connections that a node serves at once; of other nodes by default."""
+
+TARGET_CONNECTIONS_MIN = 16
+TARGET_CONNECTIONS_MAX = 16_384
+"""Range of the option for connections of other nodes; each has a thread of the node."""
 
 OBSERVED_MAX = 512
 """Maximum entries in each list of one timing report; an engine buffers half as many."""

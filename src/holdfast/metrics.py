@@ -215,6 +215,9 @@ METRICS: Mapping[str, Metric] = {
     ),
     "token_expiry_seconds": Metric((), "Unix time at which the token of this node expires."),
     "target_connections": Metric((), "Connections of other nodes."),
+    "target_turned_away_total": Metric(
+        (), "Connections of other nodes that were not served, because too many were open or begun."
+    ),
     "target_requests_total": Metric((), "Requests of other nodes."),
     "target_refused_total": Metric((), "Requests of other nodes that were refused."),
     "target_received_bytes_total": Metric((), "Bytes received from other nodes."),
@@ -383,6 +386,7 @@ def process_samples() -> Iterator[Sample]:
 
 def _target_samples(status: TargetStatus) -> Iterator[Sample]:
     yield Sample("target_connections", (), status.connections)
+    yield Sample("target_turned_away_total", (), status.turned_away)
     yield Sample("target_requests_total", (), status.requests)
     yield Sample("target_refused_total", (), status.refused)
     yield Sample("target_received_bytes_total", (), status.received_bytes)

@@ -78,6 +78,8 @@ def test_the_summary_of_a_target_shows_its_work_for_other_nodes():
     assert rest == FOR_OTHER_NODES[1:]
     both = summary(msgspec.structs.replace(STATUS, blocks=7, target=TARGET))
     assert both == [*summary(STATUS), *FOR_OTHER_NODES]
+    full = NodeStatus(role="target", target=TargetStatus(connections=1_024, turned_away=1_300))
+    assert "; 1,024 connections (1,300 turned away), " in summary(full)[0]
     idle = NodeStatus(role="target", target=TargetStatus())
     assert summary(idle)[0].startswith("since start, 0 seconds ago: 0 requests of other nodes: ")
     assert "0 prompts" in summary(NodeStatus(role="node", target=TargetStatus()))[0]

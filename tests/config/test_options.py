@@ -58,6 +58,15 @@ def test_the_segment_length_is_an_option_with_bounds():
             parse(data(listen=HERE, segment_blocks=wrong))
 
 
+def test_connections_of_other_nodes_have_a_range():
+    assert parse(data(listen=HERE)).target_connections == 1_024
+    assert parse(data(listen=HERE, target_connections=4_096)).target_connections == 4_096
+    for wrong in (0, 15, 16_385):
+        words = rf"^target_connections: {wrong} is not 16 to 16384; allow six for each host"
+        with pytest.raises(ConfigError, match=words):
+            parse(data(listen=HERE, target_connections=wrong))
+
+
 HOST = {"kind": "host", "capacity": "64 MiB"}
 
 

@@ -75,6 +75,7 @@ EVERYTHING = {
     "http": {"listen": "unix:///run/h/http.sock", "token_file": "t"},
     "traces": {"endpoint": "http://c", "share": 1},
     "segment_blocks": 1,
+    "target_connections": 16,
     "lease_s": 1,
     "socket_group": "root",
     "transport": "tcp",

@@ -53,6 +53,17 @@ def test_successive_failures_open_the_breaker():
     assert scene.breaker.begin() is None
 
 
+def test_answers_that_a_target_is_busy_open_and_close_nothing():
+    scene = Scene()
+    for _ in range(100):
+        scene.ask(CallEnding.BUSY, took_s=0.1)
+    assert scene.breaker.phase() is BreakerPhase.CLOSED
+    scene.half_open()
+    for _ in range(10):
+        scene.ask(CallEnding.BUSY)
+    assert scene.breaker.phase() is BreakerPhase.HALF_OPEN
+
+
 def test_a_target_that_never_answers_opens_the_breaker_within_2_s():
     scene = Scene()
     scene.clock.advance(1_000)

@@ -247,11 +247,12 @@ def _for_engines(status: NodeStatus, lookups: int) -> list[str]:
 def _for_other_nodes(status: NodeStatus, target: TargetStatus) -> list[str]:
     """Return lines on what a target received and sent, in all and by domain."""
     refused = f" ({target.refused:,} refused)" if target.refused else ""
+    away = f" ({target.turned_away:,} turned away)" if target.turned_away else ""
     line = (
         f"{many(target.requests, 'request')} of other nodes{refused}: received "
         f"{many(target.received_blocks, 'block')} ({Size(target.received_bytes)}), sent "
         f"{many(target.sent_blocks, 'block')} ({Size(target.sent_bytes)}); "
-        f"{many(target.connections, 'connection')}, {many(status.blocks, 'block')} held"
+        f"{many(target.connections, 'connection')}{away}, {many(status.blocks, 'block')} held"
     )
     by_domain = [
         f"  {domain.domain}: received {Size(domain.received_bytes)}, sent {Size(domain.sent_bytes)}"

@@ -17,7 +17,12 @@ from holdfast.config.options import (
     tier_kind,
 )
 from holdfast.errors import ConfigError, MembershipError
-from holdfast.limits import CHAIN_BLOCKS_MAX, MIB
+from holdfast.limits import (
+    CHAIN_BLOCKS_MAX,
+    MIB,
+    TARGET_CONNECTIONS_MAX,
+    TARGET_CONNECTIONS_MIN,
+)
 from holdfast.probe import memory
 from holdfast.tiers.chunks import HostBudget
 from holdfast.tiers.cxl.kind import CxlOptions
@@ -83,6 +88,11 @@ def check(config: Config) -> None:
         )
     if not 0 < traces.share <= 1:
         raise ConfigError(f"traces.share: {traces.share:g} is not in (0, 1]; correct it")
+    if not TARGET_CONNECTIONS_MIN <= config.target_connections <= TARGET_CONNECTIONS_MAX:
+        raise ConfigError(
+            f"target_connections: {config.target_connections} is not {TARGET_CONNECTIONS_MIN} to "
+            f"{TARGET_CONNECTIONS_MAX}; allow six for each host that uses this target"
+        )
     if not 1 <= config.segment_blocks <= CHAIN_BLOCKS_MAX:
         raise ConfigError(
             f"segment_blocks: {config.segment_blocks} is not 1 to {CHAIN_BLOCKS_MAX}; choose "

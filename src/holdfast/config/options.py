@@ -9,7 +9,7 @@ import msgspec
 from holdfast.address import is_tcp
 from holdfast.byte_size import Size
 from holdfast.errors import ConfigError
-from holdfast.limits import DAY_S, DURABLE_S, LEASE_S, SEGMENT_BLOCKS, WEEK_S
+from holdfast.limits import CONNECTIONS_MAX, DAY_S, DURABLE_S, LEASE_S, SEGMENT_BLOCKS, WEEK_S
 from holdfast.prepared import prepared
 from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.disk.kind import DiskOptions
@@ -215,6 +215,7 @@ class Config(_Section, frozen=True):
     disk tier. `audit`: the audit log of key changes; if empty, beside the key ring. `gates`: the
     folder with the gate records of lossy codecs; if empty, a folder beside the first disk tier.
     `record`: a file to which every request's length, time and keys are appended; empty for none.
+    `target_connections`: most connections of other nodes at once, on each TCP address.
     `segment_blocks`: number of consecutive blocks of a chain on one target of a pool or server of a
     cluster; equal on all nodes that share it. `durable`: name of the tier that keeps durable
     contexts; if empty, the last one that can flush its records. `durable_days`: days for which a
@@ -243,6 +244,7 @@ class Config(_Section, frozen=True):
     http: HttpOptions = HttpOptions()
     traces: TracesOptions = TracesOptions()
     transport: Literal["auto", "nixl", "tcp"] = "auto"
+    target_connections: int = CONNECTIONS_MAX
     segment_blocks: int = SEGMENT_BLOCKS
     durable: str = ""
     durable_days: float = DURABLE_S / DAY_S

@@ -35,7 +35,7 @@ from holdfast.node.local.users import group_of, users_of
 from holdfast.node.recent import RecentRequests
 from holdfast.node.registration import register, until_drained
 from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
-from holdfast.node.remote.service import NodeAddresses, TargetService
+from holdfast.node.remote.service import NodeAddresses, TargetLimits, TargetService
 from holdfast.node.remote.token_keys import TokenKeys
 from holdfast.node.traces import open_traces
 from holdfast.regular_file import check_regular
@@ -106,7 +106,8 @@ def serve(
         if recorder is not None:
             undo.callback(recorder.close)
         recent = RecentRequests()
-        service = TargetService(store, addresses=_addresses(config, listeners))
+        limits = TargetLimits(connections=config.target_connections)
+        service = TargetService(store, limits, _addresses(config, listeners))
         if listeners and nixl.wanted(config.transport):
             threading.Thread(target=service.offer_nixl, name="holdfast-nixl", daemon=True).start()
         for bound in listeners:

@@ -31,15 +31,17 @@ class BreakerPhase(enum.StrEnum):
 
 
 class CallEnding(enum.StrEnum):
-    """How a request ended: OK, EMPTY (an answer without records), ERROR, or CANCELLED.
+    """How a request ended: OK, EMPTY (an answer without records), ERROR, CANCELLED, or BUSY.
 
-    An EMPTY read is a success, but its duration does not count toward the latency of reads.
+    An EMPTY read is a success, but its duration does not count toward the latency of reads. BUSY:
+    the target is there and has no connection free; neither a success nor a failure, nor a stall.
     """
 
     OK = "ok"
     EMPTY = "empty"
     ERROR = "error"
     CANCELLED = "cancelled"
+    BUSY = "busy"
 
 
 _SUCCESSES = (CallEnding.OK, CallEnding.EMPTY)
@@ -128,8 +130,9 @@ class CircuitBreaker:
             return
         now_s = self._clock.now()
         if ending in _SUCCESSES:
-            self._end_stall()
             self._failures = 0
+        if ending in _SUCCESSES or ending is CallEnding.BUSY:
+            self._end_stall()
         self._waited_s += now_s - self._waiting_since_s
         self._waiting_since_s = now_s
         self._outstanding -= 1

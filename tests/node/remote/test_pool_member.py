@@ -9,7 +9,7 @@ from holdfast.errors import Outcome
 from holdfast.limits import MIB
 from holdfast.membership.members import Member
 from holdfast.node.remote.server import EntryRules, TargetServer, address_of, bind
-from holdfast.node.remote.service import TargetService
+from holdfast.node.remote.service import TargetLimits, TargetService
 from holdfast.store.options import StoreOptions
 from holdfast.store.store import Store
 from holdfast.testing.payloads import key_of, namespace_of, record_of
@@ -75,3 +75,24 @@ def test_a_host_whose_token_permits_only_writes_uses_a_member_again_after_an_out
             until(lambda: tier.write([put(3)]) == [Outcome.OK])
             assert tier.health.reports()[0].phase is BreakerPhase.CLOSED
             tier.close()
+
+
+def test_a_host_does_not_take_a_member_for_failed_that_has_no_connection_free(
+    pool, serve_here, caplog
+):
+    node = serve_here(NAMESPACE, TargetLimits(connections=1))
+    with node.connect():
+        tier = pool(node.address)
+        for number in range(20):
+            assert tier.write([put(number)]) == [Outcome.LATE]
+        [health] = tier.member_health()
+        assert health.trouble.startswith("busy: the target serves 1 connections")
+        assert (health.phase, health.ejected) == (BreakerPhase.CLOSED, False)
+        assert (health.breaker_opened, health.failure_share) == (0, 0.0)
+        assert tier.usage().failures == 0
+        assert tier.reachable()
+        assert node.service.status().turned_away
+    until(lambda: tier.write([put(2)]) == [Outcome.OK])
+    assert not tier.member_health()[0].trouble
+    assert "has no connection free: busy: the target serves" in caplog.text
+    assert f"pool member t0 at {node.address} answers again" in caplog.text

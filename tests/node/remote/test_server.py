@@ -435,14 +435,38 @@ def test_a_peer_that_reads_no_reply_is_disconnected_and_its_lease_ends(served):
         node.until(lambda: not node.store.status().leases)
 
 
-def test_connections_have_a_limit(served):
+def test_connections_have_a_limit_and_a_peer_beyond_it_learns_that_the_target_is_busy(
+    served, caplog
+):
     node = served(TargetLimits(connections=3))
     raws = [node.connect() for _ in range(3)]
-    assert node.target.exist(NAMESPACE, KEYS[:1], 60).outcome is Outcome.GONE
-    assert node.service.counters.turned_away >= 1
+    assert node.target.exist(NAMESPACE, KEYS[:1], 60).outcome is Outcome.UNSENT
+    assert node.target.is_turned_away
+    assert node.target.trouble.startswith("busy: the target serves 3 connections, as many as it")
+    assert node.service.counters.turned_away == 1
+    assert "connection turned away peer=127.0.0.1" in caplog.text
     for raw in raws:
         raw.close()
     node.until(lambda: node.target.exist(NAMESPACE, KEYS[:1], 60).outcome is Outcome.OK)
+    assert not node.target.is_turned_away
+    assert node.target.trouble == ""
+
+
+def test_calls_of_a_client_at_the_limit_share_the_connection_that_it_has(served):
+    node = served(TargetLimits(connections=1))
+    assert node.target.put(RECORDS, 60) == [Outcome.OK] * 40
+    outcomes = []
+
+    def ask(first):
+        outcomes.extend(node.target.exist(NAMESPACE, KEYS[first:], 60).outcome for _ in range(20))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert outcomes == [Outcome.OK] * 160
+    assert node.service.counters.connections == 1
 
 
 def test_connections_of_all_listeners_are_counted(node):

@@ -34,12 +34,12 @@ STEP_S = 1.0
 class Behind:
     """A target, its server and its service."""
 
-    def __init__(self, files, undo):
+    def __init__(self, files, undo, **limits):
         store = Store(16 * MIB, [], {"default": b"s" * 32}, PEERS)
         undo.callback(store.close)
         store.start()
         self.service = TargetService(
-            store, TargetLimits(idle_s=30, body_s=STEP_S, handshake_s=3_600)
+            store, TargetLimits(idle_s=30, body_s=STEP_S, handshake_s=3_600, **limits)
         )
         listener = bind("tcp://127.0.0.1:0")
         self.address = address_of(listener)
@@ -130,6 +130,19 @@ def test_a_certificate_is_compared_with_the_tls_name_of_the_member(tmp_path):
         for name in ("", "flash-0.other.kv.svc"):
             with pytest.raises(RefusedError, match="certificate"):
                 held(name)
+
+
+def test_a_host_beyond_the_limit_of_connections_learns_over_tls_that_the_target_is_busy(files):
+    with contextlib.ExitStack() as undo:
+        address = Behind(files, undo, connections=1).address
+        first, second = (TargetClient(address, Credentials(tls=files)) for _ in range(2))
+        undo.callback(first.close)
+        undo.callback(second.close)
+        assert first.exist(NAMESPACE, KEYS, 60).outcome is Outcome.OK
+        assert second.exist(NAMESPACE, KEYS, 60).outcome is Outcome.UNSENT
+        member = Member(id="t0", address=address)
+        connect = lambda m: TargetClient(m.address, Credentials(tls=files))  # noqa: E731
+        assert check_member(member, connect, 60).text().startswith("busy: the target serves 1 ")
 
 
 def test_a_check_of_a_member_names_a_wrong_authority_and_a_missing_certificate(

@@ -54,6 +54,13 @@ def test_an_answer_is_fine_up_to_a_limit_and_late_after_it(clock, seconds, condi
     assert target.closed
 
 
+def test_a_target_without_a_free_connection_is_busy():
+    target = Answers(Outcome.UNSENT, trouble="busy: the target serves 1024 connections; raise it")
+    checked = check_member(MEMBER, lambda _: target, 2.0)
+    assert checked.condition is TargetCondition.BUSY
+    assert checked.text() == "busy: the target serves 1024 connections; raise it"
+
+
 def test_a_refusal_is_reported_in_the_targets_words():
     checked = check_member(MEMBER, lambda _: Answers(Outcome.GONE, refusal="no token"), 2.0)
     assert checked.text() == "refused: no token"

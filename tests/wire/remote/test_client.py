@@ -7,6 +7,7 @@ import threading
 import time
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from holdfast.buffers import aligned_buffer
@@ -332,6 +333,14 @@ def test_a_refusal_during_the_handshake_raises_an_error(target):
 
     with pytest.raises(RefusedError, match="expired 9 s ago"):
         target(script).exist(NAMESPACE, KEYS, 60)
+
+
+def test_a_first_message_that_only_a_later_target_sends_counts_as_gone(target):
+    class Later(msgspec.Struct, tag="later"):
+        connections: int = 1_024
+
+    node = target(lambda far: far.say(0, Later()))
+    assert node.exist(NAMESPACE, KEYS, 60).outcome is Outcome.GONE
 
 
 def test_another_version_is_an_error_that_names_both(target):

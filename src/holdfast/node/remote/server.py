@@ -26,7 +26,7 @@ from holdfast.node.remote.session import HANDSHAKE_BYTES_MAX, ReceiveBuffer, Tar
 from holdfast.wire.frame import CONNECTION_ID, encode
 from holdfast.wire.local.messages import Refused
 from holdfast.wire.remote.credentials import ServerTls, tls_trouble
-from holdfast.wire.remote.messages import TARGET_PROTOCOL, Challenge, Join, Joined
+from holdfast.wire.remote.messages import TARGET_PROTOCOL, Busy, Challenge, Join, Joined
 from holdfast.wire.remote.nixl import PeerMemory
 from holdfast.wire.remote.peer_user import check_peer
 from holdfast.wire.remote.stream import Deadline, PlainStream, Stream, TlsStream, tune
@@ -97,6 +97,8 @@ class TargetServer:
         self._lock = threading.Lock()
         self._peers: dict[threading.Thread, socket.socket | Stream] = {}
         """The thread of each connection, and its socket, or its stream once there is one."""
+        self._beyond_limit = set[threading.Thread]()
+        """Those of the threads that only tell their peer that the target is at its limit."""
         self._joining = Counter[str]()
         self._refusals = RefusalLog(_log)
         self._closing = False
@@ -140,11 +142,13 @@ class TargetServer:
                 connected.close()
 
     def _admit(self, connected: socket.socket, peer: HostPort) -> bool:
-        """Start a connection's thread; return False if a limit or the system does not allow it."""
+        """Start a connection's thread; return False if a limit or the system does not allow it.
+
+        A connection beyond the number of those that are served gets a thread to tell its peer so.
+        """
         with self._lock:
             too_many = (
-                len(self._peers) >= self._limits.connections
-                or self._joining.total() >= self._limits.handshakes
+                self._joining.total() >= self._limits.handshakes
                 or self._joining[peer.host] >= HOST_SHARE * self._limits.handshakes
             )
             if self._closing or too_many:
@@ -152,9 +156,12 @@ class TargetServer:
             thread = threading.Thread(
                 target=self._serve, args=(connected, peer), name="holdfast-peer", daemon=True
             )
+            is_served = len(self._peers) - len(self._beyond_limit) < self._limits.connections
+            if not is_served:
+                self._beyond_limit.add(thread)
             self._peers[thread] = connected
             self._joining[peer.host] += 1
-        self._service.count_connections(1)
+        self._service.count_connections(int(is_served))
         try:
             thread.start()
         except RuntimeError as error:  # the limit of processes, or of memory for stacks
@@ -178,6 +185,9 @@ class TargetServer:
                     raise ConnectionAbortedError
             if isinstance(stream, TlsStream):
                 stream.shake_hands(deadline)
+            if threading.current_thread() in self._beyond_limit:
+                self._turn_away(stream, peer, deadline)
+                return
             session = self._join(connected, stream, deadline)
             joined = True
             self._handshake_ended(peer)
@@ -213,7 +223,18 @@ class TargetServer:
     def _forget(self, thread: threading.Thread) -> None:
         with self._lock:
             del self._peers[thread]
-        self._service.count_connections(-1)
+            was_served = thread not in self._beyond_limit
+            self._beyond_limit.discard(thread)
+        self._service.count_connections(-int(was_served))
+
+    def _turn_away(self, stream: Stream, peer: HostPort, deadline: Deadline) -> None:
+        """Tell a peer that this target serves no more, so that it does not count as dead."""
+        self._service.counters.turned_away += 1
+        most = self._limits.connections
+        why = f"{most} connections are served, as many as target_connections permits"
+        line = f"connection turned away peer={peer.host}:{peer.port}: {why}; raise it"
+        self._refusals.report(f"host {peer.host}", why, line)
+        stream.send([encode(CONNECTION_ID, Busy(most))], deadline)
 
     def _join(self, connected: socket.socket, stream: Stream, deadline: Deadline) -> TargetSession:
         """Challenge the peer; return its session, or send the refusal and raise RefusedError."""

@@ -32,6 +32,7 @@ class TargetCondition(enum.StrEnum):
 
     FINE = "fine"
     LATE = "late"
+    BUSY = "busy"
     REFUSED = "refused"
     UNREACHABLE = "unreachable"
 
@@ -79,6 +80,8 @@ def check_member(
         return CheckedTarget(condition, why, took_s, report.tiers)
     if refusal:
         return CheckedTarget(TargetCondition.REFUSED, refusal, took_s, [])
+    if outcome is Outcome.UNSENT and trouble:
+        return CheckedTarget(TargetCondition.BUSY, trouble.removeprefix("busy: "), took_s, [])
     why = trouble or f"no answer ({outcome})"
     if outcome is Outcome.LATE:
         why = f"no answer within {within_s:g} s"

@@ -46,6 +46,8 @@ class TargetConnections:
         """Last logged reason why a member could not be connected to, by its id."""
         self._troubles: dict[str, str] = {}
         """What is wrong with members, from the first failed call to the next good one."""
+        self._busy: set[str] = set()
+        """Members whose trouble is that they have no connection free."""
 
     def keep(self, known: Collection[str]) -> None:
         """Forget all members but these; close connections to others and to previous addresses."""
@@ -55,6 +57,7 @@ class TargetConnections:
             for noted in (self._refusals, self._troubles):
                 for gone in noted.keys() - set(known):
                     del noted[gone]
+            self._busy &= set(known)
         for target in left:
             target.close()
 
@@ -85,7 +88,9 @@ class TargetConnections:
                 ending = CallEnding.ERROR
                 answer = ask(target, partial(self._health.on_progress, begun))
                 ending = _ending(answer)
-                if ending is CallEnding.ERROR:
+                if ending is CallEnding.CANCELLED and target.is_turned_away:
+                    ending = CallEnding.BUSY
+                if ending in (CallEnding.ERROR, CallEnding.BUSY):
                     trouble = target.trouble or "no answer"
         except HoldfastError as error:
             trouble = f"refused: {error}"
@@ -96,11 +101,15 @@ class TargetConnections:
         if ending is CallEnding.CANCELLED or not (trouble or self._troubles):
             return answer
         with self._lock:
-            before = self._troubles.pop(member.id, "")
+            before, was_busy = self._troubles.pop(member.id, ""), member.id in self._busy
+            self._busy.discard(member.id)
             if trouble:
                 self._troubles[member.id] = trouble
-        if trouble and not before:
-            _log.warning("pool member %s at %s is gone: %s", member.id, member.address, trouble)
+            if ending is CallEnding.BUSY:
+                self._busy.add(member.id)
+        if trouble and (not before or was_busy != (ending is CallEnding.BUSY)):
+            how = "has no connection free" if ending is CallEnding.BUSY else "is gone"
+            _log.warning("pool member %s at %s %s: %s", member.id, member.address, how, trouble)
         elif before and not trouble:
             _log.warning("pool member %s at %s answers again", member.id, member.address)
         return answer

@@ -105,7 +105,7 @@ class TargetStatistics:
 
         A request that was cancelled before it was sent says nothing about the target.
         """
-        if ending is CallEnding.CANCELLED:
+        if ending in (CallEnding.CANCELLED, CallEnding.BUSY):
             return
         # A member answers at once that it lacks a block, but reads a block that it has from disk.
         # Counting empty answers would make a member that has the blocks look slow.

@@ -34,8 +34,14 @@ from holdfast.wire.remote.buffer_pool import (
     TransferBuffers,
     copy_parts,
 )
-from holdfast.wire.remote.connection import TargetAnswer, TargetConnection, connect
+from holdfast.wire.remote.connection import (
+    TargetAnswer,
+    TargetBusyError,
+    TargetConnection,
+    connect,
+)
 from holdfast.wire.remote.credentials import Credentials
+from holdfast.wire.remote.dial_pause import DialPause
 from holdfast.wire.remote.stream import Deadline, OnProgress
 from holdfast.wire.remote.token import WITHOUT_VERB, Verb
 from holdfast.workers import parallel, workers
@@ -67,6 +73,9 @@ PUT_BYTES = 66 * MIB
 32 blocks of 2 MiB are one message, their headers included.
 """
 
+DIAL_S = 0.1
+"""Seconds that a call must have left to open a connection after it waited for one in vain."""
+
 _FETCH_SHARE = 0.8
 """Share of a deadline that the target may spend before it sends; the rest is transfer time."""
 
@@ -77,7 +86,7 @@ _log = logging.getLogger(__name__)
 
 
 class _NoneFreeError(Exception):
-    """All connections to the target are in use by other calls of this client."""
+    """All connections to the target are in use, by this client or by others of the target."""
 
 
 class ReceivedRecords(NamedTuple):
@@ -107,8 +116,10 @@ class TargetClient:
 
     Failures are outcomes: LATE after the deadline, UNSENT if no connection became free in time,
     GONE if the target cannot be reached or fails. A call that the token does not permit is UNSENT,
-    too: the target is well, and its owner decided so. Raises only ConfigError, for credentials that
-    cannot be read, and RefusedError, if one side does not accept the other's credentials.
+    too: the target is well, and its owner decided so. If the target serves no further connection,
+    calls share those that this client has, and are UNSENT if it has none; after a pause the next
+    call tries to open one. Raises only ConfigError, for credentials that cannot be read, and
+    RefusedError, if one side does not accept the other's credentials.
     """
 
     def __init__(
@@ -144,6 +155,9 @@ class TargetClient:
         self._free = connections_max + EXTRA_CONNECTIONS
         self._idle: list[tuple[float, TargetConnection]] = []
         """Each with the time since which it is idle; the one used last is last."""
+        self._open = 0
+        """Number of connections, idle and in use."""
+        self._dial_pause = DialPause()
         self._closed = False
         self._pool: ThreadPoolExecutor | None = None
 
@@ -250,6 +264,11 @@ class TargetClient:
             return Outcome.OK if outcome is Outcome.UNSENT else outcome
         return outcome
 
+    @property
+    def is_turned_away(self) -> bool:
+        """Whether it has no connection because the target serves no more; `trouble` says so."""
+        return self._dial_pause.is_turned_away and not self._open
+
     def may(self) -> Sequence[Verb]:
         """Return what the token permits; reads its file and asks no target."""
         return self._credentials.may()
@@ -259,6 +278,8 @@ class TargetClient:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
+            self._open -= len(idle)
+            self._freed.notify_all()
         for _, connection in idle:
             connection.close()
         if self._pool is not None:
@@ -381,16 +402,16 @@ class TargetClient:
         try:
             if kept is not None and (kept.spent or self._may_use_nixl_now(kept)):
                 replaced, kept = kept, None
-                replaced.close()
+                self._drop(replaced)
             while True:
-                connection, kept = kept or self._dial(deadline), None
+                connection, kept = kept or self._dial_or_wait(deadline), None
                 was_used = connection.used
                 try:
                     answer = connection.ask(request, payload, into, deadline)
                 except BaseException as error:
                     if connection.buffer_pool is not None:
                         self._tcp_until_s = time.monotonic() + FALLBACK_S
-                    connection.close()
+                    self._drop(connection)
                     gone = isinstance(error, OSError) and not isinstance(error, TimeoutError)
                     if gone and was_used:
                         continue
@@ -403,7 +424,7 @@ class TargetClient:
                     except ConfigError:
                         token = None
                     if token not in (None, connection.token):
-                        connection.close()
+                        self._drop(connection)
                         continue
                 kept = connection
                 return answer
@@ -451,12 +472,64 @@ class TargetClient:
                 len(idle) > BUSY_CONNECTIONS or now_s - idle[0][0] > BUSY_S
             ):
                 ended.append(idle.pop(0)[1])
+            self._open -= len(ended)
         for each in ended:
             each.close()
 
+    def _drop(self, connection: TargetConnection) -> None:
+        """Close a connection that a call has claimed."""
+        with self._lock:
+            self._open -= 1
+            self._freed.notify_all()
+        connection.close()
+
+    def _dial_or_wait(self, deadline: Deadline) -> TargetConnection:
+        """Return a new connection; if the target serves no more, one that another call ends with.
+
+        Raises _NoneFreeError if this client has none, or none becomes idle in time.
+        """
+        while True:
+            with self._lock:
+                may_dial = self._dial_pause.may_dial()
+            if may_dial:
+                try:
+                    return self._dial(deadline)
+                except TargetBusyError as error:
+                    self.trouble = f"busy: {error}"
+            connection = self._next_idle(deadline)
+            if connection is not None and not connection.spent:
+                deadline.note(0)
+                return connection
+            if connection is not None:
+                self._drop(connection)
+
+    def _next_idle(self, deadline: Deadline) -> TargetConnection | None:
+        """Wait for an idle connection; None once a new one may be opened, and there is time to."""
+        with self._lock:
+            while not self._idle:
+                left_s = deadline.at - time.monotonic()
+                if not self._open or left_s <= 0:
+                    raise _NoneFreeError
+                pause_s = self._dial_pause.left_s()
+                if not pause_s and left_s > DIAL_S:
+                    return None
+                self._freed.wait(min(left_s, pause_s or left_s))
+            return self._idle.pop()[1]
+
     def _dial(self, deadline: Deadline) -> TargetConnection:
         buffer_pool = self._buffer_pool()
-        connection = connect(self.address, self._credentials, deadline, buffer_pool, self._tls_name)
+        try:
+            connection = connect(
+                self.address, self._credentials, deadline, buffer_pool, self._tls_name
+            )
+        except BaseException as error:
+            with self._lock:
+                pause = self._dial_pause
+                pause.turned_away() if isinstance(error, TargetBusyError) else pause.end()
+            raise
+        with self._lock:
+            self._dial_pause.end()
+            self._open += 1
         transport = "tcp" if connection.buffer_pool is None else "nixl"
         if buffer_pool is not None and transport != self.transport:
             reason = "" if transport == "nixl" else ", because the target has no NIXL"

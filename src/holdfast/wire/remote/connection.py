@@ -31,6 +31,7 @@ from holdfast.wire.remote.buffer_pool import BufferPool, consecutive, copy_parts
 from holdfast.wire.remote.credentials import Credentials, client_context, tls_trouble
 from holdfast.wire.remote.messages import (
     TARGET_PROTOCOL,
+    Busy,
     Challenge,
     Join,
     Joined,
@@ -52,6 +53,10 @@ _REMEDY = (
     "find out whose it is, or use tls or tokens, or set open: true in this node's configuration if "
     "any user may answer there"
 )
+
+
+class TargetBusyError(Exception):
+    """The target serves no further connection now: those that it has are as many as it serves."""
 
 
 class TargetAnswer(NamedTuple):
@@ -123,8 +128,17 @@ class TargetConnection:
         return answer
 
     def challenged(self, deadline: Deadline) -> Challenge:
-        """Wait for the target's challenge, its first message. Raises the errors of `ask`."""
-        return _expect(self._answer(CONNECTION_ID, (), deadline), Challenge)
+        """Wait for the target's challenge, its first message.
+
+        Raises the errors of `ask`, and TargetBusyError if the target is at its limit.
+        """
+        answer = self._answer(CONNECTION_ID, (), deadline)
+        if isinstance(answer.message, Busy):
+            raise TargetBusyError(
+                f"the target serves {answer.message.connections} connections, as many as it may; "
+                "raise its target_connections, or let fewer hosts use it"
+            )
+        return _expect(answer, Challenge)
 
     def join(self, challenge: Challenge, token: Token | None, deadline: Deadline) -> None:
         """Answer the challenge. Raises the errors of `ask`, and RefusedError if not accepted."""
@@ -222,8 +236,9 @@ def connect(
 
     With TLS, the target's certificate must have `tls_name`, by default the host of the address.
     Records go through `buffer_pool` if it is given and the target has NIXL. Raises OSError or
-    ProtocolError if no target answers, ConfigError if the credentials cannot be read, RefusedError
-    if either side does not accept the other.
+    ProtocolError if no target answers, TargetBusyError if it is at its limit of connections,
+    ConfigError if the credentials cannot be read, RefusedError if either side does not accept the
+    other.
     """
     endpoint = tcp_endpoint(address)
     deadline = Deadline(min(deadline.at, time.monotonic() + HANDSHAKE_S))

@@ -48,6 +48,16 @@ class Challenge(_Message, frozen=True, tag="challenge"):
     """Whether the target offers to move records over NIXL."""
 
 
+class Busy(_Message, frozen=True, tag="busy"):
+    """The target's first and last message on a connection that is one more than it serves.
+
+    A node of a version without this message takes the connection for broken.
+    """
+
+    connections: Integer
+    """The number of connections that the target serves at once."""
+
+
 class Join(_Message, frozen=True, tag="join"):
     """The node's answer: its name, a nonce, and a token's claims and proof if it has one."""
 
@@ -162,7 +172,7 @@ TargetRequest: TypeAlias = (
     | List
 )
 TargetReply: TypeAlias = (
-    Challenge | Joined | Stored | RecordsFollow | Existing | Counted | ReportReply | Refused
+    Challenge | Busy | Joined | Stored | RecordsFollow | Existing | Counted | ReportReply | Refused
 )
 
 
