@@ -28,6 +28,17 @@ def test_an_update_counts_before_it_begins_and_does_its_work():
     assert (seen, updates.begun) == ([("new", 1)], 1)
 
 
+def test_a_reset_of_weights_to_zero_counts_as_an_update():
+    updates = WorkerUpdates()
+
+    class Worker:
+        def reset_weights(self):
+            return updates.begun
+
+    updates.watch(Worker)
+    assert Worker().reset_weights() == 1
+
+
 @pytest.fixture
 def harness(fakes):
     return fakes.SchedulerRig(fakes)

@@ -17,8 +17,12 @@ UPDATES = (
     "update_weights",
     "finish_weight_update",
     "reload_weights",
+    "reset_weights",
 )
-"""Methods of vLLM's `Worker` that change weights; a version may lack some of them."""
+"""Methods of vLLM's `Worker` that change weights; a version may lack some of them.
+
+`reset_weights` sets them to zero, for a check that the next update replaces all of them.
+"""
 
 
 class WorkerUpdates:
