@@ -251,7 +251,7 @@ def readme_figures(reports: dict[str, dict[str, Any]]) -> str:
     beside = answered(reports)[HOST_TIERS]
     heading, *table = beside.draw(reports[beside.report]).table()
     anchor = re.sub(r"[^a-z0-9 ]", "", HOST_TIERS.lower()).replace(" ", "-")
-    label = "seconds to the first token, context in host memory"
+    label = "seconds to the first token, context in host memory; each engine computes on one core"
     heading = heading.replace("| |", f"| [{label}](docs/benchmarks.md#{anchor}) |", 1)
     return "\n".join([sentence, "", picture, "", heading, *table, ""])
 
