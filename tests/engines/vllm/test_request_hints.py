@@ -1,10 +1,13 @@
 """Hints in a request reach the node: at its beginning, with its blocks, and when it ends."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("vllm")
+
+import torch
 
 from holdfast.client.request_hints import NO_HINT, RequestHint, at_end
 from holdfast.engines.vllm.options import ConnectorSettings
@@ -79,6 +82,26 @@ def test_a_request_with_bypass_is_neither_looked_up_nor_saved(fakes, client, sid
     assert asked(fakes, side, {**said, "pin_s": 5}) == []
     assert client.sent == []
     assert side.counts.data == {"declined_requests/bypass": 1, **counted}
+
+
+def test_an_image_name_first_used_by_a_request_with_bypass_has_no_other_content(
+    fakes, client, side
+):
+    """vLLM's own cache keeps the pages of the first request under the image's name."""
+
+    def shown(value):
+        pixels = SimpleNamespace(data=torch.full((4,), value))
+        place = SimpleNamespace(offset=0, length=8)
+        return [
+            SimpleNamespace(
+                data={"pixels": pixels}, identifier="a" * 64, modality="image", mm_position=place
+            )
+        ]
+
+    asked(fakes, side, {"bypass": True}, mm_features=shown(1.0))
+    assert asked(fakes, side, None, mm_features=shown(2.0)) == []
+    assert client.sent == []
+    assert side.counts.data == {"declined_requests/bypass": 1, "declined_requests/multimodal": 1}
 
 
 @pytest.mark.parametrize("said", [{"bypass": False}, {"bypass": False, "sessions": "chat-7"}])

@@ -118,6 +118,27 @@ def test_a_name_that_has_had_two_contents_in_an_engine_is_declined_from_then_on(
     assert keys(request(mm_features=[image(HASHES[1])]), media=media)
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        request(mm_features=[image(data=None)]),
+        request(mm_features=[image("photo-1"), image(data=item(pixel_values=torch.ones(2)))]),
+        request(
+            lora_request=SimpleNamespace(lora_name="x", lora_int_id=1, lora_path="/nowhere"),
+            mm_features=[image(data=item(pixel_values=torch.ones(2)))],
+        ),
+    ],
+    ids=["content elsewhere", "beside another image", "with an adapter"],
+)
+def test_a_name_first_used_by_a_declined_request_has_no_other_content(first):
+    """The engine keeps what it computes for a declined request, too."""
+    media = MediaDigests()
+    with pytest.raises(UnnamedInputError):
+        keys(first, media=media)
+    with pytest.raises(UnnamedInputError, match="has had another content in this engine"):
+        keys(request(mm_features=[image()]), media=media)
+
+
 @pytest.mark.parametrize("data", [None, item(pixel_values=None), item(address=0, monotonic_id=1)])
 def test_an_image_whose_content_is_in_another_process_is_declined(data):
     with pytest.raises(UnnamedInputError, match="--mm-processor-cache-type lru") as raised:
@@ -187,9 +208,39 @@ def test_an_adapter_replaced_under_its_name_is_declined(adapter, caplog):
         with pytest.raises(UnnamedInputError):
             keys(lora, adapters)
     assert caplog.text.count("its files changed after their first use") == 1
-    # Loaded again under another number, it is another adapter.
-    reloaded = request(lora_request=adapter(b"new weights of another length", number=2))
+    # Loaded again from another folder, it is another adapter.
+    reloaded = request(lora_request=adapter(b"new weights of another length", "two", number=2))
     assert set(keys(reloaded, adapters)).isdisjoint(before)
+
+
+def test_an_adapter_loaded_again_by_its_name_and_path_with_other_files_is_declined(adapter, caplog):
+    """vLLM's own cache names pages by the two, so it may have pages of either content."""
+    adapters = AdapterDigests(since_ns=LATER)
+    keys(request(lora_request=adapter(b"one", number=1)), adapters)
+    reloaded = request(lora_request=adapter(b"two", number=2))
+    for _ in range(2):
+        with pytest.raises(UnnamedInputError, match="has no digest"):
+            keys(reloaded, adapters)
+    assert caplog.text.count("it may have had another content in this engine") == 1
+    again = request(lora_request=adapter(b"two", number=3))
+    with pytest.raises(UnnamedInputError, match="has no digest"):
+        keys(again, adapters)
+
+
+def test_an_adapter_that_appears_after_its_first_request_is_declined(adapter, tmp_path):
+    """vLLM may have loaded it before its folder was exchanged."""
+    adapters = AdapterDigests(since_ns=LATER)
+    path = str(tmp_path / "one")
+    first = SimpleNamespace(lora_name="one", lora_int_id=1, lora_path=path)
+    for lora in (lambda: first, adapter):
+        with pytest.raises(UnnamedInputError):
+            keys(request(lora_request=lora()), adapters)
+
+
+def test_an_adapter_loaded_again_by_its_name_and_path_with_equal_files_keeps_its_keys(adapter):
+    adapters = AdapterDigests(since_ns=LATER)
+    first, second = (keys(request(lora_request=adapter(number=n)), adapters) for n in (1, 2))
+    assert first == second
 
 
 def test_an_adapter_that_changed_after_the_start_of_the_engine_is_declined(adapter):

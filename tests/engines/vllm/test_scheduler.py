@@ -408,7 +408,11 @@ def test_a_finished_request_is_forgotten(harness):
             [SimpleNamespace(identifier="chosen", modality="image", mm_position=None, data=None)],
             "multimodal",
         ),
-        ("lora_request", SimpleNamespace(lora_int_id=1, lora_path="/nowhere"), "lora"),
+        (
+            "lora_request",
+            SimpleNamespace(lora_name="x", lora_int_id=1, lora_path="/nowhere"),
+            "lora",
+        ),
         ("resumable", True, "streaming_input"),
     ],
 )

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,7 +75,9 @@ class AdapterDigests:
     """Digests of LoRA adapters, by vLLM's number of an adapter; read from their files once.
 
     vLLM may load an adapter again from its files at any time. So if they change, nothing says which
-    content a request is computed with, and from then on the adapter has no digest.
+    content a request is computed with, and from then on the adapter has no digest. vLLM's own cache
+    names pages by the adapter's name and path, so an adapter that is loaded again under both with
+    another content has no digest either.
     """
 
     def __init__(self, settings: str = "", since_ns: int | None = None) -> None:
@@ -86,14 +88,18 @@ class AdapterDigests:
         self._since_ns = since_ns
         self._settings = settings
         self._adapters: dict[int, _Adapter] = {}
+        self._by_name: dict[tuple[str, str], str] = {}
+        """Digest by name and path; empty for those that may have had two contents."""
 
     def digest(self, lora_request: Any) -> str:
         """Return the digest of a request's adapter; raise UnnamedInputError if it has none."""
         number, folder = lora_request.lora_int_id, Path(lora_request.lora_path).expanduser()
+        named = (lora_request.lora_name, lora_request.lora_path)
         try:
             files = _adapter_files(folder)
             state = tuple(_state(file) for file in files)
         except OSError as error:
+            self._by_name.setdefault(named, "")  # vLLM may have loaded what was there before
             raise UnnamedInputError("lora", f"adapter {str(folder)!r}: {error}") from error
         known = self._adapters.get(number)
         if known is None:
@@ -105,6 +111,16 @@ class AdapterDigests:
                 "from another folder, and start the engine again to use this one",
                 str(folder),
             )
+            known = _Adapter(state, "")
+        if self._by_name.setdefault(named, known.digest) != known.digest:
+            self._by_name[named] = ""
+            if known.digest:
+                _log.warning(
+                    "requests with the adapter %r at %r are computed from now on: it may have had "
+                    "another content in this engine, and vLLM's own cache may have pages of either "
+                    "one; load the new adapter from another folder, or start the engine again",
+                    *named,
+                )
             known = _Adapter(state, "")
         self._adapters[number] = known
         if not known.digest:
@@ -135,35 +151,31 @@ class MediaDigests:
 
     def digest(self, feature: Any) -> bytes:
         """Return 16 bytes; raise UnnamedInputError if nothing says what the content is."""
-        item, named = feature.data, feature.identifier
+        named = feature.identifier
         if not _has_content_hash(feature):
             # A name that a client chose: it may give the same name to something else.
             raise UnnamedInputError(
                 "multimodal", f"{feature.modality} {str(named)[:80]!r} has no hash of its content"
             )
-        # In vLLM's cache in shared memory an item says where its content is, and not what it is.
-        is_elsewhere = item is None or "address" in item
-        if is_elsewhere or any(element.data is None for element in item.values()):
-            raise UnnamedInputError(
-                "multimodal",
-                f"the content of {feature.modality} {named!r} is not in this process; start vLLM "
-                "with --mm-processor-cache-type lru",
-            )
-        # A client may choose a name like a hash: no other content must be made to fit the digest.
-        whole = hashlib.blake2b(digest_size=16, person=b"holdfast-media")
-        for field, element in sorted(item.items(), key=lambda each: each[0]):
-            whole.update(f"{field}=".encode())
-            _add_content(whole, element.data)
-        found = whole.digest()
-        if self._by_name.setdefault(named, found) != found:
-            self._by_name[named] = b""
+        try:
+            found = _content_digest(feature)
+        except UnnamedInputError:
+            self._remember(named, b"")
+            raise
+        if self._remember(named, found) != found:
             raise UnnamedInputError(
                 "multimodal", f"{feature.modality} {named!r} has had another content in this engine"
             )
+        return found
+
+    def _remember(self, named: str, found: bytes) -> bytes:
+        """Note a content of a name, empty if it is unknown; return the only one it has had."""
+        if self._by_name.setdefault(named, found) != found:
+            self._by_name[named] = b""
         self._by_name.move_to_end(named)
         if len(self._by_name) > MEDIA_MAX:
             self._by_name.popitem(last=False)
-        return found
+        return self._by_name[named]
 
 
 def adapter_settings(lora_config: Any) -> str:
@@ -199,17 +211,21 @@ def identity_of(
 ) -> RequestIdentity:
     """Return what separates a request's keys from others of the same tokens.
 
-    `epoch`: changes when the engine's weights do. Raises UnnamedInputError for an input without a
-    digest.
+    `epoch`: changes when the engine's weights do. `adapters` and `media` remember the content of
+    each input, so that a later one of the same name is not taken for it. Raises UnnamedInputError
+    for an input without a digest.
     """
+    named, unnamed = _media(request, media)
     salt = request.cache_salt
     inputs = [b"epoch:" + epoch] if epoch else []
     if request.lora_request is not None:
         inputs.append(b"adapter:" + adapters.digest(request.lora_request).encode())
+    if unnamed:
+        raise unnamed[0]
     return RequestIdentity(
         salt=b"salt:" + salt.encode("utf-8", "surrogatepass") if salt else b"",
         inputs=tuple(inputs),
-        media=tuple(_media(request, media)),
+        media=tuple(named),
     )
 
 
@@ -240,13 +256,44 @@ def _has_content_hash(feature: Any) -> bool:
     return isinstance(named, str) and _CONTENT_HASH.fullmatch(named) is not None
 
 
-def _media(request: Any, digests: MediaDigests) -> Iterator[tuple[int, bytes]]:
-    """Yield the first token of each image or sound of a request, and what names it there."""
+def _media(
+    request: Any, digests: MediaDigests
+) -> tuple[list[tuple[int, bytes]], list[UnnamedInputError]]:
+    """Return the first token of each image or sound of a request, and what names it there.
+
+    The second list has the errors of those without a digest.
+    """
+    found: list[tuple[int, bytes]] = []
+    unnamed: list[UnnamedInputError] = []
     for feature in request.mm_features or ():
         named, place = feature.identifier, feature.mm_position
-        digest = digests.digest(feature)
+        try:
+            digest = digests.digest(feature)
+        except UnnamedInputError as error:
+            unnamed.append(error)
+            continue
         name = f"{feature.modality}:{place.offset}+{place.length}:{named}".encode()
-        yield place.offset, name + b":" + digest
+        found.append((place.offset, name + b":" + digest))
+    return found, unnamed
+
+
+def _content_digest(feature: Any) -> bytes:
+    """Return 16 bytes; raise UnnamedInputError if the content is elsewhere, or has no digest."""
+    item = feature.data
+    # In vLLM's cache in shared memory an item says where its content is, and not what it is.
+    is_elsewhere = item is None or "address" in item
+    if is_elsewhere or any(element.data is None for element in item.values()):
+        raise UnnamedInputError(
+            "multimodal",
+            f"the content of {feature.modality} {feature.identifier!r} is not in this process; "
+            "start vLLM with --mm-processor-cache-type lru",
+        )
+    # A client may choose a name like a hash: no other content must be made to fit the digest.
+    whole = hashlib.blake2b(digest_size=16, person=b"holdfast-media")
+    for field, element in sorted(item.items(), key=lambda each: each[0]):
+        whole.update(f"{field}=".encode())
+        _add_content(whole, element.data)
+    return whole.digest()
 
 
 def _add_content(whole: Any, content: Any) -> None:

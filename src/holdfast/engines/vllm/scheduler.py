@@ -120,11 +120,11 @@ class SchedulerSide:
             self.counts.add("bad_hints")
         declined = "bypass" if hint.bypass else why_declined(request)
         identity = NO_IDENTITY
-        if not declined:
-            try:
-                identity = identity_of(request, self._epoch, self._adapters, self._media)
-            except UnnamedInputError as error:
-                declined = error.reason
+        try:
+            # Of every request: vLLM's own cache keeps pages of those declined, too.
+            identity = identity_of(request, self._epoch, self._adapters, self._media)
+        except UnnamedInputError as error:
+            declined = declined or error.reason
         reason = declined or why_not_read(request)
         if is_first and reason:
             self.counts.add("declined_requests", reason)
