@@ -122,6 +122,60 @@ def test_max_model_len_is_in_the_fingerprint_of_longrope_models_only(group):
     assert several[2] == several[3]
 
 
+def llama_4(length, *, file=None, option=None):
+    """A Llama 4 as vLLM describes it: its length, generation_config.json and the option for it."""
+    return {
+        "hf": {"model_type": "llama4_text", "attn_temperature_tuning": True},
+        "max_model_len": length,
+        "override_generation_config": option or {},
+        "try_get_generation_config": lambda: dict(file or {}),
+    }
+
+
+LLAMA_4_ENGINES = [
+    ({"length": 32_768}, False),
+    ({"length": 32_769}, True),
+    ({"length": 131_072}, True),
+    ({"length": 131_072, "file": {"attn_temperature_tuning": False}}, False),
+    ({"length": 8_192, "option": {"attn_temperature_tuning": True}}, True),
+    (
+        {
+            "length": 131_072,
+            "file": {"attn_temperature_tuning": True},
+            "option": {"attn_temperature_tuning": False},
+        },
+        False,
+    ),
+]
+"""Engines with Llama 4, and whether vLLM computes it with temperature tuning."""
+
+
+@pytest.mark.parametrize(("engine", "tuned"), LLAMA_4_ENGINES)
+def test_llama_4_has_other_contexts_where_vllm_tunes_its_temperature(
+    group, portable, engine, tuned
+):
+    """vLLM decides by the length and the generation config, where no setting of the model shows."""
+    file = {"model_type": "llama4", "text_config": {"model_type": "llama4_text"}}
+    for name in (
+        lambda **options: fingerprint(group, **model_of(**llama_4(**options))).digest(),
+        lambda **options: portable(file, model=llama_4(**options)).digest(),
+    ):
+        alike, other = (65_536, 16_384) if tuned else (16_384, 65_536)
+        assert name(**engine) == name(length=alike)
+        assert name(**engine) != name(length=other)
+
+
+@pytest.mark.parametrize(("engine", "tuned"), LLAMA_4_ENGINES)
+def test_vllm_tunes_the_temperature_of_llama_4_as_its_names_say(engine, tuned, monkeypatch):
+    from vllm.model_executor.models.llama4 import Llama4ForCausalLM
+
+    monkeypatch.setattr(Llama4ForCausalLM.__mro__[1], "__init__", lambda *_, **__: None)
+    monkeypatch.setattr(Llama4ForCausalLM, "set_moe_parameters", lambda _: None)
+    described = model_of(**llama_4(**engine))["model_config"]
+    Llama4ForCausalLM(vllm_config=SimpleNamespace(model_config=described))
+    assert described.hf_config.attn_temperature_tuning is tuned
+
+
 def gpu(backend, *, runner=False):
     layer = SimpleNamespace(attn_backend=SimpleNamespace(get_name=lambda: backend))
     compiled = SimpleNamespace(static_forward_context={"a": layer, "b": layer})

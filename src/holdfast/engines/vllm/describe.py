@@ -42,7 +42,12 @@ START_NS = 50_000_000
 A process takes longer than this until its first read of weights.
 """
 
+LLAMA_4_UNTUNED_TOKENS = 32_768
+"""The largest `max_model_len` for which vLLM computes Llama 4 without temperature tuning."""
+
 _LONG_ROPE = "long_factor"
+_LLAMA_4 = "llama4_text"
+_TUNING = "attn_temperature_tuning"
 _SOURCE_FIELDS = ("_name_or_path", "transformers_version")
 
 
@@ -138,11 +143,26 @@ def _positions_of(model: Any) -> str:
         for key, value in model.hf_text_config.to_dict().items()
         if any(word in key for word in POSITION_WORDS)
     }
+    return canonical_json(positions | _decided_late(model, positions))
+
+
+def _decided_late(model: Any, settings: Any) -> dict[str, Any]:
+    """Return settings of positions that vLLM decides while it constructs a model's layers.
+
+    `settings`: those that its configuration has before, which say whether this concerns the model.
+    """
+    found = {}
     # With LongRoPE vLLM uses the long factors for every token if `max_model_len` exceeds the
     # original training length (`phi3_long_rope_scaled_rope.py`).
-    if _LONG_ROPE in canonical_json(positions):
-        positions["max_model_len"] = model.max_model_len
-    return canonical_json(positions)
+    if _LONG_ROPE in canonical_json(settings):
+        found["max_model_len"] = model.max_model_len
+    # vLLM replaces this setting of Llama 4, on a copy of the configuration that nothing else sees
+    # (`Llama4ForCausalLM`). It scales queries, and so the KV of later layers.
+    if getattr(model.hf_text_config, "model_type", "") == _LLAMA_4:
+        generation = {**model.try_get_generation_config(), **model.override_generation_config}
+        by_length = model.max_model_len > LLAMA_4_UNTUNED_TOKENS
+        found[_TUNING] = generation.get(_TUNING, by_length)
+    return found
 
 
 def portable_fingerprint_of(
@@ -314,8 +334,7 @@ def _model_source(vllm_config: Any, setting: ConnectorSettings) -> ModelSource:
     config = get_hf_file_to_dict(CONFIG, model.hf_config_path or model.model, revision)
     if config is None:
         raise UnsupportedError(f"{model.model!r} has no {CONFIG}; portable contexts need it")
-    if _LONG_ROPE in canonical_json([config, overrides]):  # as in `fingerprint_of`
-        overrides = {**overrides, "max_model_len": model.max_model_len}
+    overrides = {**overrides, **_decided_late(model, [config, overrides])}
     on_load = model.quantization if "quantization_config" not in config else None
     own = getattr(model, "model_impl", "auto") != "transformers"
     engine = ENGINE if own else "vllm with transformers"
