@@ -31,7 +31,7 @@ from holdfast.errors import ConfigError
 from holdfast.wire.local.messages import Cover
 
 
-def connector(role, policy="recompute", groups=1, kv_role="kv_both", **extra):
+def connector(role, policy="recompute", groups=1, kv_role="kv_both", cache=None, **extra):
     transfer = SimpleNamespace(
         kv_connector_extra_config=extra,
         kv_load_failure_policy=policy,
@@ -39,10 +39,15 @@ def connector(role, policy="recompute", groups=1, kv_role="kv_both", **extra):
         engine_id="e",
     )
     steps = SimpleNamespace(max_num_batched_tokens=192)
-    config = SimpleNamespace(kv_transfer_config=transfer, scheduler_config=steps)
+    config = SimpleNamespace(
+        kv_transfer_config=transfer,
+        scheduler_config=steps,
+        cache_config=cache,
+        model_config=SimpleNamespace(max_model_len=64),
+    )
     group = SimpleNamespace(layer_names=["layer"], kv_cache_spec=object())
-    cache = SimpleNamespace(kv_cache_groups=[group] * groups, num_blocks=4)
-    return HoldfastConnector(config, role, cache)
+    pages = SimpleNamespace(kv_cache_groups=[group] * groups, num_blocks=4)
+    return HoldfastConnector(config, role, pages)
 
 
 def fail_without_space(*_):
@@ -243,6 +248,27 @@ def test_the_scheduler_side_gets_the_size_of_vllms_steps(monkeypatch, scheduler)
     monkeypatch.setattr(f"{module}.SchedulerSide", lambda *given: settings.append(given[2]))
     scheduler.set_xfer_handshake_metadata({0: Handshake((GroupHandshake(b"f" * 16, 64, 8, 8),))})
     assert [setting.step_tokens_max for setting in settings] == [192]
+
+
+@pytest.mark.parametrize(("algorithm", "is_safe"), [("sha256", True), ("xxhash_cbor", False)])
+def test_no_save_waits_if_hashes_of_pages_may_collide(monkeypatch, caplog, algorithm, is_safe):
+    """A deferred save knows by the hash whether its pages are still those of its block."""
+    module, watched, settings = "holdfast.engines.vllm.connector", [], []
+
+    def side(*given):
+        settings.append(given[2])
+        return SimpleNamespace(watch_pages=lambda *pages: watched.append(pages))
+
+    monkeypatch.setattr(f"{module}.HoldfastConnector._connect", lambda *_: None)
+    monkeypatch.setattr(f"{module}.TimingReporter", lambda *_: None)
+    monkeypatch.setattr(f"{module}.SchedulerSide", side)
+    cache = SimpleNamespace(enable_prefix_caching=True, prefix_caching_hash_algo=algorithm)
+    one = connector(KVConnectorRole.SCHEDULER, cache=cache, save="before_eviction")
+    one.set_xfer_handshake_metadata({0: Handshake((GroupHandshake(b"f" * 16, 64, 8, 8),))})
+    one.bind_gpu_block_pool(object())
+    assert [setting.trusts_pages for setting in settings] == [is_safe]
+    assert bool(watched) is is_safe
+    assert ("--prefix-caching-hash-algo xxhash_cbor may collide" in caplog.text) is not is_safe
 
 
 def test_a_handshake_of_another_connector_disables_the_cache(caplog, scheduler, fakes):

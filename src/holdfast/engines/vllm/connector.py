@@ -37,8 +37,10 @@ from holdfast.engines.vllm.counters import ConnectorCounts, ConnectorMetrics
 from holdfast.engines.vllm.describe import step_blocks_of
 from holdfast.engines.vllm.log import log_to_vllm
 from holdfast.engines.vllm.options import (
+    SAFE_HASHES,
     ConnectorSettings,
     failure_policy_advice,
+    hash_advice,
     read_options,
     refit_advice,
 )
@@ -91,11 +93,14 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         lora = adapter_settings(getattr(vllm_config, "lora_config", None))
         cache = getattr(vllm_config, "cache_config", None)
         caches = bool(getattr(cache, "enable_prefix_caching", False))
+        pages_hash = getattr(cache, "prefix_caching_hash_algo", SAFE_HASHES[0])
+        hashing = hash_advice(pages_hash) if caches else None
         scheduler = getattr(vllm_config, "scheduler_config", None)
         self._setting = self._setting._replace(
             adapter_settings=lora,
             shares_loads=caches,
             step_tokens_max=getattr(scheduler, "max_num_batched_tokens", 0),
+            trusts_pages=hashing is None,
         )
         self._private: PrivateNode | None = None
         self._scheduler: SchedulerSide | None = None
@@ -112,6 +117,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         for advice in (
             failure_policy_advice(transfer.kv_load_failure_policy),
             refit_advice(self._setting, refits),
+            hashing,
         ):
             if advice and role is KVConnectorRole.SCHEDULER:
                 _log.warning(advice)
@@ -375,8 +381,11 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         return self._updates.begun - self._updates_before if self._updates is not None else 0
 
     def _watch_pages(self) -> None:
-        """Let saves be deferred unless the user rules it out, once vLLM's pages are known."""
-        defers = self._setting.save != "when_full"
+        """Let saves be deferred unless the user rules it out, once vLLM's pages are known.
+
+        A deferred save needs a hash that says whether its pages are still what they were.
+        """
+        defers = self._setting.save != "when_full" and self._setting.trusts_pages
         if self._scheduler is not None and self._pool is not None and defers:
             context_tokens = self._vllm_config.model_config.max_model_len
             self._scheduler.watch_pages(self._pool, context_tokens)

@@ -26,6 +26,9 @@ SaveTime = Literal["when_full", "before_eviction", "auto"]
 BlockLayout = Literal["exact", "portable"]
 """Whole pages of this build of vLLM, or blocks that other engines read, too."""
 
+SAFE_HASHES = ("sha256", "sha256_cbor")
+"""Values of `--prefix-caching-hash-algo` that do not collide."""
+
 COVER_DEADLINE_MS_MAX = 60_000
 """The maximum duration of a load, because a wait for the answer alone must not be longer."""
 
@@ -85,7 +88,8 @@ class ConnectorSettings(NamedTuple):
     change in LoRA adapters.
     `shares_loads`: vLLM's prefix cache gives the blocks of a load to other requests.
     `fixed_weights`: a reset leaves all contexts in use. `step_tokens_max`: most tokens that vLLM
-    computes in a step; 0: not known.
+    computes in a step; 0: not known. `trusts_pages`: vLLM's hashes say what is in the pages of its
+    own cache; with a hash that may collide they do not.
     """
 
     address: str
@@ -104,6 +108,7 @@ class ConnectorSettings(NamedTuple):
     shares_loads: bool = True
     fixed_weights: bool = False
     step_tokens_max: int = 0
+    trusts_pages: bool = True
 
 
 def read_options(extra: Mapping[str, Any], role: str = "kv_both") -> ConnectorSettings:
@@ -179,6 +184,17 @@ def failure_policy_advice(policy: str) -> str | None:
     return (
         f'kv_load_failure_policy is "{policy}": a failed load ends the user\'s request with an '
         'error; write "kv_load_failure_policy":"recompute" in --kv-transfer-config to recompute'
+    )
+
+
+def hash_advice(algorithm: str) -> str | None:
+    """Return advice if vLLM's hashes of pages may collide; None if they do not."""
+    if algorithm in SAFE_HASHES:
+        return None
+    return (
+        f"--prefix-caching-hash-algo {algorithm} may collide: requests that begin with pages of "
+        "vLLM's own cache are not saved, and all blocks are saved when they are full; use "
+        f"{' or '.join(SAFE_HASHES)}"
     )
 
 

@@ -175,7 +175,7 @@ class SchedulerSide:
         tracked = self._tracked.get(request.request_id)
         if tracked is None or request.skip_reading_prefix_cache:
             return 0, False
-        if local_tokens and self._has_stale_pages:
+        if local_tokens and (self._has_stale_pages or not self._setting.trusts_pages):
             tracked.stop_saving()
         if request.num_preemptions != tracked.restarts:
             # The request restarts; its own blocks may have been saved since.

@@ -15,12 +15,9 @@ from holdfast.blocks.layout import OpaqueLayout
 from holdfast.client.model_meaning import canonical_json
 from holdfast.engines.vllm.describe import ENGINE, digest_with_draft, resolved_positions
 from holdfast.engines.vllm.draft import draft_of
-from holdfast.engines.vllm.options import ConnectorSettings
+from holdfast.engines.vllm.options import SAFE_HASHES, ConnectorSettings
 from holdfast.engines.vllm.tier.options import TierSettings
 from holdfast.engines.vllm.unsupported import UnsupportedError
-
-SAFE_HASHES = ("sha256", "sha256_cbor")
-"""Values of `--prefix-caching-hash-algo` that do not collide."""
 
 CACHE_SETTINGS = (
     "cache_dtype",
