@@ -310,6 +310,21 @@ def test_a_resume_needs_what_the_rule_of_each_group_says(hybrid):
     assert hybrid.load(1, ticket).tokens == 128
 
 
+@pytest.mark.parametrize("change", [-1, 1], ids=["too few", "too many"])
+def test_pages_that_do_not_fit_the_blocks_of_a_load_are_refused(hybrid, change):
+    """Pages of a window that stay as they were must not count as loaded."""
+    hybrid.save(1, 256, [range(8), range(16), range(3, 4)])
+    ticket = hybrid.lookup(1, 256)
+    pages = [
+        GroupPages(memory.device, list(run.blocks))
+        for memory, run in zip(hybrid.memories, ticket.runs, strict=True)
+    ]
+    count = len(ticket.runs[1].blocks) + change
+    pages[1] = GroupPages(hybrid.memories[1].device, list(range(count)))
+    with pytest.raises(BlockError, match=f"{count} pages of group 1 given for 4 blocks of 1 pages"):
+        hybrid.client.load(ticket, pages)
+
+
 def test_blocks_that_the_engine_has_are_not_loaded_in_any_group(hybrid):
     hybrid.save(1, 256, [range(8), range(16), range(3, 4)])
     ticket = hybrid.lookup(1, 256, have=96)

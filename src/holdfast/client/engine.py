@@ -129,7 +129,8 @@ class Ticket(NamedTuple):
 class GroupPages(NamedTuple):
     """Pages of one group in the order of the tokens, and the device that copies them.
 
-    The first is page `first` of the first block; the last block of a load may be partial.
+    The first is page `first` of the first block. If full attention is the model's only group, the
+    last block of a load may be partial. A load leaves out pages that are `devices.base.NO_PAGE`.
     """
 
     device: DirectDevice

@@ -32,7 +32,7 @@ from holdfast.client.engine import (
 from holdfast.client.fresh_slots import reserve_slots
 from holdfast.client.loader import GroupLoad, Loader, LoadJob, LoadResult, RunningLoad
 from holdfast.client.prompt_ledger import by_tier
-from holdfast.devices.base import DirectDevice, Move
+from holdfast.devices.base import NO_PAGE, DirectDevice, Move
 from holdfast.errors import (
     BlockError,
     HoldfastError,
@@ -140,20 +140,25 @@ class StoreEngine:
     def load(
         self, ticket: Ticket, pages: Sequence[GroupPages | None], after: Any = None
     ) -> Pending[Loaded]:
-        """Load what a ticket names into pages; see `EngineClient`."""
+        """Load what a ticket names into pages; see `EngineClient`.
+
+        Raises BlockError for pages that do not fit the blocks.
+        """
         if ticket.is_empty:
             return Answered(Loaded(ticket.have, {}, ticket.outcome, ticket.reason))
         _check_groups(len(pages), len(self.groups))
+        is_full = [rule.attention for rule in self._rules] == ["full"]
         loads = []
         for group, (run, given) in enumerate(zip(ticket.runs, pages, strict=True)):
             if not run.keys:
                 continue
             if given is None:
                 raise BlockError(f"load: no pages for group {group}, whose blocks are needed")
+            _check_pages(group, run, given, may_end_in_block=is_full)
             loads.append(GroupLoad(group, run.keys, given.device, list(given.pages), given.first))
         running = self._loader.put(LoadJob(tuple(loads), ticket.deadline_s, ticket.plan, after))
         start, page_tokens = ticket.have, 0
-        if [rule.attention for rule in self._rules] == ["full"]:
+        if is_full:
             size = self._rules[0].block_tokens
             page_tokens = size // loads[0].device.pages.pages_per_block
             start = ticket.runs[0].first * size + loads[0].first * page_tokens
@@ -457,6 +462,22 @@ class _SaveRun(NamedTuple):
     reserve: m.Reserve
     device: DirectDevice
     pages: Sequence[int]
+
+
+def _check_pages(group: int, run: BlockRun, given: GroupPages, *, may_end_in_block: bool) -> None:
+    """Raise BlockError unless these are the pages of a load's blocks, from page `first` on.
+
+    `may_end_in_block`: the last block may have pages for its leading tokens only.
+    """
+    per_block = given.device.pages.pages_per_block
+    wanted = len(run.blocks) * per_block - given.first
+    least = wanted - per_block + 1 if may_end_in_block else wanted
+    if not 0 <= given.first < per_block or not least <= len(given.pages) <= wanted:
+        raise BlockError(
+            f"load: {len(given.pages)} pages of group {group} given for {len(run.blocks)} blocks "
+            f"of {per_block} pages, from page {given.first} of the first block on; pass one for "
+            f"each page of them, {NO_PAGE} for those that the engine does not need"
+        )
 
 
 def _save_runs(group: int, chain: Chain, blocks: range, given: GroupPages) -> Iterator[_SaveRun]:
