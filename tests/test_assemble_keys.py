@@ -181,6 +181,48 @@ def test_a_target_with_a_sealed_domain_does_not_start_without_the_package(tmp_pa
     assert sealed_domains(parse(data)) == []
 
 
+def public_domain(tmp_path, publish="publish"):
+    write_key(tmp_path, "publish", b"p" * 32)
+    public = {**write_key(tmp_path, "shared", b"s" * 32), "public": True}
+    return {
+        "acme": write_key(tmp_path),
+        "shared": public | {"publish_file": str(tmp_path / f"{publish}.key")},
+    }
+
+
+@pytest.mark.parametrize(
+    ("publish", "words"),
+    [
+        ("shared", r"has the key of domains\.shared, which all engines have, so they could publi"),
+        ("acme", r"has the key of domains\.acme, which the engines of that domain have, so they"),
+        ("disk/default", r"has the key of domains\.default, which the engines of that domain have"),
+    ],
+)
+def test_a_key_that_engines_have_does_not_permit_to_publish(tmp_path, publish, words):
+    open_store(config(tmp_path, {"acme": write_key(tmp_path)})).close()  # makes the default key
+    wrong = config(tmp_path, public_domain(tmp_path, publish))
+    file = tmp_path / f"{publish}.key"
+    refusal = rf"^domains\.shared\.publish_file: '{file}' {words}.*; give it a secret of its own$"
+    with pytest.raises(ConfigError, match=refusal):
+        open_store(wrong)
+    open_store(config(tmp_path, public_domain(tmp_path))).close()
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
+def test_a_key_ring_open_to_other_users_is_refused_with_a_public_domain(tmp_path, mode):
+    ring = tmp_path / "ring.json"
+    both = config(tmp_path, public_domain(tmp_path), keyring=str(ring))
+    open_store(both).close()
+    ring.chmod(mode)
+    refusal = rf"^keyring: '{ring}' is open to other users; chmod 600 it$"
+    with pytest.raises(ConfigError, match=refusal):
+        open_store(both)
+    ring.chmod(0o600)
+    open_store(both).close()
+    ring.chmod(mode)  # nothing but the engines of `acme` can unwrap its keys
+    open_store(config(tmp_path, {"acme": write_key(tmp_path)}, keyring=str(ring))).close()
+
+
 def test_a_renamed_domain_finds_its_sealed_blocks_under_the_new_name(tmp_path):
     keys = [key_of_block(number) for number in range(12)]
     key = write_key(tmp_path)

@@ -13,6 +13,7 @@ import pytest
 from holdfast.cli import doctor, main
 from holdfast.config import Config
 from holdfast.errors import NodeGoneError
+from holdfast.keys import keyring_file
 from holdfast.probe import free_port
 from holdfast.status import (
     EngineLockStatus,
@@ -248,6 +249,22 @@ def test_a_setting_that_a_node_refuses_is_a_problem_and_no_file_is_changed(
     if what != "audit":  # without which a node goes on, and says so each time
         done = holdfast("serve", "--config", file, "--set", setting)
         assert done.returncode == 2, done.stderr
+
+
+def test_secrets_of_a_public_domain_that_engines_could_use_are_problems(
+    examined_here, config, tmp_path
+):
+    ring, file = tmp_path / "ring.json", key(tmp_path)
+    keyring_file.write(ring, {})
+    ring.chmod(0o640)
+    domain = [f"key_file={file}", "public=true", f"publish_file={file}"]
+    settings = [*(f"domains.a.{each}" for each in domain), f"keyring={ring}"]
+    options = [word for setting in settings for word in ("--set", setting)]
+    code, checks = examined_here("--config", config(), *options)
+    assert code == 1
+    assert "domains.a.publish_file: " in checks["keys"]["why"]
+    assert "has the key of domains.a, which all engines have" in checks["keys"]["why"]
+    assert "is open to other users; chmod 600 it" in checks["key ring"]["why"]
 
 
 def test_a_pipe_is_refused_as_a_key_file(holdfast, config, tmp_path):

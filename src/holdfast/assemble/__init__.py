@@ -11,9 +11,9 @@ from holdfast.assemble.domains import (
     configured_keys,
     default_key,
     open_ring,
+    publisher,
     restore_default_key,
 )
-from holdfast.assemble.keys import read_key
 from holdfast.assemble.node_files import (
     DROPS_FILE,
     ESTIMATES_FILE,
@@ -55,12 +55,8 @@ def open_store(config: Config, calls: DirectCalls | None = None) -> Store:
         if DEFAULT_DOMAIN not in keys:
             keys[DEFAULT_DOMAIN] = default_key(config)
         audit = AuditLog(Path(config.audit_file) if config.audit_file else None)
+        public_domain, publish_token = publisher(config, keys)
         ring = open_ring(config, keys, audit)
-        public_domain, publish_token = "", b""
-        for name, domain in config.domains.items():
-            if domain.public:
-                public_domain = name
-                publish_token = read_key(Path(domain.publish_file), f"domains.{name}.publish_file")
         folder = config.disk_folder
         store_options = StoreOptions(
             planner=BestCut() if config.plan == "best" else FetchHeld(),

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from holdfast.assemble.keys import domain_key, read_key
+from holdfast.assemble.keys import check_private, domain_key, read_key
 from holdfast.blocks.key import DOMAIN_KEY_BYTES
 from holdfast.codec.seal import missing
 from holdfast.config import Config
@@ -63,6 +63,27 @@ def restore_default_key(config: Config, keys: Mapping[str, bytes]) -> None:
     file = Path(config.disk_folder, DEFAULT_KEY_FILE)
     if config.disk_folder and DEFAULT_DOMAIN not in config.domains and not os.path.lexists(file):
         replace_file(file, keys[DEFAULT_DOMAIN])
+
+
+def publisher(config: Config, keys: Mapping[str, bytes]) -> tuple[str, bytes]:
+    """Return the public domain's name and the secret that permits writes there; empty without one.
+
+    Raises ConfigError if the secret is a domain's key, because that domain's engines, or with the
+    public domain's own key all engines, could publish.
+    """
+    for name, domain in config.domains.items():
+        if domain.public:
+            setting = f"domains.{name}.publish_file"
+            secret = read_key(Path(domain.publish_file), setting)
+            for other, key in keys.items():
+                if secret == key:
+                    readers = "all engines" if other == name else "the engines of that domain"
+                    raise ConfigError(
+                        f"{setting}: {domain.publish_file!r} has the key of domains.{other}, which "
+                        f"{readers} have, so they could publish; give it a secret of its own"
+                    )
+            return name, secret
+    return "", b""
 
 
 def domain_secret(config: Config, name: str) -> bytes:
@@ -124,11 +145,19 @@ def open_ring(config: Config, keys: dict[str, bytes], audit: AuditLog) -> KeyRin
 
 
 def read_ring(config: Config) -> KeyRing:
-    """Read the configured key ring; raise ConfigError or FormatError if it cannot be used."""
+    """Read the configured key ring; raise ConfigError or FormatError if it cannot be used.
+
+    With a sealed public domain, other users must not be able to open the file: every engine has
+    the secret that unwraps this domain's data keys, and with these it could forge public blocks.
+    """
     path = Path(config.keyring_file) if config.keyring_file else None
+    public = any(domain.public and domain.seal is not False for domain in config.domains.values())
     try:
-        return KeyRing(path, derives=config.shares and not config.keyring)
+        ring = KeyRing(path, derives=config.shares and not config.keyring)
+        if public and path is not None and path.exists():
+            check_private(path, path.stat().st_mode, "keyring")
     except OSError as error:
         raise ConfigError(
             f"keyring: {config.keyring_file!r} cannot be read: {error.strerror}; correct it"
         ) from error
+    return ring

@@ -67,7 +67,7 @@ def read_key(file: Path, setting: str) -> bytes:
     try:
         check_regular(file)
         with file.open("rb") as opened:
-            exposed = os.fstat(opened.fileno()).st_mode & 0o077
+            mode = os.fstat(opened.fileno()).st_mode
             data = opened.read(_READ_BYTES)
     except FileNotFoundError as error:
         raise ConfigError(
@@ -79,10 +79,15 @@ def read_key(file: Path, setting: str) -> bytes:
             f"{setting}: {str(file)!r} cannot be read: {error.strerror}; "
             "name a file that belongs to the node's user"
         ) from error
-    if exposed:
-        raise ConfigError(f"{setting}: {str(file)!r} is open to other users; chmod 600 it")
+    check_private(file, mode, setting)
     nbytes = f"{len(data)} bytes{' or more' * (len(data) == _READ_BYTES)}"
     return _key(data, f"{setting}: {str(file)!r} holds {nbytes}, not a key; it must hold {_FORM}")
+
+
+def check_private(file: Path, mode: int, setting: str) -> None:
+    """Raise ConfigError, which begins with `setting`, if a mode lets other users open the file."""
+    if mode & 0o077:
+        raise ConfigError(f"{setting}: {str(file)!r} is open to other users; chmod 600 it")
 
 
 def _from_command(command: list[str], timeout_s: float, setting: str) -> bytes:

@@ -23,6 +23,7 @@ from holdfast.assemble.domains import (
     DEFAULT_DOMAIN,
     DEFAULT_KEY_FILE,
     configured_keys,
+    publisher,
     read_ring,
     sealed_domains,
 )
@@ -341,13 +342,11 @@ def _open_and_close(options: TracesOptions) -> None:
 
 def _try_keys(config: Config) -> None:
     check_descriptors(config)
-    configured_keys(config)
-    for name, domain in config.domains.items():
-        if domain.publish_file:
-            read_key(Path(domain.publish_file), f"domains.{name}.publish_file")
+    keys = configured_keys(config)
     kept = Path(config.disk_folder, DEFAULT_KEY_FILE)
     if DEFAULT_DOMAIN not in config.domains and config.disk_folder and kept.exists():
-        read_key(kept, f"domains.{DEFAULT_DOMAIN}")
+        keys[DEFAULT_DOMAIN] = read_key(kept, f"domains.{DEFAULT_DOMAIN}")
+    publisher(config, keys)
 
 
 def _try_ring(config: Config, ring: str) -> None:
