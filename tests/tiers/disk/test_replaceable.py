@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import logging
 import os
 import shutil
 import subprocess
@@ -337,6 +338,19 @@ def test_a_detached_drive_can_be_unmounted_and_is_not_used_again_by_itself(mount
         mounted.mount()
         drive.look()
         assert not drive.away(), "another drive is mounted there"
+
+
+def test_a_detached_or_replaced_drive_is_no_error_in_the_log(drive, caplog):
+    with caplog.at_level(logging.INFO, "holdfast.tiers.disk"):
+        drive.tier.detach()
+        drive.tier.replace()
+        drive.tier.replace()
+        levels = {each.levelname for each in caplog.records if "away, because" in each.message}
+        assert levels == {"INFO"}
+        shutil.rmtree(drive.folder)
+        drive.look()
+    lost = [each.levelname for each in caplog.records if "away, because" in each.message]
+    assert lost[-1] == "ERROR"
 
 
 def test_a_detached_drive_is_used_again_by_replace(drive):

@@ -236,7 +236,8 @@ class ReplaceableDisk:
 
     def detach(self) -> None:
         with self._changing:
-            self._lose("it was detached; `holdfast tier replace` ends that", detached=True)
+            why = "it was detached; `holdfast tier replace` ends that"
+            self._lose(why, detached=True, level=logging.INFO)
 
     def replace(self, path: str = "") -> None:
         with self._changing:
@@ -247,7 +248,7 @@ class ReplaceableDisk:
             check_file(config)
             check_space(config)
             self._config, self._mounted_at = config, mounted_at
-            self._lose("it is being replaced", detached=False)
+            self._lose("it is being replaced", detached=False, level=logging.INFO)
             try:
                 self._reopen()
             except HoldfastError as error:
@@ -316,8 +317,11 @@ class ReplaceableDisk:
         self._probe = probe if why is None else None
         return why or ""
 
-    def _lose(self, why: str, *, detached: bool) -> None:
-        """Stop using the medium, if there is one, and note why there is none. Hold `_changing`."""
+    def _lose(self, why: str, *, detached: bool, level: int = logging.ERROR) -> None:
+        """Stop using the medium, if there is one, and note why there is none. Hold `_changing`.
+
+        `level`: that of the line in the log; a loss that an operator asked for is no error.
+        """
         medium, absence, now_s = self._medium, self._absence, self._clock.now()
         if medium is None:
             assert absence is not None  # noqa: S101 - there is no medium
@@ -335,7 +339,8 @@ class ReplaceableDisk:
             self._before = _counters(_sum(self._before, counted))
             self._pause_s = self._watch_s if is_steady else min(2 * self._pause_s, REOPEN_MAX_S)
             self._retry_at_s = now_s + self._pause_s
-        _log.error(
+        _log.log(
+            level,
             "tier %s: away, because %s; its blocks are forgotten, and the node serves without it "
             "until there is a drive at %s again",
             *(self.name, why, self._config.path),
