@@ -1,14 +1,15 @@
 """Acknowledgements of an engine's durable requests: which of their blocks the durable tier keeps.
 
-The node is asked while a request runs, about the blocks saved so far, and once more at its end. At
-most one question of a request is on its way. No call waits.
+The node is asked while a request runs, about the blocks saved so far, and once more at its end: in
+each KV group about those that a resume after all of them needs. At most one question of a request
+is on its way. No call waits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from holdfast.blocks.key import KEY_BYTES
 from holdfast.errors import NodeGoneError, RefusedError
@@ -29,46 +30,62 @@ _log = logging.getLogger(__name__)
 
 
 class _DurableRequest:
-    """One durable request: its clients and chains, one of each for each rank.
+    """One durable request: its clients, one for each rank, and the blocks saved so far.
 
-    `saved`: keys of all blocks so far. `asked`: blocks of the question under way, 0 without one.
-    `kept`: leading blocks that are acknowledged.
+    `needed`: by KV group, the keys that a resume after `blocks` leading blocks needs. `asked`:
+    leading blocks of the question under way, 0 without one; `counts`: those of each group that it
+    names. `replies`: acknowledged ones of each group, the fewest of all ranks. `kept`: leading
+    blocks that are acknowledged.
     """
 
     def __init__(self) -> None:
         self.clients: Sequence[Client] = ()
-        self.saved: tuple[bytes, ...] = ()
-        self.waiting: list[tuple[Client, int]] = []
+        self.needed: Mapping[int, tuple[bytes, ...]] = {}
+        self.blocks = 0
+        self.waiting: list[tuple[Client, int, int]] = []
         self.asked = self.kept = 0
-        self.replies: list[int] = []
+        self.counts: dict[int, int] = {}
+        self.replies: dict[int, int] = {}
         self.asked_at_s = 0.0
         self.ended_at_s: float | None = None
 
-    @property
-    def blocks(self) -> int:
-        return len(self.saved[0]) // KEY_BYTES if self.saved else 0
-
     def ask(self, now_s: float) -> None:
         """Ask about all blocks so far; raises NodeGoneError."""
-        self.asked, self.asked_at_s, self.replies = self.blocks, now_s, []
-        for client, keys in zip(self.clients, self.saved, strict=True):
-            self.waiting.append((client, client.send(Sync(keys, SYNC_S, saving=True))))
+        self.asked, self.asked_at_s = self.blocks, now_s
+        self.counts = {group: len(keys[0]) // KEY_BYTES for group, keys in self.needed.items()}
+        self.replies = dict(self.counts)
+        for group, every_rank in self.needed.items():
+            for client, keys in zip(self.clients, every_rank, strict=True):
+                sync = Sync(keys, SYNC_S, group, saving=True)
+                self.waiting.append((client, client.send(sync), group))
 
     def poll(self) -> bool:
         """Read replies; return whether the answer is complete. Raises what `Client.poll` does."""
-        still = list[tuple[Client, int]]()
-        for client, request_id in self.waiting:
+        still = list[tuple[Client, int, int]]()
+        for client, request_id, group in self.waiting:
             reply = client.poll(request_id)
             if reply is None:
-                still.append((client, request_id))
-            elif isinstance(reply, Hinted):
-                self.replies.append(reply.blocks)
+                still.append((client, request_id, group))
+            else:
+                blocks = reply.blocks if isinstance(reply, Hinted) else 0
+                self.replies[group] = min(self.replies[group], blocks)
         self.waiting = still
         return not still
 
+    @property
+    def acknowledged(self) -> int:
+        """Leading blocks that the complete answer acknowledges.
+
+        A resume after fewer blocks than asked about needs other ones, unless the only group was
+        asked about all its blocks from the first one on.
+        """
+        if self.replies == self.counts:
+            return self.asked
+        return min(self.replies.values()) if [*self.counts.values()] == [self.asked] else 0
+
     def forget(self) -> None:
         """Ignore replies that are on their way."""
-        for client, request_id in self.waiting:
+        for client, request_id, _ in self.waiting:
             with contextlib.suppress(NodeGoneError):
                 client.forget(request_id)
         self.waiting, self.asked = [], 0
@@ -81,10 +98,19 @@ class DurableRequests:
         self._requests: dict[str, _DurableRequest] = {}
         self._was_refused = False
 
-    def saved(self, request_id: str, clients: Sequence[Client], keys: tuple[bytes, ...]) -> None:
-        """Note that workers save these blocks of a durable request: all from its first one on."""
+    def saved(
+        self,
+        request_id: str,
+        clients: Sequence[Client],
+        blocks: int,
+        needed: Mapping[int, tuple[bytes, ...]],
+    ) -> None:
+        """Note that workers save `blocks` leading blocks of a durable request.
+
+        `needed`: by KV group, the keys that a resume after them needs, one string per rank.
+        """
         request = self._requests.setdefault(request_id, _DurableRequest())
-        request.clients, request.saved = clients, keys
+        request.clients, request.blocks, request.needed = clients, blocks, needed
 
     def blocks(self, request_id: str) -> int:
         """Return how many blocks of a request are noted."""
@@ -134,7 +160,7 @@ class DurableRequests:
         if request.asked:
             if not request.poll():
                 return False
-            request.kept = max(request.kept, min(request.replies, default=0))
+            request.kept = max(request.kept, request.acknowledged)
             was_whole = request.asked == request.blocks
             request.asked = 0
             if was_whole:

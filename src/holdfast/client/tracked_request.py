@@ -96,7 +96,8 @@ class TrackedRequest:
     chains with the key of the public domain; empty without one. `covered`: leading blocks, of
     `unit_tokens` each, that the node holds, by its last answer; `planned_blocks`: those of them
     that the node's plan fetches, or that it assumed in the engine's own cache. `group_saved`:
-    leading blocks of each group that need no saving. `prompt_tokens`: tokens computed before
+    leading blocks of each group that need no saving; of a recurrent one, those up to the last state
+    saved after which every group can be resumed. `prompt_tokens`: tokens computed before
     the next first token; after a preemption this includes the generated tokens. `local_tokens`:
     tokens in the engine's own cache; `planned_local_tokens`: the number that the node assumed
     in `plan` (a plan number, 0: no plan, or its end was noted). `planned_queue`: the engine's
@@ -139,6 +140,12 @@ class TrackedRequest:
     def saved(self) -> int:
         """Leading blocks of the first KV group that need no saving."""
         return self.group_saved[0]
+
+    @property
+    def resumable_blocks(self) -> int:
+        """Leading blocks, of `unit_tokens` each, that need no saving in any group."""
+        saved = zip(self.group_saved, self.groups, strict=True)
+        return min(number * group[0].block_tokens for number, group in saved) // self.unit_tokens
 
     @property
     def ready_tokens(self) -> int:

@@ -7,11 +7,12 @@ import pytest
 pytest.importorskip("vllm")
 
 from holdfast.blocks.key import Chain
+from holdfast.client.durable_requests import AGAIN_S
 from holdfast.client.timeouts import EngineClocks
 from holdfast.devices.base import NO_PAGE
 from holdfast.engines.vllm.scheduler import SchedulerSide
 from holdfast.engines.vllm.work import GroupHandshake, Handshake, WorkerReport
-from holdfast.wire.local.messages import Cover, Covered, Done, Hinted, Observed, Prestage
+from holdfast.wire.local.messages import Cover, Covered, Done, Hinted, Observed, Prestage, Sync
 
 PAGE = 8
 GROUPS = (
@@ -46,7 +47,7 @@ class Rig:
     def answer(self, message):
         if isinstance(message, Observed):
             return Done()
-        if isinstance(message, Prestage):
+        if isinstance(message, Prestage | Sync):
             return Hinted(len(message.keys) // 16)
         return Covered(self.held, self.held, {self.tier: self.held})
 
@@ -196,6 +197,26 @@ def test_a_context_that_waits_is_prestaged_in_every_group(rig):
         (WINDOW, rig.chain(WINDOW, 32).packed(2, 4)),
         (STATE, rig.chain(STATE, 32).packed(1, 2)),
     }
+
+
+@pytest.mark.parametrize("order", [(FULL, WINDOW, STATE), (STATE, FULL, WINDOW)])
+def test_a_durable_request_is_acknowledged_for_what_a_resume_needs_of_every_group(fakes, order):
+    rig = Rig(fakes, tuple(GROUPS[group] for group in order))
+    request = rig.request(48, kv_transfer_params={"holdfast": {"retention": "durable"}})
+    rig.side.matched_tokens(request, 0)
+    rig.run(request, 48, LISTS, {"r": [(3, 41, 32)]})
+    request.num_computed_tokens = 48
+    rig.now += AGAIN_S
+    rig.run(request, 0, LISTS)
+    asked = {order[sync.group]: sync.keys for sync in rig.client.of(Sync)}
+    assert asked == {
+        FULL: rig.chain(FULL, 32).packed(),
+        WINDOW: rig.chain(WINDOW, 32).packed(2, 4),
+        STATE: rig.chain(STATE, 32).packed(1, 2),
+    }
+    rig.run(request, 0, LISTS)
+    assert rig.side.on_finished(request)["holdfast"]["durable_tokens"] == 32
+    assert rig.side.counts.data["durable_blocks/kept"] == 2
 
 
 DRAFT = GroupHandshake(b"d" * 16, 64, PAGE, PAGE, lookahead=1)

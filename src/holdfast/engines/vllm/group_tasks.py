@@ -62,6 +62,17 @@ class GroupTasks:
                 groups.append(GroupTask(keys, pages, 0, number))
         return tuple(groups)
 
+    def resume_keys(self, tracked: TrackedRequest, tokens: int) -> dict[int, tuple[bytes, ...]]:
+        """Return, by group, the keys of the blocks that a resume after `tokens` tokens needs.
+
+        They are one string per rank. A group that needs no block is left out: a chunk ends there.
+        """
+        found: dict[int, tuple[bytes, ...]] = {}
+        for number, shape in enumerate(self.shapes):
+            if needed := shape.rule.needed(tokens):
+                found[number] = tracked.keys(needed.start, needed.stop, number)
+        return found
+
     def saves(
         self,
         tracked: TrackedRequest,
@@ -95,10 +106,15 @@ class GroupTasks:
         """Yield the saves of recurrent states that vLLM offers in this step."""
         tracked.extend()
         for number, shape in enumerate(self.shapes):
-            if shape.rule.attention == "recurrent":
-                for block, pages in shape.states(states):
-                    if block < min(len(tracked.groups[number][0]), CHAIN_BLOCKS_MAX):
-                        yield from _save_tasks(tracked, number, range(block, block + 1), pages, 1)
+            if shape.rule.attention != "recurrent":
+                continue
+            for block, pages in shape.states(states):
+                if block >= min(len(tracked.groups[number][0]), CHAIN_BLOCKS_MAX):
+                    continue
+                yield from _save_tasks(tracked, number, range(block, block + 1), pages, 1)
+                if (block + 1) * shape.rule.block_tokens % self.unit_tokens == 0:
+                    saved = tracked.group_saved
+                    saved[number] = max(saved[number], block + 1)
 
 
 def _save_tasks(

@@ -446,11 +446,8 @@ class SchedulerSide:
         self, tracked: TrackedRequest, turn: EngineQueue, clients: Sequence[Client]
     ) -> None:
         """Announce what the node holds of a request, whose turn comes after the queue `turn`."""
-        for group in range(len(self._shapes)):
-            needed = self._needed(tracked, group)
-            if not needed:
-                continue  # the resume is at the end of a chunk
-            every_rank = tracked.keys(needed.start, needed.stop, group)
+        needed = self._tasks.resume_keys(tracked, tracked.covered * self._unit)
+        for group, every_rank in needed.items():
             for client, keys in zip(clients, every_rank, strict=True):
                 prestage = Prestage(
                     keys,
@@ -463,17 +460,15 @@ class SchedulerSide:
                 with contextlib.suppress(NodeGoneError):
                     client.forget(client.send(prestage))
 
-    def _needed(self, tracked: TrackedRequest, group: int) -> range:
-        """Return the blocks of a group that a request needs of what the node holds."""
-        return self._shapes[group].rule.needed(tracked.covered * self._unit)
-
     def _note_durable(self, tracked: TrackedRequest) -> None:
-        """Have the node acknowledge the blocks of a durable request."""
+        """Have the node acknowledge what a resume of a durable request needs, in every group."""
         if tracked.hint.retention != DURABLE or not self._setting.saves:
             return
         request_id, clients = tracked.request.request_id, self._clients()
-        if clients is not None and tracked.saved > self._durable.blocks(request_id):
-            self._durable.saved(request_id, clients, tracked.keys(0, tracked.saved))
+        blocks = tracked.resumable_blocks
+        if clients is not None and blocks > self._durable.blocks(request_id):
+            needed = self._tasks.resume_keys(tracked, blocks * self._unit)
+            self._durable.saved(request_id, clients, blocks, needed)
 
     def _count_durable(self, running: Iterable[TrackedRequest] = ()) -> None:
         """Ask about blocks of durable requests, and count those that the node has acknowledged."""

@@ -44,16 +44,16 @@ def transfer_params(tracked: TrackedRequest | None, durable: int | None = None) 
     `tokens`: leading tokens of the prompt in blocks that the node holds or that workers are saving.
     `chain`: name of the last of these blocks; engines that share contexts return the same one. Of a
     durable request, `durable_tokens`: those of the `durable` leading blocks that are known to be on
-    the durable tier.
+    the durable tier, of which every KV group has what a resume needs.
     """
-    blocks, size, chain = 0, 0, ""
+    blocks, size, unit, chain = 0, 0, 0, ""
     if tracked is not None:
-        size = tracked.chains[0].block_tokens
+        size, unit = tracked.chains[0].block_tokens, tracked.unit_tokens
         blocks = min(tracked.saved, len(tracked.request.prompt_token_ids) // size)
         if blocks:
             chain = tracked.keys(blocks - 1, blocks)[0].hex()
     # No other key: vLLM's MultiConnector ends the engine if two connectors return the same one.
     params: dict[str, Any] = {"tokens": blocks * size, "chain": chain}
     if durable is not None:
-        params["durable_tokens"] = durable * size
+        params["durable_tokens"] = durable * unit
     return {FIELD: params}
