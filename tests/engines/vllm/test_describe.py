@@ -292,6 +292,45 @@ def test_a_model_whose_files_do_not_say_its_meaning_has_no_portable_fingerprint(
         portable_fingerprint_of(config_of(**model_of(**nowhere)), group, PORTABLE, SETTING)
 
 
+def test_a_model_whose_settings_are_not_read_from_config_json_has_no_portable_fingerprint(
+    portable, tmp_path, monkeypatch
+):
+    before = portable()
+    with pytest.raises(UnsupportedError, match=r"config_format is 'mine'.*--config-format hf"):
+        portable(model={"config_format": "mine"})
+    (tmp_path / "params.json").write_text(json.dumps({"rope_theta": 1e9}))
+    with pytest.raises(UnsupportedError, match=r"has params.json.*--config-format hf"):
+        portable(model={"config_format": "auto"})
+    assert portable(model={"config_format": "hf"}).digest() == before.digest()
+    (tmp_path / "params.json").unlink()
+    assert portable(model={"config_format": "auto"}).digest() == before.digest()
+
+    def no_answer(*_):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr("vllm.transformers_utils.repo_utils.file_or_path_exists", no_answer)
+    with pytest.raises(UnsupportedError, match=r"is unknown \(no route\).*--config-format hf"):
+        portable(model={"config_format": "auto"})
+
+
+def test_vllm_reads_params_json_of_a_model_that_has_no_portable_fingerprint(portable, tmp_path):
+    from vllm.transformers_utils.config import get_config
+
+    file = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "rope_theta": 1e6}
+    params = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 4, "hidden_dim": 128}
+    params |= {"vocab_size": 100, "norm_eps": 1e-5, "rope_theta": 1e9}
+    portable(file)
+    (tmp_path / "consolidated.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    (tmp_path / "params.json").write_text(json.dumps(params))
+    read = get_config(tmp_path, trust_remote_code=False)
+    assert (read.rope_parameters or read.to_dict())["rope_theta"] == 1e9
+    with pytest.raises(UnsupportedError, match=r"has params.json"):
+        portable(file)
+    read = get_config(tmp_path, trust_remote_code=False, config_format="hf")
+    assert read.rope_parameters["rope_theta"] == 1e6
+    portable(file, model={"config_format": "hf"})
+
+
 def test_weights_are_hashed_if_model_digest_is_not_set(group, monkeypatch, tmp_path):
     checkpoint = Checkpoint("safetensors", tmp_path, (tmp_path / "model.safetensors",))
     monkeypatch.setattr(describe, "checkpoint_of", lambda *_: checkpoint)

@@ -45,6 +45,9 @@ A process takes longer than this until its first read of weights.
 LLAMA_4_UNTUNED_TOKENS = 32_768
 """The largest `max_model_len` for which vLLM computes Llama 4 without temperature tuning."""
 
+MISTRAL_CONFIG = "params.json"
+"""File with a model's settings in the format `mistral`."""
+
 _LONG_ROPE = "long_factor"
 _LLAMA_4 = "llama4_text"
 _TUNING = "attn_temperature_tuning"
@@ -331,9 +334,11 @@ def _model_source(vllm_config: Any, setting: ConnectorSettings) -> ModelSource:
     if model.disable_sliding_window:
         overrides = {**overrides, "disable_sliding_window": True}
     revision = getattr(model, "_hf_config_revision", None) or model.revision
-    config = get_hf_file_to_dict(CONFIG, model.hf_config_path or model.model, revision)
+    folder = model.hf_config_path or model.model
+    config = get_hf_file_to_dict(CONFIG, folder, revision)
     if config is None:
         raise UnsupportedError(f"{model.model!r} has no {CONFIG}; portable contexts need it")
+    _check_config_format(getattr(model, "config_format", "auto"), folder, revision)
     overrides = {**overrides, **_decided_late(model, [config, overrides])}
     on_load = model.quantization if "quantization_config" not in config else None
     own = getattr(model, "model_impl", "auto") != "transformers"
@@ -347,3 +352,32 @@ def _model_source(vllm_config: Any, setting: ConnectorSettings) -> ModelSource:
         code=str(model.code_revision or "none"),
         computed_by=computed_by(engine, config, overrides),
     )
+
+
+def _check_config_format(config_format: str, folder: str, revision: str | None) -> None:
+    """Raise UnsupportedError unless vLLM takes a model's settings from its `config.json`.
+
+    The format `auto` is `mistral` if the folder has `params.json` and weights in that format. The
+    weights are not looked for: vLLM has a list of files of its own process, from an earlier time.
+    """
+    from vllm.transformers_utils.repo_utils import file_or_path_exists
+
+    remedy = "start vLLM with --config-format hf, so that it does"
+    if config_format == "auto":
+        try:
+            has_other = file_or_path_exists(folder, MISTRAL_CONFIG, revision)
+        except Exception as error:  # of any kind: a remote repository may be asked
+            raise UnsupportedError(
+                f"whether {folder!r} has {MISTRAL_CONFIG}, so that vLLM does not read the model's "
+                f"settings from {CONFIG}, is unknown ({error}); {remedy}"
+            ) from error
+        if has_other:
+            raise UnsupportedError(
+                f"{folder!r} has {MISTRAL_CONFIG}, so vLLM may not read the model's settings from "
+                f"{CONFIG}, by which portable contexts are named; {remedy}"
+            )
+    elif config_format != "hf":
+        raise UnsupportedError(
+            f"config_format is {config_format!r}, so vLLM does not read the model's settings from "
+            f"{CONFIG}, by which portable contexts are named; {remedy}"
+        )
