@@ -444,6 +444,29 @@ def test_doctor_names_no_keep_that_is_too_short_for_the_durable_days(
     assert "lower durable_days to 30 or less" in checks["durable"]["why"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "warns"),
+    [
+        (["domains.a.seal=true"], True),
+        ([], False),
+        (["domains.a.seal=true", "listen=tcp://127.0.0.1:0"], False),
+    ],
+)
+def test_doctor_warns_of_seal_on_a_node_whose_blocks_stay_in_memory(
+    examined_here, tmp_path, settings, warns
+):
+    file = tmp_path / "memory.yaml"
+    file.write_text(
+        f"listen: {tmp_path}/node.sock\ntiers: [{{kind: host, capacity: 16 MiB}}]\n"
+        f"domains: {{a: {{key_file: {key(tmp_path)}}}}}\n"
+    )
+    options = [word for setting in settings for word in ("--set", setting)]
+    code, checks = examined_here("--config", file, *options)
+    assert code == 0
+    assert checks["sealing"]["warning"] is warns
+    assert ("seal: true of a has no effect" in checks["sealing"]["why"]) is warns
+
+
 def test_doctor_does_not_warn_of_defaults_that_fit_if_nothing_is_saved_as_durable(
     examined_here, config, tmp_path
 ):

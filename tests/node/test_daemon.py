@@ -457,7 +457,11 @@ def test_a_host_starts_with_expired_credentials_and_logs_a_warning(tmp_path, cap
     file.write_text(token.issue(b"k" * 32, "host-a", token.VERBS, 600, 1_700_000_000))
     config = {
         "listen": f"unix://{tmp_path}/n.sock",
-        "tiers": [{"kind": "host", "capacity": "16 MiB"}],
+        "tiers": [
+            {"kind": "host", "capacity": "16 MiB"},
+            {"kind": "pool", "members": "members.yaml"},
+        ],
+        "domains": {"default": {"key_file": "key"}},
         "tls": msgspec.to_builtins(files),
         "tokens": {"file": str(file)},
     }

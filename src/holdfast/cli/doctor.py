@@ -259,6 +259,13 @@ def _sealing(config: Config) -> Finding:
     if not sealed:
         why = "blocks that leave memory are sealed if their domain has a key, and no seal: false"
         return Finding("sealing", "no domain", why)
+    idle = [name for name in sealed if config.domains[name].seal]
+    if idle and len(config.tiers) == 1 and not config.target_addresses:
+        why = (
+            f"seal: true of {', '.join(idle)} has no effect: this node's blocks stay in memory, "
+            "where they are not sealed; add a lower tier, or leave seal out"
+        )
+        return Finding("sealing", ", ".join(sealed), why, ok=True, warning=True)
     why = f"key ring {config.keyring_file or 'in memory'}"
     if config.shares and not config.keyring:
         why += "; data keys are derived from the domain's key, because keyring names no shared file"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from urllib.parse import urlsplit
 
@@ -10,15 +11,19 @@ from holdfast.blocks.envelope import stored_bytes
 from holdfast.byte_size import Size
 from holdfast.config.options import (
     Config,
+    DomainOptions,
     HostOptions,
     HttpOptions,
     RegisterOptions,
+    TracesOptions,
     kind_of,
     tier_kind,
 )
 from holdfast.errors import ConfigError, MembershipError
 from holdfast.limits import (
     CHAIN_BLOCKS_MAX,
+    DAY_S,
+    DURABLE_S,
     MIB,
     TARGET_CONNECTIONS_MAX,
     TARGET_CONNECTIONS_MIN,
@@ -27,6 +32,7 @@ from holdfast.probe import memory
 from holdfast.tiers.chunks import HostBudget
 from holdfast.tiers.cxl.kind import CxlOptions
 from holdfast.tiers.disk.kind import DiskOptions
+from holdfast.tiers.kind import BUILT_IN
 from holdfast.tiers.option_checks import DEADLINE_S_MAX, check_above_zero, check_at_least
 from holdfast.tiers.pool.kind import PoolOptions
 
@@ -73,6 +79,7 @@ def check(config: Config) -> None:
     _check_tiers(config)
     if config.register:
         _check_register(config, config.register)
+    _check_peers(config)
     _check_domains(config)
     _check_users(config)
     _check_quotas(config)
@@ -80,14 +87,7 @@ def check(config: Config) -> None:
     check_above_zero("lease_s", config.lease_s, LEASE_S_MAX)
     _check_scrub(config)
     _check_http(config.http)
-    traces = config.traces
-    if traces.endpoint and not traces.endpoint.startswith(("http://", "https://")):
-        raise ConfigError(
-            f"traces.endpoint: {traces.endpoint!r} does not begin with http:// or https://; name "
-            "the address of a collector, such as http://127.0.0.1:4318/v1/traces"
-        )
-    if not 0 < traces.share <= 1:
-        raise ConfigError(f"traces.share: {traces.share:g} is not in (0, 1]; correct it")
+    _check_traces(config.traces)
     if not TARGET_CONNECTIONS_MIN <= config.target_connections <= TARGET_CONNECTIONS_MAX:
         raise ConfigError(
             f"target_connections: {config.target_connections} is not {TARGET_CONNECTIONS_MIN} to "
@@ -121,10 +121,49 @@ def _check_http(http: HttpOptions) -> None:
         )
 
 
+def _check_traces(traces: TracesOptions) -> None:
+    if traces.endpoint and not traces.endpoint.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"traces.endpoint: {traces.endpoint!r} does not begin with http:// or https://; name "
+            "the address of a collector, such as http://127.0.0.1:4318/v1/traces"
+        )
+    if not 0 < traces.share <= 1:
+        raise ConfigError(f"traces.share: {traces.share:g} is not in (0, 1]; correct it")
+    if not traces.endpoint and traces.share != TracesOptions().share:
+        raise ConfigError(
+            f"traces.share: {traces.share:g} has no effect, because no requests are traced without "
+            "traces.endpoint; name a collector there, or remove traces"
+        )
+
+
+def _check_peers(config: Config) -> None:
+    """Check that a node with options for connections to other nodes has such connections."""
+    lower = map(kind_of, config.tiers[1:])
+    if config.target_addresses or any(kind == "pool" or kind not in BUILT_IN for kind in lower):
+        return
+    given = {
+        "tokens.file": config.tokens.file,
+        "transport": config.transport if config.transport == "nixl" else "",
+        "open": config.open,
+    }
+    for setting, value in given.items():
+        if value:
+            shown = "true" if value is True else repr(value)
+            raise ConfigError(
+                f"{setting}: {shown} has no effect, because this node has no connections to other "
+                "nodes; add a pool tier, listen on tcp://HOST:PORT, or remove it"
+            )
+
+
 def _check_scrub(config: Config) -> None:
     """Check that `rate` is enough to read the capacity of memory and disks within `every_s`."""
     every_s, rate = config.scrub.every_s, config.scrub.rate
     if every_s == 0:
+        if rate:
+            raise ConfigError(
+                f"scrub.rate: {rate} a second has no effect, because scrub.every_s: 0 turns the "
+                "scrub off; give a period in seconds there, or remove the rate"
+            )
         return
     if not 0 <= every_s <= SCRUB_S_MAX:
         raise ConfigError(
@@ -143,6 +182,11 @@ def _check_scrub(config: Config) -> None:
 
 def _check_domains(config: Config) -> None:
     """Check the names of domains, the sources of their keys, and the public domain."""
+    if config.keyring and not config.domains:
+        raise ConfigError(
+            f"keyring: {config.keyring!r} has no effect, because no domain has a configured key, "
+            "so no block is sealed; set domains.default.key_file, or remove keyring"
+        )
     public = [name for name, domain in config.domains.items() if domain.public]
     if len(public) > 1:
         raise ConfigError(
@@ -168,6 +212,11 @@ def _check_domains(config: Config) -> None:
                 f"more, at most {FD_MAX}"
             )
         check_above_zero(f"{at}.key_timeout_s", domain.key_timeout_s, DEADLINE_S_MAX)
+        if not domain.key_command and domain.key_timeout_s != DomainOptions().key_timeout_s:
+            raise ConfigError(
+                f"{at}.key_timeout_s: {domain.key_timeout_s:g} has no effect without key_command; "
+                "remove it"
+            )
         if domain.public and not domain.publish_file:
             raise ConfigError(
                 f"{at}.publish_file: is empty, so no engine could write; name a file "
@@ -206,6 +255,12 @@ def _check_durable(config: Config) -> None:
     """Check that the durable tier exists; whether it can flush is known when it is open."""
     check_above_zero("durable_days", config.durable_days, DURABLE_DAYS_MAX, "days")
     names = config.tier_names[1:]
+    keeps = any(tier_kind(tier).keep_s is not None for tier in config.tiers[1:])
+    if not keeps and config.durable_days != DURABLE_S / DAY_S:
+        raise ConfigError(
+            f"durable_days: {config.durable_days:g} has no effect, because no tier keeps durable "
+            "contexts; add a tier of kind disk, files or object, or remove it"
+        )
     if config.durable and config.durable not in names:
         remedy = f"name one of {', '.join(names)}" if names else "add a disk tier"
         raise ConfigError(
@@ -359,7 +414,7 @@ def _check_tiers(config: Config) -> None:
         raise ConfigError(
             f"tiers: {names} given; name one host tier, first, then any others, fastest first"
         )
-    paths: dict[str, int] = {}
+    folders: dict[str, int] = {}
     for number, tier in enumerate(tiers):
         at = f"tiers.{number}"
         if isinstance(tier, HostOptions):
@@ -385,11 +440,13 @@ def _check_tiers(config: Config) -> None:
                 f"{at}: nodes find each other's blocks in a {store} only if they have the same "
                 "key; set domains.default.key_file to that key on all nodes"
             )
-        if isinstance(tier, DiskOptions) and paths.setdefault(tier.path, number) != number:
-            raise ConfigError(
-                f"{at}.path: {tier.path!r} is also the folder of "
-                f"tiers.{paths[tier.path]}; give each disk tier its own"
-            )
+        if isinstance(tier, DiskOptions):
+            first = folders.setdefault(os.path.realpath(tier.path), number)
+            if first != number:
+                raise ConfigError(
+                    f"{at}.path: {tier.path!r} is also the folder of tiers.{first}; give each disk "
+                    "tier its own"
+                )
 
 
 def _check_cxl_place(config: Config, tier: CxlOptions, number: int) -> None:

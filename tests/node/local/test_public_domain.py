@@ -55,6 +55,12 @@ def test_a_client_that_is_no_publisher_gets_no_session_in_a_public_domain(node, 
         Client(node.address, hello, 60.0)
 
 
+def test_an_engine_that_would_publish_in_a_domain_that_is_not_public_is_refused(node):
+    hello = m.Hello(m.PROTOCOL, "publisher", b"f" * 16, 4096, 16, "acme", publish=TOKEN)
+    with pytest.raises(RefusedError, match=r"'acme' is not public .*; give the engine the public"):
+        Client(node.address, hello, 60.0)
+
+
 def test_invalid_public_keys_in_a_lookup_are_refused(node, engine, names):
     reader = engine(node.address, domain="acme")
     with pytest.raises(RefusedError, match="3 bytes of keys"):

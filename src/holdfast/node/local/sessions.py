@@ -173,6 +173,11 @@ class NodeSession:
             raise
         common_key = b""  # a publisher gets none
         if not store.is_public(domain):
+            if hello.publish:
+                raise RefusedError(
+                    f"domain {hello.domain!r} is not public on this node, so nothing would be "
+                    "published; give the engine the public domain, or leave out its publish_file"
+                )
             common_key = store.public_key()
         elif not hmac.compare_digest(hello.publish, store.options.publish_token):
             store.audit.deny(f"user {self._user}", f"would publish in domain {hello.domain!r}")
