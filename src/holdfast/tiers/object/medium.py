@@ -77,6 +77,12 @@ _REQUEST = re.compile(r"Error performing ([A-Z]+) (\S+) in \S+?(?:, after [^-]*)
 _STATUS = "Server returned non-2xx status code: "
 _UNSENT = "error sending request"
 _NO_CONNECTION = "no connection to the store, or it ended"
+_METADATA = "//169.254.169.254/", "//metadata.google.internal/"
+"""Addresses that obstore asks for the machine's credentials, if it was given none."""
+_NO_CREDENTIALS = (
+    "no credentials found: name a credentials_file, or set them in the environment; the machine's "
+    "metadata service gave none either"
+)
 _QUERY = re.compile(r"\?[^\s\"')]*")
 _SECRET = re.compile(r"(?i)(signature|credential|token|secret|accountkey)([\"'=: ]+)[^\s&\"',]+")
 _FULL = (
@@ -407,6 +413,8 @@ def failure_words(error: Exception) -> str:
         status = answer.partition("<")[0].removeprefix(_STATUS).rstrip(" :")
         answer = ": ".join(said) or (_NO_CONNECTION if _UNSENT in answer else status)
         line = f"{answer}{f', {status}' if said else ''}; {verb} {url}"
+        if any(address in url for address in _METADATA):
+            line = f"{_NO_CREDENTIALS} ({line})"
     return printable(_SECRET.sub(r"\1\2...", _QUERY.sub("?...", line)))
 
 
