@@ -76,3 +76,13 @@ def test_auto_saves_at_once_again_when_the_load_changes(fakes):
     for _ in range(PROMPTS_MIN):
         engine.serve(loaded=3 * BLOCK)
     assert engine.serve() == BLOCKS
+
+
+@pytest.mark.parametrize(("local", "saves"), [(0, 1), (8, 0)])
+def test_a_request_that_begins_with_pages_whose_hash_may_collide_is_not_saved(fakes, local, saves):
+    """The pages may be of other tokens, and all later KV is computed from them."""
+    harness = fakes.SchedulerRig(fakes, setting=fakes.setting(trusts_pages=False))
+    request = harness.request(20)
+    assert harness.side.matched_tokens(request, local) == (0, False)
+    request.num_computed_tokens = local
+    assert len(harness.run(request, 20 - local, [1, 2, 3]).saves) == saves

@@ -455,16 +455,6 @@ def test_an_engine_with_saving_off_loads_but_saves_nothing(fakes):
     assert harness.run(request, 12, [1, 2, 3]).saves == []
 
 
-@pytest.mark.parametrize(("local", "saves"), [(0, 1), (8, 0)])
-def test_a_request_that_begins_with_pages_whose_hash_may_collide_is_not_saved(fakes, local, saves):
-    """The pages may be of other tokens, and all later KV is computed from them."""
-    harness = fakes.SchedulerRig(fakes, setting=fakes.setting(trusts_pages=False))
-    request = harness.request(20)
-    assert harness.side.matched_tokens(request, local) == (0, False)
-    request.num_computed_tokens = local
-    assert len(harness.run(request, 20 - local, [1, 2, 3]).saves) == saves
-
-
 def test_a_producer_saves_and_sends_no_lookup(fakes):
     harness = fakes.SchedulerRig(fakes, setting=fakes.setting(loads=False))
     harness.held = 1
