@@ -80,6 +80,8 @@ def test_the_same_engine_has_the_same_fingerprint(group):
     assert fingerprint(group).digest() == fingerprint(group).digest()
     named = model_of(hf={"_name_or_path": "elsewhere", "transformers_version": "0"})
     assert fingerprint(group, **named).digest() == fingerprint(group).digest()
+    unset = model_of(model_class_overrides={})
+    assert fingerprint(group, **unset).digest() == fingerprint(group).digest()
 
 
 def test_whatever_changes_pages_changes_the_fingerprint(group):
@@ -101,6 +103,8 @@ def test_whatever_changes_pages_changes_the_fingerprint(group):
         fingerprint(group, **model_of(disable_sliding_window=True)),
         fingerprint(group, **model_of(model_impl="transformers")),
         fingerprint(group, **model_of(code_revision="other")),
+        fingerprint(group, **model_of(model_class_overrides={"A": "mine:B"})),
+        fingerprint(group, **model_of(model_class_overrides={"A": "mine:C"})),
         # vLLM takes fp8 on processors with AVX-512 only.
         fingerprint(group, cache_config=SimpleNamespace(cache_dtype="bfloat16")),
         fingerprint(group._replace(layers=("b", "a"))),
@@ -286,6 +290,8 @@ def test_a_model_whose_files_do_not_say_its_meaning_has_no_portable_fingerprint(
 ):
     with pytest.raises(UnsupportedError, match="hf_overrides is a function"):
         portable(model={"hf_overrides": lambda config: config})
+    with pytest.raises(UnsupportedError, match=r"model_class_overrides is \{'A': 'mine:B'\}"):
+        portable(model={"model_class_overrides": {"A": "mine:B"}})
     nowhere = {"model": str(tmp_path / "none"), "hf_config_path": None, "hf_overrides": {}}
     (tmp_path / "none").mkdir()
     with pytest.raises(UnsupportedError, match=r"has no config.json"):

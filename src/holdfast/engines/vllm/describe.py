@@ -297,7 +297,7 @@ def _resolved(model: Any, load: Any, setting: ConnectorSettings) -> str:
         for key, value in model.hf_config.to_dict().items()
         if key not in VOLATILE_FIELDS
     }
-    parts = (
+    parts = [
         _weights(model, load, setting),
         canonical_json(settings),
         str(model.dtype),
@@ -306,8 +306,22 @@ def _resolved(model: Any, load: Any, setting: ConnectorSettings) -> str:
         str(model.disable_sliding_window),
         str(getattr(model, "model_impl", "auto")),
         str(getattr(model, "code_revision", None)),
-    )
+    ]
+    options = _computing_options(model)
+    if options:  # the digests of engines without them stay the same
+        parts.append(canonical_json(options))
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def _computing_options(model: Any) -> dict[str, Any]:
+    """Return vLLM's options that change what a model computes and that its settings do not show.
+
+    Empty if none is set.
+    """
+    found = {}
+    if classes := getattr(model, "model_class_overrides", None):
+        found["model_class_overrides"] = classes
+    return found
 
 
 def _without_source(value: Any) -> Any:
@@ -330,6 +344,11 @@ def _model_source(vllm_config: Any, setting: ConnectorSettings) -> ModelSource:
         raise UnsupportedError(
             "hf_overrides is a function, so no digest describes it; portable contexts need a "
             "dictionary"
+        )
+    if classes := getattr(model, "model_class_overrides", None):
+        raise UnsupportedError(
+            f"model_class_overrides is {classes}, and no file says what these classes compute; "
+            "portable contexts need vLLM's own"
         )
     if model.disable_sliding_window:
         overrides = {**overrides, "disable_sliding_window": True}
