@@ -180,6 +180,55 @@ def test_vllm_tunes_the_temperature_of_llama_4_as_its_names_say(engine, tuned, m
     assert described.hf_config.attn_temperature_tuning is tuned
 
 
+def encoders(**changes):
+    """A model of images and videos as vLLM describes it, with options of its encoders."""
+    options = {"video_pruning_rate": None, "video_pruning_method": "evs"}
+    options |= {"mm_encoder_attn_dtype": None, "mm_encoder_fp8_scale_path": None}
+    return {"multimodal_config": SimpleNamespace(**(options | changes))}
+
+
+@pytest.fixture(params=["exact", "portable"])
+def name(request, group, portable):
+    """Call with changes of a model to get the digest of its fingerprint, of exact and portable."""
+    if request.param == "exact":
+        return lambda changes: fingerprint(group, **model_of(**changes)).digest()
+    return lambda changes: portable(model=changes).digest()
+
+
+def test_options_of_encoders_are_in_the_fingerprint(name, tmp_path, monkeypatch):
+    """vLLM prunes videos, and computes its encoders' attention, after the content is hashed."""
+    monkeypatch.setattr(describe, "process_start_ns", lambda: time.time_ns() + 10**9)
+    for file, content in {"a": '{"q": 1}', "b": '{"q": 2}', "copy of a": '{"q": 1}'}.items():
+        (tmp_path / file).write_text(content)
+
+    def scaled(file):
+        path = str(tmp_path / file)
+        return encoders(mm_encoder_attn_dtype="fp8", mm_encoder_fp8_scale_path=path)
+
+    several = [
+        {},
+        encoders(video_pruning_rate=0.5),
+        encoders(video_pruning_rate=0.5, video_pruning_method="vidcom2"),
+        encoders(mm_encoder_attn_dtype="fp8"),
+        scaled("a"),
+        scaled("b"),
+    ]
+    assert len({name(each) for each in several}) == len(several)
+    assert name(scaled("copy of a")) == name(scaled("a"))
+    for without in (encoders(), encoders(video_pruning_rate=0.0, video_pruning_method="vidcom2")):
+        assert name(without) == name({})
+
+
+def test_scales_that_vllm_may_have_read_with_another_content_have_no_digest(name, tmp_path):
+    file = tmp_path / "scales.json"
+    scaled = encoders(mm_encoder_attn_dtype="fp8", mm_encoder_fp8_scale_path=str(file))
+    with pytest.raises(NoDigestError, match=r"scale_path: .*cannot be read.*restore the file"):
+        name(scaled)
+    file.write_text("{}")
+    with pytest.raises(NoDigestError, match=r"scale_path: .*changed after.*start the engine again"):
+        name(scaled)
+
+
 def gpu(backend, *, runner=False):
     layer = SimpleNamespace(attn_backend=SimpleNamespace(get_name=lambda: backend))
     compiled = SimpleNamespace(static_forward_context={"a": layer, "b": layer})

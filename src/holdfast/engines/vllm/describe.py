@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.blocks.fingerprint import TOKENS, Fingerprint, Meaning
@@ -22,7 +23,12 @@ from holdfast.client.model_meaning import (
     model_digest,
     positions_of,
 )
-from holdfast.client.weights_digest import check_unchanged, files_digest, process_start_ns
+from holdfast.client.weights_digest import (
+    NoDigestError,
+    check_unchanged,
+    files_digest,
+    process_start_ns,
+)
 from holdfast.engines.compared_models import computed_by
 from holdfast.engines.vllm.checkpoint import CONFIG, checkpoint_of
 from holdfast.engines.vllm.draft import Draft, draft_of
@@ -316,12 +322,46 @@ def _resolved(model: Any, load: Any, setting: ConnectorSettings) -> str:
 def _computing_options(model: Any) -> dict[str, Any]:
     """Return vLLM's options that change what a model computes and that its settings do not show.
 
-    Empty if none is set.
+    Empty if none is set. Raises NoDigestError for a file of scales without a digest.
     """
-    found = {}
+    found = _encoder_options(model)
     if classes := getattr(model, "model_class_overrides", None):
         found["model_class_overrides"] = classes
     return found
+
+
+def _encoder_options(model: Any) -> dict[str, Any]:
+    """Return vLLM's options that change the outputs of a model's encoders, and so its KV.
+
+    Empty if none is set. The digest of an item's content does not cover them. Raises NoDigestError
+    for a file of scales that vLLM may have loaded with another content.
+    """
+    found: dict[str, Any] = {}
+    options = getattr(model, "multimodal_config", None)
+    if rate := getattr(options, "video_pruning_rate", None):
+        found["video_pruning"] = [getattr(options, "video_pruning_method", "evs"), rate]
+    if dtype := getattr(options, "mm_encoder_attn_dtype", None):
+        scales = getattr(options, "mm_encoder_fp8_scale_path", None)
+        found["encoder_attention"] = [str(dtype), _scales_digest(scales) if scales else "computed"]
+    return found
+
+
+def _scales_digest(path: str) -> str:
+    """Return the digest of a file of scales that vLLM has loaded since this process started."""
+    option, file = f"mm_encoder_fp8_scale_path: {path!r}", Path(path)
+    try:
+        digest = hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
+        check_unchanged(file, (file,), process_start_ns() + START_NS)
+    except NoDigestError as error:
+        raise NoDigestError(
+            f"{option} changed after this engine's process started, so it may have loaded the "
+            "earlier content; start the engine again"
+        ) from error
+    except OSError as error:
+        raise NoDigestError(
+            f"{option} cannot be read ({error}); restore the file, and start the engine again"
+        ) from error
+    return digest
 
 
 def _without_source(value: Any) -> Any:
@@ -358,7 +398,11 @@ def _model_source(vllm_config: Any, setting: ConnectorSettings) -> ModelSource:
     if config is None:
         raise UnsupportedError(f"{model.model!r} has no {CONFIG}; portable contexts need it")
     _check_config_format(getattr(model, "config_format", "auto"), folder, revision)
-    overrides = {**overrides, **_decided_late(model, [config, overrides])}
+    overrides = {
+        **overrides,
+        **_decided_late(model, [config, overrides]),
+        **_encoder_options(model),
+    }
     on_load = model.quantization if "quantization_config" not in config else None
     own = getattr(model, "model_impl", "auto") != "transformers"
     engine = ENGINE if own else "vllm with transformers"

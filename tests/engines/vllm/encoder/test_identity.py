@@ -1,11 +1,13 @@
 """Encoder outputs of engines that differ in what changes an output are not shared."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("vllm")
 
+from holdfast.engines.vllm import describe
 from holdfast.engines.vllm.encoder.identity import encoder_fingerprint
 from holdfast.engines.vllm.encoder.options import read_encoder_options
 from holdfast.engines.vllm.unsupported import UnsupportedError
@@ -18,8 +20,10 @@ def config(**changes):
         "mm_processor_kwargs": {"size": 336},
         "media_io_kwargs": {},
         "video_pruning_rate": None,
+        "video_pruning_method": "evs",
         "mm_encoder_attn_backend": None,
         "mm_encoder_attn_dtype": None,
+        "mm_encoder_fp8_scale_path": None,
     }
     media |= {name: value for name, value in changes.items() if name in media}
     model = SimpleNamespace(
@@ -49,11 +53,34 @@ def digest(digest="weights", **changes):
         {"media_io_kwargs": {"video": {"num_frames": 8}}},
         {"video_pruning_rate": 0.5},
         {"mm_encoder_attn_backend": "FLASH_ATTN"},
+        {"mm_encoder_attn_dtype": "fp8"},
     ],
     ids=lambda changes: next(iter(changes)),
 )
 def test_a_difference_is_never_a_hit(changes):
     assert digest(**changes) != digest()
+
+
+def test_methods_of_pruning_a_video_are_a_difference():
+    evs, vidcom2 = (
+        digest(video_pruning_rate=0.5, video_pruning_method=method) for method in ("evs", "vidcom2")
+    )
+    assert len({evs, vidcom2, digest()}) == 3
+    assert digest(video_pruning_method="vidcom2") == digest()  # nothing is pruned without a rate
+
+
+def test_scales_of_an_encoders_attention_are_a_difference_by_their_content(tmp_path, monkeypatch):
+    monkeypatch.setattr(describe, "process_start_ns", lambda: time.time_ns() + 10**9)
+    for name, content in {"one": "1", "two": "2", "again": "1"}.items():
+        (tmp_path / name).write_text(content)
+
+    def scaled(name):
+        path = str(tmp_path / name)
+        return digest(mm_encoder_attn_dtype="fp8", mm_encoder_fp8_scale_path=path)
+
+    computed = digest(mm_encoder_attn_dtype="fp8")
+    assert len({digest(), computed, scaled("one"), scaled("two")}) == 4
+    assert scaled("again") == scaled("one")
 
 
 def test_equal_engines_share_their_outputs():
