@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
+from holdfast.blocks.key import KEY_BYTES
 from holdfast.client.answer_wait import AnswerWait
 from holdfast.client.connection import StoreClient
 from holdfast.client.counts import REFUSED, ClientCounts
@@ -52,11 +55,21 @@ class RequestLookups:
     """Asks the store about requests, and reads its answers into them.
 
     `timer` knows how long steps take, and is told how plans end. One thread calls the methods.
+    `whole`: a context may be resumable after 32 tokens and not after 16, as with recurrent layers.
+    Then all ranks must plan to fetch the same blocks; if they do not, they are asked once more,
+    about the fewest blocks of all.
     """
 
     def __init__(
-        self, limits: LookupLimits, counts: ClientCounts, clocks: EngineClocks, timer: StepTimer
+        self,
+        limits: LookupLimits,
+        counts: ClientCounts,
+        clocks: EngineClocks,
+        timer: StepTimer,
+        *,
+        whole: bool = False,
     ) -> None:
+        self._whole = whole
         self._limits = limits
         self._counts = counts
         self._now, self._running = clocks
@@ -131,8 +144,10 @@ class RequestLookups:
 
         `computing`: whether the engine computes requests that a wait would delay.
         """
+        if self.polled(tracked, partial(self._wait_briefly, computing)):
+            return True
         question = tracked.question
-        if question is None or self.polled(tracked, partial(self._wait_briefly, computing)):
+        if question is None:
             return True
         limit_s, waited_s = self._limit_s(tracked), self._running() - question.at_s
         if waited_s < limit_s or (
@@ -158,10 +173,17 @@ class RequestLookups:
 
         True also if nothing was asked.
         """
-        if tracked.question is None:
+        question = tracked.question
+        if question is None:
             return True
         try:
-            answer = read(tracked.question)
+            answer = read(question)
+            if answer is not None and self._must_agree(tracked, question, answer):
+                if not question.is_repeated:
+                    tracked.plan = answer.plan
+                    tracked.question = _asked_again(tracked, question, answer.worth)
+                    return False
+                answer = msgspec.structs.replace(answer, worth=0)
         except (NodeGoneError, RefusedError, ProtocolError) as error:
             outcome = REFUSED if isinstance(error, RefusedError) else Outcome.GONE
             self._counts.add("calls", "lookup", outcome)
@@ -184,6 +206,11 @@ class RequestLookups:
         if end is not None:
             self._timer.plan_ended(end)
 
+    def _must_agree(self, tracked: TrackedRequest, question: PlanRequest, answer: Covered) -> bool:
+        """Return whether the ranks' plans differ, and some rank may be unable to load the least."""
+        loads = answer.worth * tracked.unit_tokens > tracked.planned_local_tokens
+        return self._whole and loads and question.ranks_differ
+
     def _limit_s(self, tracked: TrackedRequest) -> float:
         """Return the timeout of this prompt's answer; it shrinks while the node is silent."""
         if self._limits.answer_s is not None:
@@ -204,3 +231,22 @@ class RequestLookups:
         seconds, answered = self._now() - began_s, answer is not None
         self._answer_wait.waited(seconds, limit_s, answered=answered)
         return answer
+
+
+def _asked_again(tracked: TrackedRequest, question: PlanRequest, blocks: int) -> PlanRequest:
+    """Ask every rank again, about no more than `blocks` blocks; raises NodeGoneError."""
+    sizes = [group[0].block_tokens for group in tracked.groups]
+    ends = [blocks * tracked.unit_tokens // size * KEY_BYTES for size in sizes]
+    again = PlanRequest(blocks, question.at_s, is_repeated=True)
+    try:
+        for client, cover, covered in question.replies:
+            chains = zip((cover.keys, *cover.more_keys), ends, strict=True)
+            keys, *more = (chain[:end] for chain, end in chains)
+            again.ask(
+                client,
+                msgspec.structs.replace(cover, keys=keys, more_keys=more, plan=covered.plan),
+            )
+    except NodeGoneError:
+        again.forget()
+        raise
+    return again

@@ -19,17 +19,27 @@ from holdfast.wire.local.messages import Cover, Covered
 
 
 class PlanRequest:
-    """Pending cover requests, one per tensor-parallel rank, about the first `blocks` blocks."""
+    """Pending cover requests, one per tensor-parallel rank, about the first `blocks` blocks.
 
-    def __init__(self, blocks: int, at_s: float) -> None:
+    `is_repeated`: the ranks are asked for the second time, because their answers differed.
+    """
+
+    def __init__(self, blocks: int, at_s: float, *, is_repeated: bool = False) -> None:
         self.blocks = blocks
         self.at_s = at_s
-        self._waiting: list[tuple[StoreClient, int]] = []
-        self._covered: list[Covered] = []
+        self.is_repeated = is_repeated
+        self._waiting: list[tuple[StoreClient, int, Cover]] = []
+        self.replies: list[tuple[StoreClient, Cover, Covered]] = []
+        """The requests that are answered, one per rank."""
+
+    @property
+    def ranks_differ(self) -> bool:
+        """Whether the plans of the ranks fetch different numbers of blocks."""
+        return len({covered.worth for *_, covered in self.replies}) > 1
 
     def ask(self, client: StoreClient, cover: Cover) -> None:
         """Ask one rank's node. If it raises NodeGoneError, call `forget` for the other ranks."""
-        self._waiting.append((client, client.send(cover)))
+        self._waiting.append((client, client.send(cover), cover))
 
     def answer(
         self, within_s: float = 0.0, now: Callable[[], float] = time.monotonic
@@ -39,32 +49,33 @@ class PlanRequest:
         Waits up to `within_s` by the clock `now`, in all. Raises NodeGoneError, RefusedError or
         ProtocolError.
         """
-        missing: list[tuple[StoreClient, int]] = []
+        missing: list[tuple[StoreClient, int, Cover]] = []
         until_s = now() + within_s
-        for client, request_id in self._waiting:
+        for client, request_id, cover in self._waiting:
             left_s = until_s - now()
             wait = left_s > 0 and not missing
             reply = client.expect(request_id, left_s) if wait else client.poll(request_id)
             if reply is None:
-                missing.append((client, request_id))
+                missing.append((client, request_id, cover))
             elif isinstance(reply, Covered):
-                self._covered.append(reply)
+                self.replies.append((client, cover, reply))
             else:
                 raise ProtocolError(f"Cover was answered with {type(reply).__name__}")
         self._waiting = missing
         if missing:
             return None
-        held = min(reply.blocks for reply in self._covered)
-        least = min(self._covered, key=lambda reply: reply.worth)
+        answers = [covered for *_, covered in self.replies]
+        held = min(each.blocks for each in answers)
+        least = min(answers, key=lambda each: each.worth)
         return msgspec.structs.replace(least, blocks=held)
 
     def node_is_runnable(self) -> bool:
         """Return whether a node that has not replied is ready to run."""
-        return any(client.node_is_runnable() for client, _ in self._waiting)
+        return any(client.node_is_runnable() for client, *_ in self._waiting)
 
     def forget(self) -> None:
         """Ignore the replies."""
-        for client, request_id in self._waiting:
+        for client, request_id, _ in self._waiting:
             client.forget(request_id)
 
 

@@ -32,13 +32,14 @@ LISTS = (
 class Rig:
     """A scheduler side with a node that holds `held` blocks of two pages, in all groups."""
 
-    def __init__(self, fakes, groups=GROUPS):
+    def __init__(self, fakes, groups=GROUPS, ranks=1):
         self.fakes, self.held, self.tier, self.now = fakes, 0, "host", 0.0
-        self.client = fakes.Client(self.answer)
-        links = [fakes.Link(self.client)]
+        self.clients = [fakes.Client(self.answer) for _ in range(ranks)]
+        self.client = self.clients[0]
+        links = [fakes.Link(client) for client in self.clients]
         self.side = SchedulerSide(
             links,
-            [Handshake(groups)],
+            [Handshake(groups)] * ranks,
             fakes.setting(),
             fakes.Teller(links),
             EngineClocks(*[lambda: self.now] * 2),
@@ -197,6 +198,48 @@ def test_a_context_that_waits_is_prestaged_in_every_group(rig):
         (WINDOW, rig.chain(WINDOW, 32).packed(2, 4)),
         (STATE, rig.chain(STATE, 32).packed(1, 2)),
     }
+
+
+def resumable_after(*points):
+    """Return the answers of a node that can resume after these numbers of blocks."""
+
+    def answer(message):
+        if not isinstance(message, Cover):
+            return Done()
+        asked = len(message.keys) // 16 * PAGE // (2 * PAGE)
+        most = max((point for point in points if point <= asked), default=0)
+        return Covered(most, most, {"host": most}, plan=len(points))
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("points", "tokens"),
+    [
+        ([(1, 2), (1,)], 16),
+        ([(2,), (1,)], 0),
+        ([(3, 1), (2, 1)], 0),  # they agree about 1 only, and are asked twice
+        ([(2,), ()], 0),
+        ([(2,), (2,)], 32),
+    ],
+)
+def test_ranks_load_what_each_of_them_can_resume_after_or_nothing(fakes, points, tokens):
+    rig = Rig(fakes, ranks=2)
+    for client, held in zip(rig.clients, points, strict=True):
+        client.answer = resumable_after(*held)
+    request = rig.request(56)
+    found = rig.side.matched_tokens(request, 0)
+    if found[0] is None:
+        first, again = rig.client.of(Cover)
+        assert len(again.keys) < len(first.keys)
+        assert (first.plan, again.plan) == (0, len(points[0]))
+        assert [len(keys) // 16 for keys in again.more_keys] == [
+            len(again.keys) // 16,
+            len(again.keys) // 32,
+        ]
+        found = rig.side.matched_tokens(request, 0)
+    assert found == (tokens, bool(tokens))
+    assert len(rig.client.of(Cover)) <= 2
 
 
 @pytest.mark.parametrize("order", [(FULL, WINDOW, STATE), (STATE, FULL, WINDOW)])

@@ -90,10 +90,9 @@ class SchedulerSide:
         self._computing: set[str] = set()
         self._timer = StepTimer(clocks.now)
         limits = LookupLimits(setting.fetch_deadline_s, setting.cover_deadline_s)
-        self._lookups = RequestLookups(limits, self.counts, clocks, self._timer)
-        self._shared_loads = SharedLoads(
-            setting.fetch_deadline_s, self.counts, whole=not self._tasks.is_plain
-        )
+        whole = not self._tasks.is_plain
+        self._lookups = RequestLookups(limits, self.counts, clocks, self._timer, whole=whole)
+        self._shared_loads = SharedLoads(setting.fetch_deadline_s, self.counts, whole=whole)
         self._now = clocks.now
         self._live: dict[str, Any] = {}
         self._tracked: dict[str, TrackedRequest] = {}
