@@ -86,6 +86,17 @@ def test_a_block_saved_again_is_found_though_the_deletion_of_its_first_copy_is_l
             assert blocks.load(third, range(4)) == [Outcome.OK] * 3 + [Outcome.MISS]
 
 
+def test_a_deletion_right_after_the_start_waits_for_the_first_listing():
+    objects, blocks = MemoryObjects(), ChainedBlocks(65_000)
+    with closing(open_tier(objects)) as earlier:
+        assert blocks.save(earlier, range(4)) == [Outcome.OK] * 4
+    late = [Outcome.LATE] * 2
+    objects.fault = lambda verb, _: late.pop() if verb == "list" and late else Outcome.OK
+    with closing(open_tier(objects)) as tier:
+        tier.delete(blocks.gets([1]))
+        assert tier.held(blocks.namespace, blocks.keys(4), 0) == 1
+
+
 def index_names(objects):
     """Return the names of the index objects that are there now."""
     return {name for name in list(objects.objects) if name.startswith("index/")}

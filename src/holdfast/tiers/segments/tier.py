@@ -382,7 +382,9 @@ class SegmentTier(AnsweringTier):
         """Forget all copies of the records here, and publish that they are deleted.
 
         Their bytes leave the medium with the segment: at once if no other block of it is held.
+        Waits for the first listing, which tells what there is to delete.
         """
+        self._upkeep.await_start(Deadline.within(self._limits.read_s))
         removed: dict[SegmentName, bytes] = {}
         while found := self._forget(batch):
             for name, keys in found.items():
