@@ -334,7 +334,8 @@ def test_a_target_does_not_start_with_an_expired_certificate(holdfast, target_fi
 def test_doctor_reports_how_long_a_token_is_valid(examined_here, config, tmp_path, lifetime_s, ok):
     (file := tmp_path / "token").touch(mode=0o600)
     file.write_text(issue(b"k" * 32, "host-a", VERBS, lifetime_s, time.time() - (not ok) * 5))
-    code, checks = examined_here("--config", config(), "--set", f"tokens.file={file}")
+    given = ["--set", f"listen=tcp://127.0.0.1:{free_port()}", "--set", f"tokens.file={file}"]
+    code, checks = examined_here("--config", config(), *given)
     assert code == (0 if ok else 1)
     assert checks["tokens.file"]["ok"] is ok
     assert checks["tokens.file"]["warning"] is (lifetime_s == 60)
