@@ -26,7 +26,7 @@ def read(*lower, listen="unix:///run/h/node.sock", **more):
         ({"tokens": {"file": "/t"}}, r"tokens\.file: '/t' has no effect, because this node has no"),
         (
             {"transport": "nixl"},
-            r"transport: 'nixl' has no effect, because this node has no connec",
+            r"transport: 'nixl' has no effect, because this node has no connections",
         ),
         (
             {"open": True},
