@@ -112,10 +112,10 @@ def status(store: StoreParts) -> NodeStatus:
 
 def _with_unlisted(table: BlockTable, lower: Sequence[TierStatus]) -> list[TierStatus]:
     """Return the status of the lower tiers with the records that the index does not list."""
-    records, nbytes = table.unlisted.count()
+    counted = [table.unlisted.count(number) for number in range(1, len(lower) + 1)]
     return [
-        msgspec.structs.replace(tier, unlisted_records=records[n], unlisted_bytes=nbytes[n])
-        for n, tier in enumerate(lower, start=1)
+        msgspec.structs.replace(tier, unlisted_records=records, unlisted_bytes=nbytes)
+        for tier, (records, nbytes) in zip(lower, counted, strict=True)
     ]
 
 

@@ -80,6 +80,9 @@ class UnlistedRecords:
         self._records: dict[tuple[int, Place], UnlistedRecord] = {}
         self._namespaces: dict[Namespace, Namespace] = {}
         """One object for each namespace: a tier may have many records of it."""
+        self._count = Counter[int]()
+        self._nbytes = Counter[int]()
+        """Records and their bytes, by tier: a status must not look at each."""
 
     def __contains__(self, at: tuple[int, Place]) -> bool:
         return at in self._records
@@ -89,12 +92,17 @@ class UnlistedRecords:
 
     def add(self, tier: int, place: Place, record: UnlistedRecord) -> None:
         """Add a record that keeps its place."""
+        self.remove(tier, place)
         namespace = self._namespaces.setdefault(record.namespace, record.namespace)
         self._records[tier, place] = record._replace(namespace=namespace)
+        self._count[tier] += 1
+        self._nbytes[tier] += record.nbytes
 
     def remove(self, tier: int, place: Place) -> None:
         """Remove the record at a place that its tier has taken back, if there is one."""
-        self._records.pop((tier, place), None)
+        if (record := self._records.pop((tier, place), None)) is not None:
+            self._count[tier] -= 1
+            self._nbytes[tier] -= record.nbytes
 
     def take(self, wanted: Callable[[Namespace, bytes], bool]) -> list[tuple[int, Place]]:
         """Remove the records whose namespace and key are wanted; return their tiers and places."""
@@ -102,17 +110,13 @@ class UnlistedRecords:
             return []
         taken = [at for at, each in self._records.items() if wanted(each.namespace, each.key)]
         for at in taken:
-            del self._records[at]
+            self.remove(*at)
         return taken
 
     def places(self, tier: int) -> Sequence[Place]:
         """Return the places of the records of one tier."""
         return [place for number, place in self._records if number == tier]
 
-    def count(self) -> tuple[Counter[int], Counter[int]]:
-        """Return the number of records by tier, and their bytes."""
-        records, nbytes = Counter[int](), Counter[int]()
-        for (tier, _), record in self._records.items():
-            records[tier] += 1
-            nbytes[tier] += record.nbytes
-        return records, nbytes
+    def count(self, tier: int) -> tuple[int, int]:
+        """Return the number of records of one tier, and their bytes."""
+        return self._count[tier], self._nbytes[tier]
