@@ -524,8 +524,10 @@ class TargetClient:
             )
         except BaseException as error:
             with self._lock:
-                pause = self._dial_pause
-                pause.turned_away() if isinstance(error, TargetBusyError) else pause.end()
+                if isinstance(error, TargetBusyError):
+                    self._dial_pause.turned_away()
+                else:
+                    self._dial_pause.end()
             raise
         with self._lock:
             self._dial_pause.end()
