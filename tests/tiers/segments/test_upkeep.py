@@ -554,3 +554,24 @@ def test_a_medium_that_is_refused_is_not_used(objects):
         await_that(lambda: not tier.reachable())
         assert [each.trouble for each in tier.member_health()] == ["it lies"]
         assert segments(objects) == []
+
+
+def test_a_save_that_waits_for_the_first_listing_ends_with_the_tier():
+    """The medium does not answer, and the time of a save is longer than any test."""
+    objects, blocks, outcomes = MemoryObjects(), ChainedBlocks(65_000), []
+    objects.fault = lambda *_: Outcome.LATE
+    tier = open_tier(objects, read_s=3_600.0, write_s=3_600.0)
+    began = threading.Event()
+
+    def save():
+        began.set()
+        outcomes.extend(blocks.save(tier, range(2)))
+
+    saving = threading.Thread(target=save)
+    saving.start()
+    began.wait()
+    time.sleep(0.05)
+    tier.close()
+    saving.join()
+    assert len(outcomes) == 2
+    assert set(outcomes) <= {Outcome.GONE, Outcome.LATE}

@@ -476,11 +476,11 @@ class SegmentTier(AnsweringTier):
         self._reads.close()
         self._writes.close()
         self._medium.close()
+        self._upkeep.close()  # calls may wait for its first listing
         if not self._gate.shut():
             return
         self._packer.close()
         self._resaver.close()
-        self._upkeep.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _remove_replaced(self, headers: Sequence[Header]) -> None:

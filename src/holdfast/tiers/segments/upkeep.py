@@ -114,12 +114,16 @@ class SegmentUpkeep:
     # What the tier asks.
 
     def await_start(self, deadline: Deadline) -> bool:
-        """Wait until the medium was listed once, or refused; return whether it was, in time."""
+        """Wait until the medium was listed once, or refused; return whether it was, in time.
+
+        Ends with `close`, too.
+        """
         with self._condition:
-            return self._condition.wait_for(
-                lambda: self._is_started or bool(self._probe.refusal),
+            self._condition.wait_for(
+                lambda: self._is_started or self._probe.refusal or self._closing,
                 max(0.0, deadline.at - time.monotonic()),
             )
+            return self._is_started or bool(self._probe.refusal)
 
     @property
     def refusal(self) -> str:
